@@ -12,10 +12,14 @@ import pytest
 
 from indexer.database import gate
 from indexer.database.catalog import empty_database
+from indexer.database.reading import Reading
 from indexer.errors import AtlasError
+from indexer.publish.verification import contradiction_in
 from query import Atlas
 from tests.database import leave_log, replace_bytes
+from tests.every_kind import make_every_kind
 from tests.halves import a_few
+from tests.once import made_once
 from tests.opening.conftest import IGNORED, NAMES, REFUSED, SECRET, attack
 from tests.opening.test_changed import HAS_TRIGGERS
 from tests.share.conftest import rows_of
@@ -114,6 +118,16 @@ def test_rows_pass_and_views_macros_and_comments_stay_behind(mine):
         assert len(opened.similar(NAMES[0])) == 5
     with duckdb.connect(str(mine / "atlas.duckdb"), read_only=True) as plain:
         assert plain.execute("SELECT count(*) FROM models").fetchone() == (6,)
+
+
+@pytest.mark.slow
+def test_an_atlas_of_every_kind_passes(tmp_path, tmp_path_factory):
+    every = made_once(tmp_path_factory, "every-kind", make_every_kind) / "atlas"
+    shutil.copy(every / "atlas.duckdb", tmp_path)
+    admitted = copied(tmp_path)
+    assert rows_of(admitted) == rows_of(every / "atlas.duckdb")
+    with Reading(admitted) as connection:
+        assert contradiction_in(connection) is None
 
 
 @pytest.mark.slow
