@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 # Tells a child of its parent: the descriptor of the pipe, the parent's id, and whether its main thread started it.
@@ -61,6 +62,13 @@ def start_child(
         os.close(reading)
     weakref.finalize(process, os.close, writing)
     return process
+
+
+def bare_environment() -> dict[str, str]:
+    """What Python needs to start and to find the same packages; without tokens or the home folder."""
+    kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG")
+    bare = {name: os.environ[name] for name in kept if name in os.environ}
+    return bare | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
 
 def end_with_parent() -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from indexer.child_processes import start_child
+from indexer.child_processes import bare_environment, start_child
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
 from indexer.errors import AtlasError, BadArgument
@@ -243,7 +242,7 @@ def _started() -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=_PROCESS.anchor,
-        env=_bare_environment(),
+        env=bare_environment(),
     )
 
 
@@ -352,10 +351,3 @@ def _too_long(seconds: float) -> AtlasError:
 
 def _too_much() -> AtlasError:
     return AtlasError(f"The statement needs more than the {MEMORY} of memory it may have.", "Narrow it, or aggregate.")
-
-
-def _bare_environment() -> dict[str, str]:
-    """What Python needs to start and to find the same packages; without tokens or the home folder."""
-    kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG")
-    bare = {name: os.environ[name] for name in kept if name in os.environ}
-    return bare | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}

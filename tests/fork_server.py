@@ -49,7 +49,7 @@ LOADED = (
 # What commands work out from files of these packages, once.
 _WORKED_OUT = (
     ("indexer.database.catalog", "expected"), ("indexer.database.catalog", "empty_database"),
-    ("indexer.publish.validation", "columns"), ("indexer.architectures.architecture", "_catalogue"),
+    ("indexer.database.validation", "columns"), ("indexer.architectures.architecture", "_catalogue"),
     ("indexer.cards.datasets", "alias_table"), ("query.glossary", "_glossary"),
 )  # fmt: skip
 # What most processes of a test run load before their first test.

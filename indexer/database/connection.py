@@ -199,6 +199,8 @@ def _translated(error: Exception, path: Path) -> BaseException:
         return AtlasError(f"{path} is open for writing in another program{by}.", "Close it there and try again.")
     if isinstance(error, duckdb.ConversionException | duckdb.OutOfRangeException | duckdb.ConstraintException):
         return AtlasError(f"A value does not fit into {path}: {sentence}", "Run with --debug, and report it.")
+    if "Invalid unicode" in text:  # a text of the file, not of the statement
+        return AtlasError(f"{path} is damaged (it holds a text that is not UTF-8).", mending(path.parent, _REPAIR))
     statement_errors = (
         duckdb.ParserException, duckdb.BinderException, duckdb.SyntaxException, duckdb.InvalidInputException,
         duckdb.PermissionException, duckdb.NotImplementedException,

@@ -1,8 +1,13 @@
 """Published databases, opened read-only: locked down, compared with schema.sql, and only then queried.
 
 A comparison that finds no difference is remembered in the user's cache (``indexer.storage.checksums``), because it
-takes longer than most queries. The file is recognised by everything that changes when it does, including the time of
-its last change (``ctime``), which no program can set back.
+takes longer than most queries. A database that this user's program has just published, or that passed the gate, is
+remembered at once. The file is recognised by everything that changes when it does, including the time of its last
+change (``ctime``), which no program can set back.
+
+The database of somebody else's folder is read where it lies, and not copied like those that come from the Hub
+(``indexer.database.gate``): a team's atlas is opened by many people after each publish, and a copy would cost each of
+them all of its bytes, where a comparison takes the same short time for every size.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from indexer.errors import AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.storage.atomic_files import copy_file, copy_open_file
 from indexer.storage.checksums import check_once, stamp_of
+from indexer.storage.own_files import is_own
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,7 +43,8 @@ _LOG_NOTE = "the changes in {name} were not published and are not read"
 # Increased when a comparison checks more than before, so that earlier ones no longer count.
 _COMPARISON = 1
 
-# A file that changed less than this long ago is not remembered: two changes within a tick of the clock look alike.
+# A file that changed less than this long ago is not remembered if other users may write to it: two changes within a
+# tick of the clock look alike.
 _SETTLED_SECONDS = 3.0
 
 
@@ -116,6 +123,16 @@ class Reading(Connection):
         """What tells the file from one that replaced it; the file stays open, so its number is not given to another."""
         status = os.fstat(self._original.fileno())
         return status.st_dev, status.st_ino
+
+
+def remember_published(path: Path) -> None:
+    """Remember that a database that was just put in place is what schema.sql makes, so that it need not be compared.
+
+    Not if other users may write to it: they may have changed it since.
+    """
+    stamp = _stamp(path)
+    if stamp is not None:
+        check_once(path.absolute(), stamp, lambda: None)
 
 
 # Rows that statements give, as dicts, a list for each; the first argument names the tables that they query.
@@ -215,7 +232,7 @@ def _stamp(path: Path) -> list[int | str] | None:
         status = regular_status(path)
     except OSError:
         return None
-    if clock() - status.st_ctime < _SETTLED_SECONDS:
+    if clock() - status.st_ctime < _SETTLED_SECONDS and not (is_own(path) and is_own(path.parent.resolve())):
         return None
     digest = hashlib.sha256(f"{_COMPARISON} {duckdb.__version__} {schema_sql()}".encode()).hexdigest()
     return [*stamp_of(status, digest), status.st_dev, status.st_ctime_ns]

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
+from indexer.database.validation import InvalidValue, check_rows
 from indexer.errors import AtlasError
 from indexer.profiles.store import HINT, Profile, ProfileStore
 from indexer.publish.rows import moment
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import InvalidValue, check_rows
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:

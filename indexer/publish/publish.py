@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
+from indexer.database.validation import InvalidValue, check_rows, valid_rows
 from indexer.errors import AtlasError
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
@@ -18,7 +19,6 @@ from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, v
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import InvalidValue, check_rows, valid_rows
 from indexer.publish.vector_update import VectorUpdates
 from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from indexer.cards.modelcard import MalformedRow, bounded_count
+from indexer.database.validation import InvalidValue, check_rows, plain_json, valid_rows, with_nulls
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
 from indexer.publish.tables import Row
-from indexer.publish.validation import InvalidValue, check_rows, plain_json, valid_rows, with_nulls
 from indexer.records.difference import signature_of
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.representation import DEFAULT, Representation, Vector

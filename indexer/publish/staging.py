@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder
 from indexer.database import catalog
-from indexer.database.reading import earlier_database
+from indexer.database.reading import earlier_database, remember_published
 from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
 from indexer.publish.tables import Tables
 from indexer.records.identity import canonical_json
@@ -146,6 +146,7 @@ def _put_in_place(folder: AtlasFolder, copy: Path) -> None:
     # A write-ahead log that another program left belongs to the original; no reader could open the copy with it.
     folder.database.with_name(folder.database.name + ".wal").unlink(missing_ok=True)
     copy.replace(folder.database)
+    remember_published(folder.database)
     sync_folder(folder.root)
 
 

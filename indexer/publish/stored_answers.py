@@ -17,11 +17,11 @@ from typing import Any
 
 from indexer.atlas import AtlasFolder
 from indexer.database.reading import EarlierRows, Reading
+from indexer.database.validation import valid_rows
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.base_database import base_database, plain
 from indexer.publish.staging import staged_publish
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import valid_rows
 from indexer.storage.checksummed_jsonl import LineReader
 from indexer.storage.small_database import SmallTables
 from indexer.untrusted import load_json

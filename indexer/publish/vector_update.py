@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
+from indexer.database.validation import InvalidValue
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.rows import Publication, record_rows
 from indexer.publish.tables import Row, Tables
-from indexer.publish.validation import InvalidValue
 from indexer.publish.vectors import PublishedVectors
 from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, VOCABULARY, Vector, representation_named
 from indexer.records.store import RecordStore

@@ -26,6 +26,7 @@ from indexer.publish.stored_answers import ANSWERS, read_answers
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.storage.small_database import DamagedDatabase
+from indexer.untrusted import printable
 from indexer.vectors.files import check_file
 from indexer.vectors.masks import changed_blocks
 from indexer.vectors.published import Published, read_centre, read_published
@@ -402,3 +403,13 @@ def _problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
             ((count,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE ({condition}) IS NOT TRUE").fetchall()
             if count:
                 yield table, f"{count} rows contain values that no publish writes: {HINT}"
+
+
+def contradiction_in(connection: Connection) -> str | None:
+    """The first problem of the rows of a database among themselves, as a clause without advice; None if there is none.
+
+    For example several rows of one model, a neighbour that no table lists, a share above one.
+    """
+    for what, problem in _problems_of_tables(connection):
+        return f"{printable(what, 100)} {_ADVICE.sub('', problem)}"
+    return None

@@ -1,9 +1,9 @@
 """Atlases opened as hf://OWNER/NAME@TAG: fetched once into the Hub's cache.
 
 The cache stores each file once and links to it, but an atlas consists of regular files. So every atlas that was opened
-has a folder among the library's assets (which ``hf cache`` lists), with hard links to the same contents. Without a
-network the version fetched last is used. Nothing is read that another user owns or may write to: what was checked when
-it was fetched would not be what is read.
+has a folder among the library's assets (which ``hf cache`` lists), with hard links to the same contents, and the
+database as it passed the gate. Without a network the version fetched last is used. Nothing is read that another user
+owns or may write to: what was checked when it was fetched would not be what is read.
 """
 
 from __future__ import annotations

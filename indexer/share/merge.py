@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
-from indexer.database.reading import earlier_database
+from indexer.database.gate import check_tables
+from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.exchange import join_listings
 from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
-from indexer.publish.previous_atlas import PreviousAtlas, published_rank
+from indexer.publish.previous_atlas import PreviousAtlas, rank_of
 from indexer.publish.stored_answers import ANSWERS, Line, exported_answers, write_answers
 from indexer.records.store import RecordStore
 from indexer.share.contents import packable
@@ -70,26 +72,22 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         begun.unlink(missing_ok=True)  # only that was missing
     if target.root.exists() and not begun.is_file() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
-    # The newest commit of each base.
+    # The newest commit of each base, and what is published now.
     bases = [{base.base: base for base in reversed(stored_bases(one))} for one in sources]
-    _check_bases(sources, bases)
+    published, ranks = zip(*(_published(one, say) for one in sources), strict=True)
+    _check_bases(sources, bases, ranks)
     with target.locked("index merge"):
         _clear(target, begun)
         write_atomically(begun, b"")
         try:
             in_several = _gather(sources, bases, target, say)
-            # What is published now: all representations of all of them, and how long their vectors are.
-            found = []
-            for one in sources:
-                with earlier_database(one.database) as earlier:
-                    found.append(PreviousAtlas.read(earlier))
             aliases: dict[str, tuple[str, ...]] = {}
-            for previous in found:
-                for base, names in previous.aliases.items():
+            for one in published:
+                for base, names in one.aliases.items():
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
-            representations = dict.fromkeys(name for previous in found for name in previous.representations)
-            lengths = {base: length for one in reversed(found) for base, length in one.vector_lengths.items()}
-            licences = {base: text for one in reversed(found) for base, text in one.licences.items()}
+            representations = dict.fromkeys(name for one in published for name in one.representations)
+            lengths = {base: length for one in reversed(published) for base, length in one.vector_lengths.items()}
+            licences = {base: text for one in reversed(published) for base, text in one.licences.items()}
             before = PreviousAtlas(list(representations), lengths, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
@@ -121,8 +119,32 @@ def _is_record(path: str) -> bool:
     return path.startswith("records/") and path.endswith(".safetensors")
 
 
-def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]]) -> None:
-    """Raise AtlasError if the vectors of a base cannot be compared."""
+def _published(source: AtlasFolder, say: Say) -> tuple[PreviousAtlas, dict[str, int]]:
+    """What the database of a source says of its bases, and the rank of each.
+
+    Nothing, and a note says why, if it is damaged, of another schema, or somebody has put odd things into it.
+    """
+    if not source.database.is_file():
+        return PreviousAtlas(), {}
+    try:
+        with Reading(source.database) as connection:
+            check_tables(connection, ("bases", "representations"))
+
+            def rows(_: Sequence[str], statements: Sequence[str]) -> list[list[dict[str, Any]]]:
+                return [connection.rows(statement) for statement in statements]
+
+            previous = PreviousAtlas.read(rows)
+            found = {base: rank_of(rows, base) for base in previous.aliases}
+            return previous, {base: one.rank for base, one in found.items() if one is not None}
+    except (AtlasError, OSError) as error:
+        say(f"only the records of {source.root} are used: {getattr(error, 'message', error)}")
+        return PreviousAtlas(), {}
+
+
+def _check_bases(
+    sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], published: Sequence[dict[str, int]]
+) -> None:
+    """Raise AtlasError if the vectors of a base cannot be compared; ``published``: the rank of each base."""
     for name in sorted({name for one in bases for name in one}):
         holders = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
         commits = {base.commit: source for source, base in holders}
@@ -132,8 +154,9 @@ def _check_bases(sources: Sequence[AtlasFolder], bases: Sequence[dict[str, Store
                 f"{name} occurs at two commits: {places}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
-        published = [(source, published_rank(source, name)) for source, _ in holders if source.database.is_file()]
-        ranks = {found.rank: source for source, found in published if found is not None}
+        ranks = {
+            of_source[name]: source for source, of_source in zip(sources, published, strict=True) if name in of_source
+        }
         if len(ranks) > 1:
             places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
             raise AtlasError(

@@ -1,7 +1,7 @@
 """Packs of records: uncompressed tar files of 1 to 5 GB, because one file per model is too many for a repository.
 
 A pack is named after its members and never changes. ``records/packs.json`` lists the members of each, so that the next
-push keeps full packs, and a pull skips packs whose members are already on disk.
+push keeps packs, and a pull skips packs whose members are already on disk.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
+from indexer.share.manifest import FileEntry
 from indexer.storage.atomic_files import replacing
 from indexer.untrusted import load_json, printable
 
@@ -52,14 +53,24 @@ class Pack:
 def plan_packs(
     files: Mapping[str, int], before: Iterable[Pack], target: int = TARGET_BYTES, least: int = LEAST_BYTES
 ) -> list[Pack]:
-    """Packs of all ``files`` (bytes by path); full packs of ``before`` whose members still exist are kept."""
+    """Packs of all ``files`` (bytes by path). A pack of ``before`` whose members still exist is kept if it is full.
+
+    A smaller one is kept unless at least as many bytes are new: then it is joined with them. So there are few packs,
+    and a record is sent again only when what is sent doubles.
+    """
     kept: list[Pack] = []
     left = dict(files)
     for pack in before:
-        if pack.bytes >= least and all(left.get(path) == size for path, size in pack.members.items()):
+        if all(left.get(path) == size for path, size in pack.members.items()):
             kept.append(pack)
             for path in pack.members:
                 del left[path]
+    new_bytes = sum(left.values())
+    for pack in sorted(kept, key=lambda pack: pack.bytes):
+        if pack.bytes <= min(new_bytes, least - 1):
+            kept.remove(pack)
+            left |= pack.members
+            new_bytes += pack.bytes
     held: dict[str, int] = {}
     room = target
     for path, size in sorted(left.items()):
@@ -117,16 +128,23 @@ def write_pack(pack: Pack, roots: Sequence[Path], target: BinaryIO | None = None
     bytes.
     """
     sources = {path: first_of(roots, path, size) for path, size in sorted(pack.members.items())}
-    # Only the GNU format has room for sizes of more than eleven octal digits in its plain header.
-    form = tarfile.GNU_FORMAT if max(pack.members.values(), default=0) >= 8 << 30 else tarfile.PAX_FORMAT
     sink: Any = _Hashing(target)
-    with tarfile.open(fileobj=sink, mode="w|", format=form) as tar:
+    # This format has room for sizes of more than eleven octal digits in its plain header.
+    with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT) as tar:
         for path, source in sources.items():
             member = tarfile.TarInfo(path)
             member.size, member.mode = pack.members[path], 0o644
             with open_regular(source) as file:
                 tar.addfile(member, file)
     return sink.bytes, sink.digest.hexdigest()
+
+
+def is_on_disk(pack: Pack, roots: Sequence[Path], entry: FileEntry) -> bool:
+    """Whether the members below ``roots`` make exactly the pack that a manifest lists as ``entry``."""
+    try:
+        return write_pack(pack, roots) == (entry.bytes, entry.sha256)
+    except OSError:
+        return False
 
 
 def first_of(roots: Sequence[Path], path: str, size: int) -> Path:

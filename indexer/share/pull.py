@@ -21,16 +21,18 @@ from huggingface_hub import hf_hub_download
 from indexer.arguments import plain_arguments
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
-from indexer.database.reading import Reading
+from indexer.database.gate import admit, remember_admitted, was_admitted
+from indexer.database.reading import Reading, remember_published
 from indexer.errors import AtlasError
 from indexer.network.session import current_session
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
+from indexer.publish.verification import contradiction_in
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
 from indexer.share.manifest import ATLAS, NAME, RECORDS, FileEntry, Manifest
-from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, unpack, write_pack
+from indexer.share.packs import INDEX, LARGEST_INDEX, Pack, decode_index, first_of, is_on_disk, unpack
 from indexer.share.repository import (
     Address,
     RemoteCommit,
@@ -40,7 +42,6 @@ from indexer.share.repository import (
     translated_hub_errors,
 )
 from indexer.share.staging import DATABASE
-from indexer.sources.registry import is_model_id
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
 from indexer.untrusted import printable
@@ -53,6 +54,7 @@ Say = Callable[[str], None]
 Fetch = Callable[[str, str, str, Path], Path]
 
 _STAGING = ".pull"
+_ADMITTED = "admitted.duckdb"  # in it
 # Which files each part of an atlas may hold; the database says which of them belong to it.
 _ALLOWED = {
     ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions)/[^/]+"),
@@ -107,6 +109,8 @@ def fetch(
         if there.size != one.bytes or there.sha256 not in (None, one.sha256):
             raise AtlasError(f"{address} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
+        for path in folder.root.glob(".*.tmp"):  # left by a pull that was killed; its lock is held here
+            path.unlink(missing_ok=True)
         origin = _own_origin(folder, address)
         # Records that were pulled before stay if they belong to the same commit.
         has_records = with_records or (origin is not None and origin.has_records and origin.commit == sha)
@@ -196,12 +200,14 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
 class _Pull:
     """Fetches into ``staging`` the files of one commit, for ``folder``, whose lock is held.
 
-    After ``run`` it has what the database says: ``generation``, ``models`` (how many), ``bases`` and ``base_files``.
+    ``database``: that of the commit after it has passed the gate. After ``run`` this has what the database says:
+    ``generation``, ``models`` (how many), ``bases`` and ``base_files``.
     """
 
     def __init__(self, folder: AtlasFolder, staging: Path, remote: RemoteCommit, fetch_file: Fetch, say: Say) -> None:
         self.folder = folder
         self.staging = staging
+        self.database = staging / _ADMITTED
         self.remote = remote
         self.fetch_file = fetch_file
         self.say = say
@@ -236,19 +242,18 @@ class _Pull:
         # Members of a pack may lie in the atlas or, after a pull that was killed, in the staging folder.
         roots, new = (self.folder.root, self.staging), dict(packs)
         for path, pack in packs.items():
-            try:
-                is_here = write_pack(pack, roots) == (wanted[path].bytes, wanted[path].sha256)
-            except OSError:
-                is_here = False
-            if is_here:
+            if is_on_disk(pack, roots, wanted[path]):
                 del new[path]
                 for member, size in pack.members.items():
                     if first_of(roots, member, size) == self.folder.root / member:
                         (self.staging / member).unlink(missing_ok=True)
+        entry, is_admitted = wanted[DATABASE], self._is_admitted(wanted[DATABASE])
         missing = {path for path, one in wanted.items() if path not in packs and not self._is_here(one)}
+        missing -= {DATABASE} if is_admitted else set()
 
         sizes = [pack.bytes for pack in new.values()]
         needed = sum(wanted[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0)
+        needed += 0 if is_admitted else entry.bytes
         self.staging.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.staging).free
         if needed > free:
@@ -260,9 +265,12 @@ class _Pull:
 
         # The database says which other files belong to the atlas, and what the FAISS files must hold.
         if DATABASE in missing:
-            self._fetch(wanted[DATABASE])
+            self._fetch(entry)
         with self._refusing():
-            named = self._check_database(manifest)
+            if not is_admitted:
+                admit(self.staging / DATABASE, self.database)
+                remember_admitted(entry.sha256, self.database)
+            named = self._read_database(manifest)
         stems = {file_name(base) for base in self.bases}
         files = []
         for path, one in wanted.items():
@@ -278,7 +286,7 @@ class _Pull:
                 files.append(one)
                 if path in missing and path != DATABASE:
                     self._fetch(one)
-        with self._refusing(), Reading(self.staging / DATABASE) as connection:
+        with self._refusing(), Reading(self.database) as connection:
             for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                 published = read_published(connection, row["base"], row["representation"])
                 if published is not None:
@@ -289,25 +297,19 @@ class _Pull:
             source.unlink()
         return files
 
-    def _check_database(self, manifest: Manifest) -> set[str]:
-        """Check the database without running anything of it; returns the FAISS files that it names. Raises AtlasError.
+    def _read_database(self, manifest: Manifest) -> set[str]:
+        """Read what the atlas consists of; returns the FAISS files that its database names.
 
-        It must be what schema.sql makes, name only files of the manifest, and hold ids that a listing could hold:
-        people and agents read them, so sentences could harm.
+        Raises AtlasError if its rows contradict each other, or the manifest lists other files or checksums.
         """
-        with Reading(self.staging / DATABASE) as connection:
+        with Reading(self.database) as connection:
+            if problem := contradiction_in(connection):
+                raise AtlasError(f"its database contradicts itself: {problem}.")
             named = named_files(connection)
             for path, sha256 in named.items():
                 entry = manifest.file(path)
                 if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
                     raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
-            rows = connection.rows(
-                "SELECT base AS id FROM bases UNION SELECT unnest(aliases) FROM bases "
-                "UNION SELECT base FROM fine_tunes UNION SELECT model FROM fine_tunes"
-            )
-            for row in rows:
-                if row["id"] is None or not is_model_id(row["id"]):
-                    raise AtlasError(f"it holds {printable(str(row['id']), 60)!r}, which is not a valid id of a model.")
             self.generation = connection.rows("SELECT max(generation) AS last FROM atlas_info")[0]["last"] or 0
             self.models = connection.rows("SELECT count(*) AS models FROM models")[0]["models"]
             rows = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
@@ -322,6 +324,13 @@ class _Pull:
             yield
         except AtlasError as error:
             raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
+
+    def _is_admitted(self, one: FileEntry) -> bool:
+        """Whether the atlas has what the gate made of this file; the staging folder then gets a link to it."""
+        if not was_admitted(one.sha256, self.folder.database):
+            return False
+        link_or_copy(self.folder.database, self.database)
+        return True
 
     def _is_here(self, one: FileEntry) -> bool:
         """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
@@ -383,9 +392,10 @@ def _put_in_place(
         if path != DATABASE and source.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             source.replace(target)
-    note_checksum(folder, staging / DATABASE)
+    note_checksum(folder, staging / _ADMITTED)
     folder.database.with_name(f"{DATABASE}.wal").unlink(missing_ok=True)  # it belonged to the previous one
-    (staging / DATABASE).replace(folder.database)
+    (staging / _ADMITTED).replace(folder.database)
+    remember_published(folder.database)
     sync_folder(folder.root)
     for old in folder.root.glob("*.faiss"):
         if old.name not in before and old.name not in paths:

@@ -2,13 +2,12 @@
 
 Files are uploaded first, where they are not visible; then one commit is made whose parent is the head that was read;
 then the tag. So readers see the atlas before or after the push, never a mixture, and another push is not overwritten.
-What to upload is planned here and not left to ``create_commit``, because a dry run shows it and packs are written to
-disk one at a time, only if they are needed.
+The Hub's client uploads the files and makes the commit. It gets those that the repository lacks: a dry run shows them,
+and packs are written to disk one at a time, only if they are needed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils.sha import git_hash
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
@@ -37,6 +37,7 @@ from indexer.share.packs import (
     Pack,
     decode_index,
     encode_index,
+    is_on_disk,
     plan_packs,
     write_pack,
 )
@@ -53,6 +54,7 @@ from indexer.share.repository import (
 from indexer.share.staging import DATABASE, Staged, staged
 from indexer.sources.registry import ModelRef, page_of
 from indexer.sources.rows import row_of
+from indexer.storage.checksums import file_sha256
 
 _CARD = "README.md"
 
@@ -126,53 +128,23 @@ def push(
             remote = None  # it does not exist, or is not visible to this account
         if remote is not None and not options.get("force"):
             _require_no_newer(remote, stage)
-        there = remote.manifest if remote is not None else None
         known_tags = tags(address.name) if remote is not None else {}
         tag = _tag_to_set(remote, stage, known_tags, options.get("tag"), say)
-
-        # Keep the pushed file of an unchanged database: rewritten, it would never have the same bytes.
-        pushed = there.file(DATABASE) if there is not None and there.source == stage.manifest.source != "" else None
-        if remote is not None and pushed is not None and _is_there(remote, pushed, None):
-            kept = tuple(pushed if one.path == DATABASE else one for one in stage.manifest.files)
-            stage.manifest = replace(stage.manifest, files=kept)
-        packs: dict[str, Pack] = {}
-        if options.get("with_records"):
-            packs = _add_packs(folder, stage, remote, options.get("pack_bytes", TARGET_BYTES))
-        elif there is not None and there.of(RECORDS):
-            say("an earlier push included records, this one does not: --with-records sends them")
-
-        # The card and, last, the manifest; then what differs from the repository.
-        manifest = stage.manifest
-        records = sum(pack.bytes for pack in packs.values())
-        paths = {one.path for one in manifest.files}
-        contents = {
-            _CARD: card(address.name, manifest, paths, records_bytes=records, skipped=stage.skipped),
-            NAME: manifest.encoded(),
-        }
-        wanted = {one.path: one for one in manifest.files}
-        for path, content in contents.items():
-            stage.sources[path] = stage.folder / path
-            stage.sources[path].write_bytes(content)
-            wanted[path] = FileEntry(path, len(content), hashlib.sha256(content).hexdigest(), "")
-        sent, removed = wanted, list[str]()
-        if remote is not None:
-            sent = {path: one for path, one in wanted.items() if not _is_there(remote, one, stage.sources.get(path))}
-            # Files that no manifest names are left in the repository.
-            before = {one.path for one in there.files} if there is not None else set()
-            removed = sorted((before - wanted.keys()) & remote.files.keys())
-
-        sha, changes, api = None, [], HfApi(**current_session().hub)
+        packs = _complete(stage, address.name, remote, options, say)
+        sent, removed = _changes(stage, remote)
+        sha, changes = None, []
         if options.get("dry_run"):
             changes = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(sent.items())]
             changes += [{"path": path, "bytes": 0, "change": "remove"} for path in removed]
         else:
+            api = HfApi(**current_session().hub)
             with our_progress_bars(), translated_hub_errors(address.name, "write to"):
                 if remote is None:
                     private = options.get("private") or None
                     api.create_repo(address.name, repo_type="dataset", private=private, exist_ok=True)
-                sha = head = remote.sha if remote is not None else resolve(Address(address.name))
+                sha = remote.sha if remote is not None else resolve(Address(address.name))
                 if sent or removed:
-                    sha = _commit(folder, address.name, stage, packs, sent, removed, head)
+                    sha = _commit(api, address.name, stage, packs, sent, removed, sha)
                 if tag is not None and tag not in known_tags:
                     api.create_tag(address.name, tag=tag, revision=sha, repo_type="dataset", exist_ok=True)
         return PushReport(
@@ -180,10 +152,10 @@ def push(
             url=f"{without_user(current_session().endpoint)}/datasets/{address.name}",
             commit=sha,
             tag=tag,
-            generation=manifest.generation,
-            models=manifest.counts.get("models", 0),
-            files=len(manifest.files) + 1,
-            bytes=sum(one.bytes for one in manifest.files),
+            generation=stage.manifest.generation,
+            models=stage.manifest.counts.get("models", 0),
+            files=len(stage.manifest.files) + 1,
+            bytes=sum(one.bytes for one in stage.manifest.files),
             sent_files=len(sent),
             sent_bytes=sum(one.bytes for one in sent.values()),
             removed_files=len(removed),
@@ -279,31 +251,72 @@ def _tag_to_set(
     raise AtlasError(f"{remote.address.name} already has a tag {tag}, of another commit.", "Choose another --tag.")
 
 
-def _add_packs(folder: AtlasFolder, stage: Staged, remote: RemoteCommit | None, pack_bytes: int) -> dict[str, Pack]:
-    """Plan the packs of records and add them and their index to the manifest; returns them by path."""
+def _complete(stage: Staged, name: str, remote: RemoteCommit | None, options: PushOptions, say: Say) -> dict[str, Pack]:
+    """Add what depends on the repository: packs of records, which are returned by path, the card and the manifest."""
     there = remote.manifest if remote is not None else None
+    # Keep the pushed file of an unchanged database: rewritten, it would never have the same bytes.
+    pushed = there.file(DATABASE) if there is not None and there.source == stage.manifest.source != "" else None
+    if remote is not None and pushed is not None and _is_there(remote, pushed, None):
+        kept = tuple(pushed if one.path == DATABASE else one for one in stage.manifest.files)
+        stage.manifest = replace(stage.manifest, files=kept)
+    packs: dict[str, Pack] = {}
+    if options.get("with_records"):
+        packs = _add_packs(stage, remote, options.get("pack_bytes", TARGET_BYTES))
+    elif there is not None and there.of(RECORDS):
+        say("an earlier push included records, this one does not: --with-records sends them")
+    manifest, paths = stage.manifest, {one.path for one in stage.manifest.files}
+    records = sum(pack.bytes for pack in packs.values())
+    stage.sources[_CARD], stage.sources[NAME] = stage.folder / _CARD, stage.folder / NAME
+    stage.sources[_CARD].write_bytes(card(name, manifest, paths, records_bytes=records, skipped=stage.skipped))
+    stage.sources[NAME].write_bytes(manifest.encoded())
+    return packs
+
+
+def _changes(stage: Staged, remote: RemoteCommit | None) -> tuple[dict[str, FileEntry], list[str]]:
+    """The files that the repository lacks, by path, and the paths of those that this atlas no longer has."""
+    wanted = {one.path: one for one in stage.manifest.files}
+    for path in (_CARD, NAME):
+        source = stage.sources[path]
+        wanted[path] = FileEntry(path, source.stat().st_size, file_sha256(source), "")
+    if remote is None:
+        return wanted, []
+    sent = {path: one for path, one in wanted.items() if not _is_there(remote, one, stage.sources.get(path))}
+    # Files that no manifest names are left in the repository.
+    before = {one.path for one in remote.manifest.files} if remote.manifest is not None else set()
+    return sent, sorted((before - wanted.keys()) & remote.files.keys())
+
+
+def _add_packs(stage: Staged, remote: RemoteCommit | None, pack_bytes: int) -> dict[str, Pack]:
+    """Plan the packs of records and add them and their index to the manifest; returns them by path."""
+    least = pack_bytes // 2  # bytes of a full pack
+    known: dict[str, FileEntry] = {}
     before: dict[str, Pack] = {}
-    if remote is not None and there is not None and INDEX in remote.files:
+    if remote is not None and remote.manifest is not None and INDEX in remote.files:
         name = remote.address.name
         with translated_hub_errors(name, "read"):
             before = decode_index(fetch_small(name, INDEX, remote.sha, LARGEST_INDEX, repo_type="dataset"), name)
-        # The checksum of a pack in the repository is known, so it need not be written again.
-        before = {path: pack for path, pack in before.items() if there.file(path)}
+        # The checksum of a full pack in the repository is believed; a smaller one is read again, because a record may
+        # have changed since and still be as long.
+        known = {
+            path: entry
+            for path, pack in before.items()
+            if (entry := remote.manifest.file(path)) is not None
+            and (pack.bytes >= least or is_on_disk(pack, [stage.atlas.root], entry))
+        }
     files = {
         path: source.stat().st_size
-        for path, source in packable(folder)
+        for path, source in packable(stage.atlas)
         if source.name.partition(".")[0] in stage.digests
     }
     if not files:
-        raise AtlasError(f"{folder.root} holds no records to push.", "Leave out --with-records.")
-    packs = plan_packs(files, before.values(), pack_bytes, pack_bytes // 2)
+        raise AtlasError(f"{stage.atlas.root} holds no records to push.", "Leave out --with-records.")
+    packs = plan_packs(files, (before[path] for path in known), pack_bytes, least)
     index = stage.folder / INDEX
     index.parent.mkdir(parents=True, exist_ok=True)
     index.write_bytes(encode_index(packs))
     stage.add(INDEX, RECORDS)
     for pack in packs:
-        known = there.file(pack.path) if there is not None else None
-        entry = known or FileEntry(pack.path, *write_pack(pack, [folder.root]), RECORDS)
+        entry = known.get(pack.path) or FileEntry(pack.path, *write_pack(pack, [stage.atlas.root]), RECORDS)
         stage.manifest = replace(stage.manifest, files=(*stage.manifest.files, entry))
     return {pack.path: pack for pack in packs}
 
@@ -315,13 +328,11 @@ def _is_there(remote: RemoteCommit, wanted: FileEntry, source: Path | None) -> b
         return False
     if there.sha256 is not None or source is None:
         return there.sha256 == wanted.sha256
-    with source.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.sha1(b"blob %d\0" % wanted.bytes))
-    return there.oid == digest.hexdigest()
+    return there.oid == git_hash(source.read_bytes())
 
 
 def _commit(
-    folder: AtlasFolder,
+    api: HfApi,
     name: str,
     stage: Staged,
     packs: Mapping[str, Pack],
@@ -330,17 +341,15 @@ def _commit(
     head: str,
 ) -> str:
     """Upload the files, then make one commit on top of ``head``; returns its sha."""
-    api = HfApi(**current_session().hub)
-    plain = [path for path in sorted(sent, key=lambda path: -sent[path].bytes) if path not in packs]
-    additions = [CommitOperationAdd(path, stage.sources[path]) for path in plain]
-    api.preupload_lfs_files(name, additions, repo_type="dataset", free_memory=False)
+    additions = [CommitOperationAdd(path, stage.sources[path]) for path in sent if path not in packs]
     for path in sorted(sent.keys() & packs.keys()):  # packs are written to disk one at a time
         target = stage.folder / path
         with target.open("wb") as file:
-            _, sha256 = write_pack(packs[path], [folder.root], file)
+            _, sha256 = write_pack(packs[path], [stage.atlas.root], file)
         if sha256 != sent[path].sha256:
             raise AtlasError(
-                f"Records of {folder.root} changed while they were being pushed.", "Run it again when no build writes."
+                f"Records of {stage.atlas.root} changed while they were being pushed.",
+                "Run it again when no build writes.",
             )
         addition = CommitOperationAdd(path, target)
         api.preupload_lfs_files(name, [addition], repo_type="dataset", free_memory=False)

@@ -24,8 +24,9 @@ import numpy as np
 from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
+from indexer.database.gate import copy_table, tables_of
 from indexer.database.reading import Reading
-from indexer.database.secure_connection import NAME, attached_for_writing, quoted, use
+from indexer.database.secure_connection import attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
@@ -94,8 +95,9 @@ _PARTS = {
 
 @dataclass
 class Staged:
-    """Files of one generation by path in the repository; ``manifest`` lists all but packs and the card."""
+    """Files of one generation of ``atlas`` by path in the repository; ``manifest`` lists all but packs and the card."""
 
+    atlas: AtlasFolder
     folder: Path
     manifest: Manifest
     sources: dict[str, Path] = field(default_factory=dict)
@@ -221,7 +223,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     (folder / _COPY).unlink()
 
     with Reading(folder / DATABASE) as connection:
-        made = Staged(folder, replace(_manifest(connection), source=checksum))
+        made = Staged(atlas, folder, replace(_manifest(connection), source=checksum))
         made.add(DATABASE, ATLAS)
         for path, sha256 in named.items():
             if made.add(path, ATLAS).sha256 != sha256:
@@ -302,14 +304,8 @@ def _rewrite(copy: Path, target: Path) -> None:
     with attached_for_writing(target, others={"published": copy}) as connection:
         use(connection)
         connection.execute("BEGIN")
-        tables = connection.execute(
-            "SELECT schema_name, table_name FROM system.main.duckdb_tables() "
-            "WHERE database_name = current_database() ORDER BY ALL"
-        ).fetchall()
-        for schema, table in tables:
-            name = f'"{schema}"."{table}"'
-            part = _PARTS.get(table, "FROM {}").replace("{}", f"published.{name}")
-            connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {part}")
+        for schema, table in tables_of(connection):
+            copy_table(connection, "published", schema, table, _PARTS.get(table, "FROM {}"))
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -11,10 +12,13 @@ from contextlib import nullcontext
 import duckdb
 import pytest
 
+from indexer.atlas import AtlasFolder
 from indexer.database import reading
 from indexer.errors import AtlasError
+from indexer.publish.staging import staged_publish
 from indexer.storage import checksums
 from query import Atlas
+from tests.conftest import run_python
 from tests.opening.conftest import NAMES, attack
 
 
@@ -40,11 +44,41 @@ def test_the_same_file_is_compared_once(mine, comparisons):
     assert len(comparisons) == 1
 
 
-def test_a_file_of_a_moment_ago_is_compared_again(mine, comparisons, monkeypatch):
+@pytest.mark.parametrize("others_write", ["atlas.duckdb", pytest.param(".", marks=pytest.mark.slow)])
+def test_a_file_of_a_moment_ago_that_others_may_write_to_is_compared_again(
+    mine, comparisons, monkeypatch, others_write
+):
     monkeypatch.setattr(reading, "clock", time.time)
+    (mine / others_write).chmod(0o777)
     os.utime(mine / "atlas.duckdb")
     opened(mine), opened(mine)
     assert len(comparisons) == 2
+
+
+def test_what_this_user_publishes_is_not_compared(mine, comparisons, monkeypatch):
+    monkeypatch.setattr(reading, "clock", time.time)
+    with staged_publish(AtlasFolder(mine)) as sibling:
+        sibling.connection.execute("UPDATE fine_tunes SET likes = 7")
+    opened(mine)
+    assert comparisons == []
+    # Nor is it believed of what comes later to its place, whatever the folder says.
+    evil = shutil.copytree(mine, mine.parent / "evil")
+    attack(evil, ["CREATE VIEW mine AS SELECT 1"])
+    status = (mine / "atlas.duckdb").stat()
+    os.utime(evil / "atlas.duckdb", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (evil / "atlas.duckdb").replace(mine / "atlas.duckdb")
+    with pytest.raises(AtlasError, match="is refused: it holds a view 'mine'"):
+        opened(mine)
+
+
+@pytest.mark.slow
+def test_what_is_published_where_others_may_write_is_compared(mine, comparisons, monkeypatch):
+    monkeypatch.setattr(reading, "clock", time.time)
+    mine.chmod(0o777)
+    with staged_publish(AtlasFolder(mine)) as sibling:
+        sibling.connection.execute("UPDATE fine_tunes SET likes = 7")
+    opened(mine)
+    assert len(comparisons) == 1
 
 
 @pytest.mark.slow
@@ -99,6 +133,65 @@ def test_a_memory_that_others_can_write_is_not_believed(mine, comparisons):
     os.mkfifo(memory)
     opened(mine)
     assert len(comparisons) == 3
+
+
+def test_a_folder_that_a_colleague_builds_is_read_at_once_and_after_each_publish(mine, comparisons):
+    """Many people open it where it lies: each compares what was published, once, and copies nothing."""
+    mine.chmod(0o777)
+    for number in (1, 2):
+        with staged_publish(AtlasFolder(mine)) as sibling:
+            sibling.connection.execute(f"UPDATE fine_tunes SET likes = {number}")
+        checksums._memory_file().unlink(missing_ok=True)  # that of the colleague is another one
+        for _ in range(2):
+            with Atlas(mine) as atlas:
+                assert atlas.rows("SELECT max(likes) AS likes FROM models") == [{"likes": number}]
+                assert (atlas.database, atlas.notes) == (mine / "atlas.duckdb", [])
+        assert len(comparisons) == number
+
+
+@pytest.mark.slow
+def test_a_folder_that_comes_from_another_machine_is_compared_once(mine, comparisons, tmp_path):
+    folder = shutil.copytree(mine, tmp_path / "copied")
+    with (folder / "checked.json").open("w") as file:  # what it says of itself is not read
+        json.dump({str(folder / "atlas.duckdb"): reading._stamp(folder / "atlas.duckdb")}, file)
+    opened(folder), opened(folder)
+    assert len(comparisons) == 1
+
+
+# Both are mounted where this process and its own children alone see it.
+_READ_ONLY = """
+import ctypes, os, subprocess, sys
+user, group = os.getuid(), os.getgid()
+if ctypes.CDLL(None, use_errno=True).unshare(0x10000000 | 0x00020000):  # CLONE_NEWUSER, CLONE_NEWNS
+    sys.exit(77)
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+    open(f"/proc/self/{name}", "w").write(text)
+for words in (["--bind", "atlas", "atlas"], ["-o", "remount,ro,bind", "atlas"],
+              ["-t", "tmpfs", "-o", "size=4k", "none", "cache"]):
+    if subprocess.run(["mount", *words]).returncode:
+        sys.exit(77)
+with open("cache/full", "wb") as file:
+    try:
+        file.write(bytes(1 << 20))
+    except OSError:
+        pass
+from query.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["similar", NAMES[0], "-k", "2"], ["sql", "SELECT count(*) AS n FROM models"]])
+def test_a_read_only_folder_answers_without_a_word_and_with_a_full_cache(mine, tmp_path, words):
+    (tmp_path / "cache").mkdir()
+    ran = run_python(
+        "-c", _READ_ONLY, *words, "--atlas", "atlas", "--json",
+        cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    if ran.code == 77:
+        pytest.skip("nothing can be mounted on this machine (unshare -Urm)")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out
 
 
 def test_an_earlier_database_is_opened_once_and_a_damaged_table_hides_no_other(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from indexer.errors import AtlasError
 from indexer.share.cache import cached_atlas
-from tests.share.conftest import NAME
+from tests.share.conftest import NAME, rows_of
 
 
 def slow(*names):
@@ -59,7 +59,7 @@ PLANTED = {
 def test_what_was_planted_is_fetched_again(ann, atlas, monkeypatch):
     ann.push(atlas)
     root = fetched()
-    own = (root / "atlas.duckdb").read_bytes()
+    own = rows_of(root / "atlas.duckdb")
     for name, plant in PLANTED.items():
         plant(root)
         with monkeypatch.context() as patch:
@@ -70,7 +70,7 @@ def test_what_was_planted_is_fetched_again(ann, atlas, monkeypatch):
         assert fetched(said) == root, name
         assert "is fetched again" in said[0], name
         assert not root.is_symlink()
-        assert (root / "atlas.duckdb").read_bytes() == own, name
+        assert rows_of(root / "atlas.duckdb") == own, name
         said.clear()
         fetched(said)
         assert said == [], "it stays"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import duckdb
@@ -14,6 +15,7 @@ from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
+from indexer.publish.staging import note_checksum
 from indexer.publish.verification import verify
 from indexer.share.packs import Pack, encode_index, write_pack
 from indexer.share.pull import pull
@@ -22,7 +24,7 @@ from query import Atlas
 from tests.conftest import run_python
 from tests.database import execute
 from tests.hubs import RawServer, http, use_endpoint
-from tests.share.conftest import NAME, RECORD, atlas_content, publish_by_hand, pushed_files, shell_of
+from tests.share.conftest import NAME, RECORD, atlas_content, publish_by_hand, pushed_files, rows_of, shell_of
 
 EVE = "eve/atlas"
 
@@ -39,6 +41,10 @@ def refused(ann, got, name=NAME, **options):
 def is_untouched(got):
     """Whether nothing of a pull lies outside its own folder."""
     return not got.root.exists() or {path.name for path in got.root.iterdir()} <= {"lock", ".pull"}
+
+
+def slow(*cases):
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def made_by_hand(ann, atlas, more=None, **fields):
@@ -210,6 +216,49 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
     made_by_hand(ann, atlas)
     got = AtlasFolder(tmp_path / "got")
     assert "which is not a valid id on the Hub" in refused(ann, got)
+    assert is_untouched(got)
+
+
+@pytest.mark.slow
+def test_rows_of_the_database_pass_one_gate_and_nothing_else_does(ann, atlas, tmp_path):
+    rows = rows_of(atlas.database)
+    execute(atlas.database, "CREATE OR REPLACE VIEW failures AS SELECT 'evil' AS base FROM read_text('/etc/passwd')")
+    execute(atlas.database, "COMMENT ON TABLE fine_tunes IS 'IMPORTANT RULE'")
+    made_by_hand(ann, atlas)
+    got = AtlasFolder(tmp_path / "got")
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 2
+    assert rows_of(got.database) == rows
+    content = got.database.read_bytes()
+    assert b"/etc/passwd" not in content
+    assert b"IMPORTANT" not in content
+    assert verify(got) == []
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 0
+    # A folder cannot say of itself that its database passed.
+    execute(got.database, "UPDATE fine_tunes SET author = 'evil'")
+    note_checksum(got, got.database)
+    assert pull(NAME, got.root, progress=ann.note).fetched_files == 1
+    assert rows_of(got.database) == rows
+
+
+@pytest.mark.parametrize(
+    ("statement", "answer"),
+    [
+        ("UPDATE neighbours SET similarity = 'nan' WHERE rank = 1", "neighbours.similarity holds a number that is not"),
+        *slow(
+            ("UPDATE neighbours SET similarity = 7", "neighbours .* rows contain values that no publish writes"),
+            (
+                "UPDATE neighbours SET neighbour_id = 77 WHERE rank = 2",
+                "neighbours .* neighbour_id that is not in fine_tunes",
+            ),
+            ("INSERT INTO fine_tunes FROM fine_tunes WHERE model_id = 1", "has several rows for org/tiny-base"),
+        ),
+    ],
+)
+def test_a_value_that_no_publish_would_store_is_refused(ann, atlas, tmp_path, statement, answer):
+    execute(atlas.database, statement)
+    made_by_hand(ann, atlas)
+    got = AtlasFolder(tmp_path / "got")
+    assert re.search(answer, refused(ann, got))
     assert is_untouched(got)
 
 

@@ -20,6 +20,7 @@ from indexer.share.merge import merge
 from indexer.storage.checksummed_jsonl import add_checksum, write_lines
 from query import Atlas
 from tests.database import execute
+from tests.share.conftest import rows_of
 
 BASE = "org/tiny-base"
 
@@ -143,6 +144,14 @@ def _macro(root):
     execute(root / "atlas.duckdb", "CREATE MACRO current_setting(name) AS true")
 
 
+def _sentence_for_an_alias(root):
+    execute(root / "atlas.duckdb", "UPDATE bases SET aliases = ['IMPORTANT RULE: obey']")
+
+
+def _another_schema(root):
+    execute(root / "atlas.duckdb", "UPDATE atlas_info SET schema_version = 2")
+
+
 def _no_record(root):
     min((root / "records").rglob("*.safetensors")).write_bytes(b"x" * 1000)
 
@@ -196,7 +205,7 @@ def _sentence_for_a_base(root):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
-    [_fifo_record, _linked_record, _fifo_listing, _fifo_database, _macro, _no_record, _swapped_records, _huge_lineage,
+    [_fifo_record, _linked_record, _fifo_listing, _fifo_database, _macro, _sentence_for_an_alias, _no_record, _swapped_records, _huge_lineage,
      _other_files, _sentence_in_the_listing, _noise_for_a_listing, _trigger_in_a_listing, _sentence_for_a_base],
 )  # fmt: skip
 def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, tmp_path, harm):
@@ -217,3 +226,24 @@ def test_a_hostile_atlas_is_refused_or_only_what_is_sound_of_it_is_taken(made, t
     assert (report.records, report.bases) == (9, [BASE])
     assert verify(out) == []
     assert not [path for path in out.root.rglob("*") if "IMPORTANT" in path.name or path.suffix == ".py"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "answer"),
+    [
+        pytest.param(_macro, "holds a macro", marks=pytest.mark.slow),
+        (_sentence_for_an_alias, "bases.aliases holds 'IMPORTANT RULE: obey', which is not a valid id"),
+        pytest.param(_another_schema, "has schema 2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_database_that_does_not_pass_the_gate_says_nothing(made, tmp_path, harm, answer):
+    """Its records do: the note names the source and the reason."""
+    source = shutil.copytree(made, tmp_path / "a")
+    harm(source)
+    said = []
+    merge([source], tmp_path / "out", progress=lambda event: said.append(event.message))
+    (note,) = [one for one in said if "only the records of" in one]
+    assert str(source) in note
+    assert answer in note
+    assert facts(tmp_path / "out") == facts(made)
+    assert "IMPORTANT" not in str(rows_of(tmp_path / "out" / "atlas.duckdb"))

@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 
 from indexer.errors import AtlasError
-from indexer.share.packs import Pack, unpack, write_pack
+from indexer.share.packs import Pack, plan_packs, unpack, write_pack
 from tests.share.conftest import RECORD
 
 
@@ -77,3 +77,18 @@ def test_a_record_of_more_than_eight_gigabytes_has_a_plain_header(tmp_path, monk
         write_pack(Pack({RECORD: 9 << 30}), [tmp_path], target)
     found = tarfile.TarInfo.frombuf(target.getvalue()[:512], "utf-8", "strict")
     assert (found.name, found.size, found.type) == (RECORD, 9 << 30, tarfile.REGTYPE)
+
+
+def test_the_next_push_sends_what_is_new_and_packs_stay_few():
+    """A thousand records in one pack that is not full, and ten more a hundred times."""
+    names = [f"records/ab/ab{number:062x}.safetensors" for number in range(2_000)]
+    packs, sent = plan_packs(dict.fromkeys(names[:1_000], 100), [], 10**6, 5 * 10**5), 0
+    assert len(packs) == 1
+    for step in range(1, 101):
+        files = dict.fromkeys(names[: 1_000 + 10 * step], 100)
+        before, packs = packs, plan_packs(files, packs, 10**6, 5 * 10**5)
+        sent += sum(pack.bytes for pack in packs if pack not in before)
+        assert len(packs) <= 8
+        assert sorted(path for pack in packs for path in pack.members) == names[: len(files)]
+    assert sent < 10 * 100 * 1_000  # each of the new bytes is sent at most log2 of a thousand times
+    assert plan_packs(files, packs, 10**6, 5 * 10**5) == packs

@@ -161,6 +161,17 @@ def test_records_travel_in_packs_and_full_packs_stay(ann, atlas):
 
 
 @pytest.mark.slow
+def test_a_record_that_changed_and_is_as_long_is_sent_again(ann, atlas):
+    ann.push(atlas, with_records=True)
+    (pack,) = [path for path in pushed_files(ann.hub) if path.endswith(".tar")]
+    record = min(atlas.records.glob("*/*.safetensors"))
+    record.write_bytes(record.read_bytes()[:-8] + b"of today")
+    assert ann.push(atlas, with_records=True).sent_files == 2  # the pack and the manifest
+    assert b"of today" in pushed_files(ann.hub)[pack]
+    assert is_whole(ann.hub)
+
+
+@pytest.mark.slow
 def test_a_tag_that_names_something_else_is_refused_before_anything_is_sent(ann, atlas):
     ann.push(atlas, tag="v1")
     with atlas.locked("test"):

@@ -12,8 +12,8 @@ import duckdb
 import numpy as np
 import pytest
 
+from indexer.child_processes import bare_environment
 from indexer.errors import AtlasError
-from query import sql
 from query.sandbox import process
 from query.sandbox.locked import connect_locked
 from query.sql import run_sql
@@ -276,5 +276,5 @@ def test_nothing_of_this_machine_can_be_read(folder, database):
 def test_the_process_has_an_empty_environment(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert "secret" not in json.dumps(sql._bare_environment())
-    assert "HOME" not in sql._bare_environment()
+    assert "secret" not in json.dumps(bare_environment())
+    assert "HOME" not in bare_environment()

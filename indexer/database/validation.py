@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.database.catalog import definitions
-from indexer.publish.tables import Row
 from indexer.untrusted import shown
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class InvalidValue(ValueError):
     """A value that its column cannot hold; the message names the column and the value."""
 
 
-def check_rows(table: str, rows: Sequence[Row]) -> None:
+def check_rows(table: str, rows: Sequence[dict[str, Any]]) -> None:
     """Raises InvalidValue for the first value that does not fit its column. All ``rows`` have the same columns."""
     for column in rows[0] if rows else ():
         problem = _problem(table, column, [row[column] for row in rows])
@@ -48,7 +47,7 @@ def check_rows(table: str, rows: Sequence[Row]) -> None:
             raise InvalidValue(f"{table}.{column} cannot hold it: {problem}")
 
 
-def with_nulls(table: str, row: Row) -> tuple[Row, list[str]]:
+def with_nulls(table: str, row: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The row with null in place of each value that does not fit, and the names of those columns.
 
     Raises InvalidValue if such a column must not be null.
@@ -59,7 +58,7 @@ def with_nulls(table: str, row: Row) -> tuple[Row, list[str]]:
     return cleaned, odd
 
 
-def valid_rows(table: str, rows: Sequence[Row]) -> list[Row]:
+def valid_rows(table: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that fit."""
     try:
         check_rows(table, rows)
@@ -74,7 +73,7 @@ def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
         return "it is missing"
-    return _problem_of(kind, present)
+    return problem_of(kind, present)
 
 
 @cache
@@ -114,7 +113,7 @@ class Kind:
         return cls(kind.id, {field: cls.of(inner) for field, inner in children})
 
 
-def _problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
+def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
     """What is wrong with values, none of them null, of a column of this type; None if nothing is."""
     # Exactly these types: True is not an int.
     allowed: tuple[type, ...] = {
@@ -131,10 +130,10 @@ def _problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
         if longest > MOST_ITEMS:
             return f"a list of {longest:,} items"
         (inner,) = kind.inner.values()
-        return _problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
+        return problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
     if kind.name == "struct":
         for field, inner in kind.inner.items():
-            problem = _problem_of(inner, [one[field] for one in values if one.get(field) is not None])
+            problem = problem_of(inner, [one[field] for one in values if one.get(field) is not None])
             if problem is not None:
                 return f"{field}: {problem}"
     elif kind.name in _BITS:
