@@ -10,6 +10,7 @@ import numpy as np
 
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.predict.classifier import NONE_OF_THESE
+from query.predict.measurements import EVIDENCE, in_words
 from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
 from query.results import Drawn, Listed, ThemeName, to_frame
 from query.wording import counted, decimal, percent, span
@@ -156,9 +157,7 @@ class Prediction(Listed[Answer]):
         """The most probable answer, the evidence, and the number of votes."""
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
-        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
-        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
-        by = f"{', '.join(first)} and {last}" if first else last
+        by = in_words([kind.name for kind in EVIDENCE if getattr(best, kind.name, None) is not None])
         what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
             f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
