@@ -14,6 +14,7 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
+from query.facts import Place, facts_of, names_of
 from query.layers import Part, layers_of
 from query.lookup import resolve_model
 from query.options import MODEL, Base, Read, Representation
@@ -36,13 +37,6 @@ from query.wording import counted, percent, rarity
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# Columns of the models view, in the order in which they are printed.
-_FACTS = (
-    "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
-    "label_names", "problem_type", "created", "modified", "downloads", "read", "delta_norm", "delta_norm_error",
-    "relative_norm", "base_cosine",
-    "dtype", "duplicate_group", "initialisation", "start",
-)  # fmt: skip
 Means = dict[str, float | None]
 
 
@@ -115,6 +109,12 @@ class Comparison(Result):
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """Layers, families and facts; ``details``: everything."""
         everything = self.to_dict()
+        first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
+        everything["facts"] = [
+            {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
+            for fact in facts_of(Place.COMPARE)
+            if fact.name in first
+        ]
         return everything if details else {name: everything[name] for name in ("layers", "families", "facts")}
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -197,13 +197,14 @@ def compare(
         estimates[-1] += f" {deepening(atlas, first.base, indexed)}"
     elif estimates:
         estimates[-1] += " Exact: `read='full'`"
+    names = names_of(Place.COMPARE)
     known, known_too = (
-        atlas.rows(f"SELECT {', '.join(_FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        atlas.rows(f"SELECT {', '.join(names)} FROM models WHERE model_id = ?", [one.model_id])[0]
         if one.record is None
         else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
         for one in (first, second)
     )
-    facts = [Fact(name, known.get(name), known_too.get(name)) for name in _FACTS]
+    facts = [Fact(name, known.get(name), known_too.get(name)) for name in names]
     if not estimates:  # then all models were read in full
         facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
     copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]
