@@ -34,11 +34,19 @@ from itertools import combinations
 
 import numpy as np
 
-from query.predict.measurements import EVIDENCE, OF_ANSWERS, OF_MODELS, Design, columns_of, design_of, usual_weights
+from query.predict.measurements import (
+    EVIDENCE,
+    OF_ANSWERS,
+    OF_MODELS,
+    Design,
+    columns_of,
+    design_of,
+    usual_weights,
+    ways,
+)
 from query.predict.training_set import Features, Reals, TrainingSet
 from query.statistics.neighbours import Booleans, Integers
 
-TOGETHER = "together"  # all evidence that a model has
 NONE_OF_THESE = "none of these"  # dataset names contain no spaces
 
 # Below these counts of models whose dataset another author names too, and of their authors, usual weights are used.
@@ -147,14 +155,6 @@ class FittedClassifiers:
             kinds = frozenset(kind.name for kind, is_used in zip(EVIDENCE, pattern, strict=True) if is_used)
             probabilities[rows] = self.by(kinds).probabilities(design.take(rows), self.none)
         return probabilities
-
-
-def ways(kinds: Sequence[str]) -> dict[str, frozenset[str]]:
-    """The ways of predicting from these kinds of evidence, and the evidence that each may use."""
-    optional = [kind.name for kind in EVIDENCE if kind.name in kinds and kind.is_optional]
-    usual = [name for name in kinds if name not in optional]
-    alone = {name: frozenset({name}) for name in (*usual, *optional)}
-    return {TOGETHER: frozenset(kinds)} | alone | {f"without_{name}": frozenset(kinds) - {name} for name in optional}
 
 
 def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:

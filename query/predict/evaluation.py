@@ -12,7 +12,8 @@ from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError
 from query.options import Base, Representation
-from query.predict.classifier import NONE_OF_THESE, TOGETHER, TOO_FEW, fit
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit
+from query.predict.measurements import TOGETHER
 from query.predict.result import Evaluation, NoneScore, PredictedModel
 from query.predict.scoring import (
     UNKNOWN_SHARES,

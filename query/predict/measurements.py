@@ -14,6 +14,7 @@ import numpy as np
 
 from query.predict.training_set import Features, Reals, Votes
 from query.statistics.neighbours import Booleans, Integers
+from query.wording import joined
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Evidence:
     Attributes:
         name: as in answers and scores.
         words: what a prediction is judged by.
+        reason: why it says something of the data.
         frequency: the usual weight, beside this evidence, of how common a dataset is.
         is_known: (rows,): which models have it; None if no labelled model has.
         is_optional: whether scores also show what the other evidence gives without it.
@@ -30,6 +32,7 @@ class Evidence:
 
     name: str
     words: str
+    reason: str
     frequency: float
     is_known: Callable[[Features], Booleans | None]
     is_optional: bool = False
@@ -61,10 +64,39 @@ def _has_vocabulary(features: Features) -> Booleans | None:
 
 
 EVIDENCE = (
-    Evidence("vectors", "its vector", 1.5, lambda features: features.vectors.is_known),
-    Evidence("vocabulary", "its vocabulary", 1.5, _has_vocabulary, is_optional=True),
-    Evidence("head", "its head", 1.0, lambda features: features.has_head),
+    Evidence("vectors", "its vector", "votes of similar models", 1.5, lambda features: features.vectors.is_known),
+    Evidence(
+        "vocabulary",
+        "its vocabulary",
+        "votes of models with similar words in their training text",
+        1.5,
+        _has_vocabulary,
+        is_optional=True,
+    ),
+    Evidence("head", "its head", "number and names of labels in config.json", 1.0, lambda features: features.has_head),
 )
+TOGETHER, WITHOUT = "together", "without_"  # ways of predicting: with all evidence that a model has, or all but one
+
+
+def ways(kinds: Collection[str]) -> dict[str, frozenset[str]]:
+    """The ways of predicting from these kinds of evidence, and the evidence that each may use."""
+    usual = [kind.name for kind in EVIDENCE if kind.name in kinds and not kind.is_optional]
+    optional = [kind.name for kind in EVIDENCE if kind.name in kinds and kind.is_optional]
+    alone = {name: frozenset({name}) for name in (*usual, *optional)}
+    return {TOGETHER: frozenset(kinds)} | alone | {WITHOUT + name: frozenset(kinds) - {name} for name in optional}
+
+
+def way_in_words(way: str) -> str:
+    """What a way of predicting uses, as a person reads it."""
+    for kind in EVIDENCE:
+        if way == kind.name:
+            return f"the {kind.name} alone: {kind.reason}"
+    optional = [kind.name for kind in EVIDENCE if kind.is_optional]
+    parts = [
+        f"without the {name}" if way == WITHOUT + name else f"with the {name} of models that have one"
+        for name in optional
+    ]
+    return ", ".join([f"{joined(kind.name for kind in EVIDENCE if not kind.is_optional)} together", *parts])
 
 
 def evidence_of(features: Features, row: int) -> list[str]:
@@ -75,8 +107,7 @@ def evidence_of(features: Features, row: int) -> list[str]:
 
 def in_words(kinds: Collection[str]) -> str:
     """For example "its vector, its vocabulary and its head"."""
-    *first, last = [kind.words for kind in EVIDENCE if kind.name in kinds]
-    return f"{', '.join(first)} and {last}" if first else last
+    return joined(kind.words for kind in EVIDENCE if kind.name in kinds)
 
 
 def lift(features: Features) -> Reals:

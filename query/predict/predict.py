@@ -32,8 +32,8 @@ from indexer.vectors.table import VectorTable
 from query.lookup import indexed_model, resolve_model
 from query.options import Base, Model, OptionalModel, Representation
 from query.population import START, Head, head_of, own_datasets, relatives
-from query.predict.classifier import NONE_OF_THESE, TOGETHER, TOO_FEW, FittedClassifiers, fit, training_rows
-from query.predict.measurements import EVIDENCE, evidence_of, in_words
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
+from query.predict.measurements import EVIDENCE, TOGETHER, evidence_of, in_words
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
 from query.predict.training_set import (

@@ -8,9 +8,21 @@ import numpy as np
 import pytest
 
 from query.predict import classifier, measurements
-from query.predict.classifier import fit, ways
+from query.predict.classifier import fit
 from query.predict.evaluation import evaluate_models
-from query.predict.measurements import EVIDENCE, OF_ANSWERS, OF_MODELS, Evidence, Measurement, columns_of, design_of
+from query.predict.measurements import (
+    EVIDENCE,
+    OF_ANSWERS,
+    OF_MODELS,
+    Evidence,
+    Measurement,
+    columns_of,
+    design_of,
+    evidence_of,
+    in_words,
+    way_in_words,
+    ways,
+)
 from query.predict.predict import predict_target
 from query.predict.training_set import TrainingSet
 from tests.predict.simulated import Simulation, labelled_models, target
@@ -59,6 +71,18 @@ def test_ways_use_all_evidence_each_kind_alone_and_all_but_the_optional():
     }  # fmt: skip
 
 
+def test_ways_and_evidence_in_words():
+    assert way_in_words("together") == "vectors and head together, with the vocabulary of models that have one"
+    assert way_in_words("without_vocabulary") == "vectors and head together, without the vocabulary"
+    assert way_in_words("vectors") == "the vectors alone: votes of similar models"
+    assert in_words({"head"}) == "its head"
+    assert in_words({"head", "vectors", "vocabulary"}) == "its vector, its vocabulary and its head"
+    found = Simulation.of(datasets=4, headless=0.5).draw(10, "a", seed=2)
+    features = TrainingSet(found, 10).features(np.arange(len(found.models)))
+    for row, head in enumerate(found.heads):
+        assert evidence_of(features, row) == (["vectors", "head"] if head.kind else ["vectors"])
+
+
 def test_a_model_without_any_evidence_is_predicted_by_how_common_datasets_are():
     found = Simulation.of(datasets=6).draw(40, "a", seed=2)
     training = TrainingSet(found, 10)
@@ -87,7 +111,7 @@ def model_names(monkeypatch):
     def name_is_an_answer(features):
         return name_matches(features).max(axis=1)
 
-    kinds = (*EVIDENCE, Evidence("name", "its name", 1.0, is_known))
+    kinds = (*EVIDENCE, Evidence("name", "its name", "names that name data", 1.0, is_known))
     for module in (measurements, classifier):
         monkeypatch.setattr(module, "EVIDENCE", kinds)
         monkeypatch.setattr(module, "OF_ANSWERS", (*OF_ANSWERS, Measurement("name", name_matches, 1.0)))
