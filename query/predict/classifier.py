@@ -10,8 +10,9 @@ no other author names (King & Zeng, 2001).
 
 Models lack some evidence: adapters have no head and no vocabulary. The design matrix says what is known. Both models
 are fitted for each set of evidence, on its columns and on the models that have it; a model is predicted by the fit for
-what it has. One fit for all models, with columns for what is known, was worse where models lack different evidence, as
-reduced models usually are better than filled-in values (Saar-Tsechansky & Provost, 2007).
+what it has. One fit for all models, with columns for what is known, was worse, as reduced models usually are better
+than filled-in values (Saar-Tsechansky & Provost, 2007): over eight trainings of the demo's family, whose adapters lack
+much, the mean Brier score was .069 in place of .049.
 
 Both models are regularised towards fixed values with the weight of one model, so that little data changes little.
 
