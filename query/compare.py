@@ -14,7 +14,8 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
-from query.layers import Part, layers_of
+from query.facts import Place, facts_of, names_of
+from query.layers import Layers, Part, layers_of
 from query.lookup import resolve_model
 from query.options import MODEL, Base, Read, Representation
 from query.registry import Tool, question
@@ -36,13 +37,6 @@ from query.wording import counted, percent, rarity
 if TYPE_CHECKING:
     from query.reader import AtlasReader
 
-# Columns of the models view, in the order in which they are printed.
-_FACTS = (
-    "author", "relation", "parent", "datasets", "licence", "languages", "pipeline_tag", "head_class", "label_count",
-    "label_names", "problem_type", "created", "modified", "downloads", "read", "delta_norm", "delta_norm_error",
-    "relative_norm", "base_cosine",
-    "dtype", "duplicate_group", "initialisation", "start",
-)  # fmt: skip
 Means = dict[str, float | None]
 
 
@@ -115,6 +109,12 @@ class Comparison(Result):
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """Layers, families and facts; ``details``: everything."""
         everything = self.to_dict()
+        first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
+        everything["facts"] = [
+            {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
+            for fact in facts_of(Place.COMPARE)
+            if fact.name in first
+        ]
         return everything if details else {name: everything[name] for name in ("layers", "families", "facts")}
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -160,70 +160,109 @@ def compare(
             "cannot be compared.",
             "",
         )
-    alike = background = pairs = shared = error = of_layers = of_families = None
-    notes: tuple[str, ...] = ()
-    if not (first.is_copy or second.is_copy):
-        lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
-        if lacking and not sample_gives(representation):
-            raise needs_all(atlas, first.base, lacking, f"{representation!r} vector")
-        alike, background, pairs, shared = similarity_of(atlas, first, second, representation)
-        if atlas.published(first.base, representation).per_delta:
-            of_layers, of_families = _by_part(atlas, first, second, representation)
-        error = atlas.similarity_error(first.base, (first.group, second.group), representation)
-        notes = moving_notes(error)
-        started = [start_of(atlas, one) for one in (first, second)]
-        if are_same(*started) and started[0] is not None:
-            notes += (
-                f"Both began at the same random numbers, {start_in_words(started[0]).partition(';')[0]}. "
-                "That says nothing about their data.",
-            )
-        elif first.initialisation is not None and first.initialisation == second.initialisation:
-            (row,) = atlas.rows(
-                "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
-                "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
-                [first.initialisation, first.model_id],
-            )
-            others = row["models"] - (second.model_id is not None)
-            notes += (
-                f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
-                "one tool, one seed. That says nothing about their data.",
-            )
+    are_compared = not (first.is_copy or second.is_copy)
+    likeness = _likeness(atlas, first, second, representation) if are_compared else _Likeness()
     changed = (layers_of(atlas, first), layers_of(atlas, second))
-    estimates = [note for one in changed for note in one.estimates]
-    indexed = [
-        one.name for one, parts in zip((first, second), changed, strict=True) if parts.estimates and not one.record
-    ]
-    if indexed:
-        estimates[-1] += f" {deepening(atlas, first.base, indexed)}"
-    elif estimates:
-        estimates[-1] += " Exact: `read='full'`"
-    known, known_too = (
-        atlas.rows(f"SELECT {', '.join(_FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
-        if one.record is None
-        else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
-        for one in (first, second)
-    )
-    facts = [Fact(name, known.get(name), known_too.get(name)) for name in _FACTS]
-    if not estimates:  # then all models were read in full
-        facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
+    estimates = _on_estimates(atlas, (first, second), changed)
     copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]
+    pairs = likeness.pairs
     return Comparison(
         a=first.name,
         b=second.name,
         base=first.base,
         representation=representation,
-        similarity=alike,
-        similarity_error=error,
-        background=background,
+        similarity=likeness.similarity,
+        similarity_error=likeness.error,
+        background=likeness.background,
         background_pairs=pairs,
         background_floor=None if pairs is None else 1 / (1 + pairs),
-        matrices=shared,
-        layers=_pairs(of_layers, changed[0].layers, changed[1].layers),
-        families=_pairs(of_families, changed[0].families, changed[1].families),
-        facts=tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, [])),
-        notes=(*notes, *_tokens_in_common(atlas, first, second), *estimates, *unrelated_notes(first, second)),
+        matrices=likeness.matrices,
+        layers=_pairs(likeness.of_layers, changed[0].layers, changed[1].layers),
+        families=_pairs(likeness.of_families, changed[0].families, changed[1].families),
+        facts=_facts(atlas, first, second, are_estimates=bool(estimates)),
+        notes=(*likeness.notes, *_tokens_in_common(atlas, first, second), *estimates, *unrelated_notes(first, second)),
         copy=copies[0] if copies else None,
     )
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """How similar two changes are, see ``Comparison``; ``of_layers`` and ``of_families``: mean cosines by part.
+
+    Nothing is known of models of which one did not change.
+    """
+
+    similarity: float | None = None
+    error: float | None = None
+    background: float | None = None
+    pairs: int | None = None
+    matrices: int | None = None
+    of_layers: Means | None = None
+    of_families: Means | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _likeness(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str) -> _Likeness:
+    """Compare two models that both changed. Raises AtlasError if a sample of one has no such vector."""
+    lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
+    if lacking and not sample_gives(representation):
+        raise needs_all(atlas, first.base, lacking, f"{representation!r} vector")
+    similarity, background, pairs, matrices = similarity_of(atlas, first, second, representation)
+    of_layers = of_families = None
+    if atlas.published(first.base, representation).per_delta:
+        of_layers, of_families = _by_part(atlas, first, second, representation)
+    error = atlas.similarity_error(first.base, (first.group, second.group), representation)
+    notes = (*moving_notes(error), *_on_starts(atlas, first, second))
+    return _Likeness(similarity, error, background, pairs, matrices, of_layers, of_families, notes)
+
+
+def _on_starts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
+    """A note if both adapters began alike."""
+    start, other = start_of(atlas, first), start_of(atlas, second)
+    if start is not None and are_same(start, other):
+        return (
+            f"Both began at the same random numbers, {start_in_words(start).partition(';')[0]}. "
+            "That says nothing about their data.",
+        )
+    if first.initialisation is None or first.initialisation != second.initialisation:
+        return ()
+    (row,) = atlas.rows(
+        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+        [first.initialisation, first.model_id],
+    )
+    others = row["models"] - (second.model_id is not None)
+    return (
+        f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
+        "one tool, one seed. That says nothing about their data.",
+    )
+
+
+def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: Sequence[Layers]) -> list[str]:
+    """Notes on norms that are estimated from samples; the last says how to get exact ones."""
+    estimates = [note for layers in changed for note in layers.estimates]
+    if not estimates:
+        return []
+    indexed = [
+        model.name for model, layers in zip(models, changed, strict=True) if layers.estimates and not model.record
+    ]
+    estimates[-1] += f" {deepening(atlas, models[0].base, indexed)}" if indexed else " Exact: `read='full'`"
+    return estimates
+
+
+def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> tuple[Fact, ...]:
+    """The facts of two models that are known of either; how they were read only if norms are estimates."""
+    names = names_of(Place.COMPARE)
+    known, known_too = (
+        atlas.rows(f"SELECT {', '.join(names)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        if one.record is None
+        else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
+        for one in models
+    )
+    facts = [Fact(name, known.get(name), known_too.get(name)) for name in names]
+    if not are_estimates:  # then all models were read in full
+        facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
+    return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
 
 
 def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexer.console.option import Option
 from indexer.errors import BadArgument, require
-from query.figures import THEMES, add_title, model_label, row_bars, show_pixels, styled_grid
+from query.figures import Panels, add_title, model_label, row_bars, show_pixels
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
 from query.registry import question
@@ -99,25 +99,23 @@ class FeatureGrid(Drawn):
 
         The bars at the right show where the image was changed, by row of patches.
         """
-        colours = THEMES[theme]
         by_layer = [[one for one in self.features if one.layer == layer][:MOST_COLUMNS] for layer in self.layers]
         count = max(len(row) for row in by_layer)
-        width = max(CELL * (count + 1) + 0.7, 4.2)
-        figure, axes = styled_grid(width, (CELL + 0.2) * len(by_layer) + 0.75, len(by_layer), count + 1, theme, ax)
-        grid = np.reshape(axes, (len(by_layer), count + 1))
-        for row, (layer, line) in enumerate(zip(self.layers, by_layer, strict=True)):
-            for panel, one in zip(grid[row], line, strict=False):
+        counts, size = [count + 1] * len(by_layer), (CELL, CELL + 0.2)
+        panels = Panels(counts, size, theme, ax, margin=(0.7, 0.75), least=4.2)
+        figure, colours = panels.figure, panels.colours
+        for row, layer, line in zip(panels.rows, self.layers, by_layer, strict=True):
+            for panel, one in zip(row, line, strict=False):
                 show_pixels(panel, one.image)
                 reached = "" if one.best_probe is None else f" ({one.best_probe:.2g})"
                 panel.set_xlabel(f"{one.activation:.2g}{reached}", fontsize=6, color=colours.ink, labelpad=2)
-                if row == 0:
-                    name = "all" if one.neuron is None else str(one.neuron)
-                    panel.set_title(name, fontsize=7, color=colours.ink, pad=3)
-            for panel in grid[row][len(line) : count]:
+                if row is panels.rows[0]:
+                    panels.title(panel, "all" if one.neuron is None else str(one.neuron), 7, loc="center", pad=3)
+            for panel in row[len(line) : count]:
                 panel.set_axis_off()
-            grid[row][0].set_ylabel(f"layer {layer}", fontsize=8, color=colours.ink)
-            row_bars(grid[row][count], np.mean([one.change_by_row for one in line], axis=0), colours)
-        grid[0][count].set_title("change by row", fontsize=7, color=colours.ink, pad=3)
+            row[0].set_ylabel(f"layer {layer}", fontsize=8, color=colours.ink)
+            row_bars(row[-1], np.mean([one.change_by_row for one in line], axis=0), colours)
+        panels.title(panels.rows[0][-1], "change by row", 7, loc="center", pad=3)
         where = "" if self.patch is None else f" at patch {self.patch}"
         title = (
             f"What neurons of {model_label(self.model, 48)} respond to{where}\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, ParamSpec, cast
@@ -150,6 +151,59 @@ def styled_grid(
         for spine in one.spines.values():
             spine.set_color(colours.faint)
     return figure, axes
+
+
+class Panels:
+    """Small multiples: panels of one size in rows, in the style of a theme; see ``styled_grid`` for ``ax``.
+
+    ``counts``: the number of panels in each row; the rest of a row stays empty. ``size``: of a panel in inches,
+    ``margin``: of all that is around the panels, ``least``: the least width of the picture.
+
+    Attributes:
+        figure: the picture.
+        colours: those of the theme.
+        rows: the panels of each row, from the left.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        size: tuple[float, float],
+        theme: str = "light",
+        ax: Axes | None = None,
+        *,
+        margin: tuple[float, float] = (0.0, 0.0),
+        least: float = 0.0,
+    ) -> None:
+        columns = max(counts)
+        width, height = max(size[0] * columns + margin[0], least), size[1] * len(counts) + margin[1]
+        self.colours = THEMES[theme]
+        self.figure, axes = styled_grid(width, height, len(counts), columns, theme, ax)
+        grid = [axes] if len(counts) * columns == 1 else list(axes.flat)
+        self.rows: list[list[Any]] = []
+        for start, used in zip(range(0, len(grid), columns), counts, strict=True):
+            self.rows.append(grid[start : start + used])
+            for panel in grid[start + used : start + columns]:
+                panel.set_axis_off()
+
+    def __iter__(self) -> Iterator[Any]:
+        """All panels, row by row."""
+        return chain.from_iterable(self.rows)
+
+    @property
+    def lowest(self) -> list[Any]:
+        """The panels with none below them, from the left."""
+        columns = range(max(len(row) for row in self.rows))
+        return [[row[column] for row in self.rows if len(row) > column][-1] for column in columns]
+
+    def title(self, panel: Any, text: str, size: float = 8, **style: Any) -> None:
+        """A title above a panel, at its left; ``size`` in points."""
+        panel.set_title(text, fontsize=size, **{"loc": "left", "color": self.colours.ink} | style)
+
+
+def in_rows(count: int, most: int) -> list[int]:
+    """How many of ``count`` panels are in each row, if a row has at most ``most``: full rows, then the rest."""
+    return [min(most, count - start) for start in range(0, count, most)]
 
 
 def add_title(figure: Any, text: str, colours: Theme, size: float = 9) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
+from query.facts import Place, names_of
 from query.options import ROWS_ON_A_TERMINAL, Base, Limit
 from query.registry import Tool, question
 from query.results import Rows
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from query.cli.asking import Call
     from query.reader import AtlasReader
 
+_COLUMNS = names_of(Place.LIST)
 _MODELS = (
-    'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
+    f"SELECT {', '.join(_COLUMNS)} FROM models WHERE contains(lower(model), lower($1)) "
     "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
     "ORDER BY downloads DESC NULLS LAST, model"
 )
@@ -89,7 +91,7 @@ def models(
     """
     canonical = None if base is None else atlas.base_named(base)
     rows = tuple(atlas.rows(_MODELS, [search, canonical, dataset]))
-    return Inventory("model", ("base", "model", "relation", "datasets", "downloads", "read"), rows)
+    return Inventory("model", _COLUMNS, rows)
 
 
 @question(

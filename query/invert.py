@@ -11,7 +11,7 @@ import numpy as np
 
 from indexer.console.option import Argument, Option
 from indexer.errors import BadArgument, require
-from query.figures import THEMES, add_title, label, model_label, new_figure, row_bars, show_pixels, styled_grid
+from query.figures import THEMES, Panels, add_title, label, model_label, new_figure, row_bars, show_pixels
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
 from query.registry import question
@@ -137,26 +137,21 @@ class RecoveredImages(Drawn):
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The target in the first row, then a row for each layer; at the right the error, by row of patches."""
-        colours = THEMES[theme]
-        count, rows = len(self.target), len(self.layers) + 1
-        figure, axes = styled_grid(1.05 * count + 1.7, 1.05 * rows + 0.7, rows, count + 1, theme, ax)
-        grid = np.reshape(axes, (rows, count + 1))
+        count = len(self.target)
+        panels = Panels([count, *[count + 1] * len(self.layers)], (1.05, 1.05), theme, ax, margin=(0.65, 0.7))
+        colours = panels.colours
         pictures = [self.target, *(one.images for one in self.layers)]
         names = ["input", *(f"layer {one.layer}" for one in self.layers)]
-        for row, (images, name) in enumerate(zip(pictures, names, strict=True)):
-            for column, panel in enumerate(grid[row][:count]):
-                show_pixels(panel, images[column])
-            grid[row][0].set_ylabel(name, fontsize=8, color=colours.ink)
-            last = grid[row][count]
-            if row == 0:
-                last.set_axis_off()
-                continue
-            one = self.layers[row - 1]
-            row_bars(last, one.rows, colours)
-            last.set_title(f"error {one.error:.2f}", fontsize=7, color=colours.ink, loc="left")
-        grid[-1][count].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
-        add_title(figure, f"Images recovered from layers of {model_label(self.model, 48)}", colours)
-        return figure
+        for row, images, name in zip(panels.rows, pictures, names, strict=True):
+            for panel, image in zip(row, images, strict=False):
+                show_pixels(panel, image)
+            row[0].set_ylabel(name, fontsize=8, color=colours.ink)
+        for row, one in zip(panels.rows[1:], self.layers, strict=True):
+            row_bars(row[-1], one.rows, colours)
+            panels.title(row[-1], f"error {one.error:.2f}", 7)
+        panels.rows[-1][-1].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
+        add_title(panels.figure, f"Images recovered from layers of {model_label(self.model, 48)}", colours)
+        return panels.figure
 
 
 def _command(call: Call, model: str, **options: Any) -> None:

@@ -17,7 +17,7 @@ from indexer.errors import AtlasError
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
-from query.figures import THEMES, add_title, label, model_label, styled_grid
+from query.figures import Panels, add_title, label, model_label
 from query.heads import HeadChange, changes_by_head, uneven_heads
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
@@ -206,17 +206,16 @@ class Layers(Drawn):
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-        colours = THEMES[theme]
         stacks = list(dict.fromkeys(one.stack for one in self.deltas))
         widest = max(len(self._families_of(stack)) for stack in stacks)
         deepest = max(one.layer for one in self.deltas) + 1
-        size = (max(CELL[0] * widest, 3.0) * len(stacks) + 1.2, max(CELL[1] * deepest, 0.8) + 1.3)
-        figure, axes = styled_grid(*size, 1, len(stacks), theme, ax)
+        size = max(CELL[0] * widest, 3.0), max(CELL[1] * deepest, 0.8)
+        panels = Panels([len(stacks)], size, theme, ax, margin=(1.2, 1.3))
+        figure, colours = panels.figure, panels.colours
         # Cells without a value, and untouched matrices, stay empty.
         values = [math.nan if one.norm == 0 or getattr(one, of) is None else getattr(one, of) for one in self.deltas]
         scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
         shades = LinearSegmentedColormap.from_list("scale", colours.scale)
-        panels = list(np.reshape(axes, -1))
         for stack, panel in zip(stacks, panels, strict=True):
             deltas = [(one, value) for one, value in zip(self.deltas, values, strict=True) if one.stack == stack]
             families = self._families_of(stack)
@@ -229,8 +228,8 @@ class Layers(Drawn):
             panel.tick_params(length=2)
             panel.set_ylabel("layer", fontsize=8)
             if stack:
-                panel.set_title(stack, loc="left", fontsize=8, color=colours.ink)
-        bar = figure.colorbar(ScalarMappable(scale, shades), ax=panels, shrink=0.9, pad=0.02)
+                panels.title(panel, stack)
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=list(panels), shrink=0.9, pad=0.02)
         bar.ax.tick_params(colors=colours.ink, labelsize=7)
         bar.outline.set_edgecolor(colours.faint)
         empty = "untouched or not known" if of.startswith("rank") else "untouched"

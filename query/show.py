@@ -10,15 +10,15 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
 from indexer.names import family_order
 from indexer.sources.registry import ModelRef
+from query.facts import Place, facts_of, most_probable
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
 from query.options import Base, Model
 from query.registry import Tool, question
-from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
+from query.resolved import base_in_hint, unknown_model, unrelated_notes
 from query.results import Result
-from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
+from query.sampled import CHECKSUM, SAMPLE, rows_in_words
 from query.similar import nothing_like, stored_neighbours
-from query.wording import percent
 
 if TYPE_CHECKING:
     from query.cli.asking import Call
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 _NEIGHBOURS_SHOWN = 10
 _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six families
 
-# The facts that are shown without ``details``, in this order.
-_FACTS = (
-    "page", "base", "relation", "adapter_kind", "parent", "path", "author", "datasets", "probably", "made_from",
-    "created", "downloads", "likes", "licence", "pipeline_tag", "trigger_words", "label_names", "read", "relative_norm",
-    "start", "trace", "flags", "reason", "detail",
-)  # fmt: skip
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
 _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
 
@@ -68,7 +62,7 @@ class ShownModel(Result, Mapping[str, Any]):
         reason = f" ({self['reason']})" if self["reason"] else ""
         status = "" if self["status"] == "indexed" else f", {self['status']}{reason}"
         datasets = f"tuned on {', '.join(self['datasets'])}" if self["datasets"] else "it names no dataset"
-        probably = "" if self["datasets"] else self._probably()
+        probably = "" if self["datasets"] else most_probable(self.facts)
         guess = f", and was probably tuned on {probably}" if probably else ""
         alone = f" {nothing_like(self['model'], self['base'])}." if self["is_like_none"] else ""
         return f"{self['model']} is {kind} of {self['base']}{status}; {datasets}{guess}.{alone}"
@@ -85,37 +79,8 @@ class ShownModel(Result, Mapping[str, Any]):
         """The usual facts, families and neighbours; everything with ``details``."""
         if details:
             return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
-        flags = flags_in_words(self.facts)
-        if grid := self.facts.get("base_grid"):
-            flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
-        if self.facts.get("duplicate_of"):
-            flags.append(f"duplicate of {self['duplicate_of']}")
-        made_from = [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in self["lineage"]]
-        read = estimate = None
-        if self.facts.get("read") == SAMPLE:
-            read = f"a sample: {self['rows_read']}"
-            relative, norm, error = (self[name] for name in ("relative_norm", "delta_norm", "delta_norm_error"))
-            estimate = f"{relative:.4f} ± {relative * error / norm:.4f} (estimated)" if norm and relative else None
-        trace = (
-            self.facts.get("token_class")
-            and f"{self['token_class']}: `query trace` says which tokens it was trained on"
-        )
-        known = self.to_dict() | {
-            "trace": trace,
-            "read": read,
-            "probably": self._probably(),
-            "made_from": made_from,
-            "flags": flags,
-        }
-        steps = self.facts.get("path") or []
-        known["path"] = " → ".join([self["base"], *(f"{one['model']} ({one['relation']})" for one in steps)])
-        if len(steps) < 2:
-            del known["path"]
-        known["relative_norm"] = estimate or known.get("relative_norm")
-        known["start"] = known.get("start") and start_in_words(known["start"])
-        facts = {name: known[name] for name in _FACTS if known.get(name) not in (None, "", [])}
-        if facts.get("parent") == self["base"]:
-            del facts["parent"]
+        facts = {fact.name: fact.in_words(self.facts) for fact in facts_of(Place.SHOW) if not fact.is_usual(self.facts)}
+        facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
         columns = {
             "families": ("stack", "family", "layers", "relative_norm", "rank_50", "rank_90"),
             "neighbours": ("rank", "model", "similarity", "datasets"),
@@ -125,11 +90,6 @@ class ShownModel(Result, Mapping[str, Any]):
             for name, shown in columns.items()
         }
         return facts | {name: rows for name, rows in tables.items() if rows}
-
-    def _probably(self) -> str:
-        """The most probable dataset of the stored prediction, with its probability."""
-        best: dict[str, Any] = next(iter(self["predictions"]), {})
-        return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
 
 def _command(call: Call, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from datetime import datetime
 
 from indexer.quantities import duration_in_words, size_in_words
@@ -30,6 +31,12 @@ def count(number: int | None) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """1 model, 12,345 models."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def joined(words: Iterable[str]) -> str:
+    """a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def decimal(number: float | None, digits: int = 2) -> str:

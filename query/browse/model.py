@@ -11,11 +11,10 @@ from indexer.console.messages import clean
 from indexer.console.output import as_plain
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
-from indexer.names import UNMEASURABLE, UNTRAINED
 from query.depth.depth import read_profiled
+from query.facts import Place, facts_of
 from query.layers import stored_layers
 from query.lookup import indexed_model
-from query.sampled import SAMPLE, copy_in_words
 from query.show import shown_model
 from query.similar import stored_neighbours
 
@@ -29,14 +28,6 @@ _EXACT = 2**53  # a browser rounds larger integers
 _OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
 _ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
 
-# Facts from ``show`` that the page lists; the rest has a section of its own, or is internal.
-_FACTS = (
-    "author", "relation", "parent", "claimed_by", "status", "reason", "detail", "commit", "created", "modified",
-    "likes", "gated", "languages", "pipeline_tag", "library", "head_class", "label_count", "label_names",
-    "problem_type", "dtype", "verified", "base_cosine", "read", "rows_read", "is_copy", "copy_evidence", "is_unrelated",
-    "is_partly_frozen", "duplicate_of", "delta_norm", "delta_norm_error", "relative_norm", "deleted_at_hub", "oddities",
-)  # fmt: skip
-
 
 def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model.
@@ -45,14 +36,8 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     """
     known = shown_model(atlas, model_id)
     model, base = str(known["model"]), str(known["base"])
-    facts = {name: known[name] for name in _FACTS if name in known and known[name] not in (None, [], False)}
-    if facts.get("copy_evidence") == SAMPLE:
-        facts["is_copy"] = "not proven: it is like the base in all that was read"
-    elif facts.get("copy_evidence") in (UNTRAINED, UNMEASURABLE):
-        del facts["is_copy"]
-        facts["copy_evidence"] = copy_in_words(facts["copy_evidence"])
-    if known.get("read") != SAMPLE:
-        facts.pop("delta_norm_error", None)
+    facts = {fact.name: fact.in_words(known) for fact in facts_of(Place.PAGE)}
+    facts = {name: value for name, value in facts.items() if value not in (None, [], False)}
     layers = stored_layers(atlas, model_id, model, base)
     changed = layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
     neighbours = []

@@ -13,7 +13,7 @@ from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES
 from indexer.sources.registry import ModelRef
-from query.figures import THEMES, add_legend, add_title, model_label, styled_grid
+from query.figures import Panels, add_legend, add_title, in_rows, model_label
 from query.lookup import reference_of
 from query.options import Base, Model, OptionalModel
 from query.registry import question
@@ -43,6 +43,7 @@ _AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
 # Panels of the picture.
 PANEL = (2.1, 1.75)  # inches
+PANELS_IN_A_ROW = 4
 PANELS = {
     "tolerance": "tolerance: white noise",
     "tolerance_own": "tolerance_own: noise like the layer's",
@@ -161,15 +162,12 @@ class Depth(Drawn):
         """A small panel for each measure: the model coloured, the other grey, an untrained twin dotted."""
         from matplotlib.lines import Line2D
 
-        colours = THEMES[theme]
         names = [name for name in PANELS if any(row.get(name) is not None for row in self.layers)]
-        columns = min(4, len(names))
-        rows = -(-len(names) // columns)
-        figure, axes = styled_grid(PANEL[0] * columns, PANEL[1] * rows + 0.95, rows, columns, theme, ax)
-        panels = list(np.reshape(axes, -1))
+        panels = Panels(in_rows(len(names), PANELS_IN_A_ROW), PANEL, theme, ax, margin=(0, 0.95))
+        figure, colours = panels.figure, panels.colours
         has_twin = bool(self.untrained_layers) and self.against != "untrained"
-        for name, panel in zip(names, panels, strict=False):
-            panel.set_title(PANELS[name], loc="left", fontsize=7.5, color=colours.ink)
+        for name, panel in zip(names, panels, strict=True):
+            panels.title(panel, PANELS[name], 7.5)
             if self.against_layers:
                 _draw_curve(panel, self.against_layers, name, colours.rest, "-", 2)
             if has_twin:
@@ -180,9 +178,7 @@ class Depth(Drawn):
             layers = [row["layer"] for row in self.layers]
             step = next((one for one in (1, 2, 3, 4, 6, 8) if len(layers) <= 7 * one), 12)
             panel.set_xticks(layers[step - 1 :: step])
-        for panel in panels[len(names) :]:
-            panel.set_axis_off()
-        for panel in panels[len(names) - columns : len(names)]:
+        for panel in panels.lowest:
             panel.set_xlabel("layer", fontsize=8)
 
         def handle(colour: str, style: Literal["-", ":"], text: str) -> Line2D:

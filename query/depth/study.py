@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
 from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
-from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.figures import Panels, add_legend, add_title, in_rows, label
 from query.options import Base
 from query.registry import question
 from query.results import Drawn, ThemeName, to_frame
@@ -150,31 +150,26 @@ class DepthStudy(Drawn):
         """
         from matplotlib.lines import Line2D
 
-        colours = THEMES[theme]
         models = sorted(self.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:_MOST_PANELS]
-        columns = min(COLUMNS, len(models))
-        rows = -(-len(models) // columns)
-        figure, axes = styled_grid(PANEL[0] * columns + 0.6, PANEL[1] * rows + 1.0, rows, columns, theme, ax)
-        grid = np.reshape(axes, (rows, columns))
+        panels = Panels(in_rows(len(models), COLUMNS), PANEL, theme, ax, margin=(0.6, 1.0))
+        figure, colours = panels.figure, panels.colours
         most_drift = max(row["drift"] or 0 for one in models for row in one.layers)
         # A quantile, so that one model that changed far more than the rest does not flatten the others' curves.
         most_delta = float(np.quantile([one.layers[-1]["delta"] or 0 for one in models], HIGH)) or 1.0
         forgetful = {one.model for one in self.forgetful}
-        for number, (one, panel) in enumerate(zip(models, grid.flat, strict=False)):
+        for one, panel in zip(models, panels, strict=True):
             layers = [row["layer"] for row in one.layers]
-            for name, scale, colour in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
+            for name, scale, curve in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
                 values = np.array([row[name] for row in one.layers], dtype=float) / scale
-                panel.plot(layers, values, color=colours.palette[colour], linewidth=1.3, marker="o", markersize=2)
+                panel.plot(layers, values, color=colours.palette[curve], linewidth=1.3, marker="o", markersize=2)
             panel.set_ylim(-0.05, 1.08)
             panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
-            if number + columns < len(models):
+            if panel not in panels.lowest:
                 panel.set_xticklabels([])
             panel.set_yticks([0, 1], ["", ""])
             panel.tick_params(labelsize=6, length=2)
-            panel.set_title(label(one.model.rpartition("/")[2], 24), fontsize=5.5, loc="left", pad=2,
-                            color=colours.palette[4] if one.model in forgetful else colours.ink)  # fmt: skip
-        for panel in grid.flat[len(models) :]:
-            panel.set_axis_off()
+            colour = colours.palette[4] if one.model in forgetful else colours.ink
+            panels.title(panel, label(one.model.rpartition("/")[2], 24), 5.5, pad=2, color=colour)
         handles = [
             Line2D([], [], color=colours.palette[0], linewidth=1.3,
                    label=f"weights: ‖δW‖/‖W‖ up to here (top and more: {most_delta:.2g})"),

@@ -62,6 +62,11 @@ class ParentFit:
     reverse: float
     equal: float
 
+    @property
+    def is_upright(self) -> bool:
+        """Whether m was continued from p rather than p from m, by these cosines."""
+        return abs(self.cosine) < abs(self.reverse)
+
 
 def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     """See :class:`ParentFit`."""

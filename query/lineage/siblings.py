@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.lineage.candidates import SAME_DAY, Candidate, SampledWeights
-from query.lineage.evidence import SPACING, parent_fit
+from query.lineage.evidence import SPACING, ParentFit, parent_fit
 from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, Edge
 from query.lineage.thresholds import Thresholds
 
@@ -194,6 +194,20 @@ class Relative:
     updates: RowUpdates | None
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """What speaks for a model as the parent.
+
+    ``is_known``: whether the direction is; ``shared``: token embeddings of its training that are equal in m.
+    """
+
+    evidence: str
+    is_known: bool
+    is_proven: bool
+    shared: int = 0
+    kind: str = CONTINUED
+
+
 class Siblings:
     """Compares the relatives of the asked model ``m``; for the arguments see ``LineageRules``.
 
@@ -230,15 +244,13 @@ class Siblings:
 
     def relative(self, one: SampledWeights) -> Relative | None:
         """The model as a possible parent; None if it cannot be one."""
-        thresholds = self.thresholds
         fit = parent_fit(self.m, one.parts)
         updates = shared_updates(self.m, one.parts, self.tokens)
-        if updates is not None and updates.only_p > max(2, 0.01 * (updates.shared + updates.both)):
-            return None  # p changed rows that are still the base's in m
-        is_upright = abs(fit.cosine) < abs(fit.reverse)
-        is_ordered = self.has_order(one.candidate) or (updates is not None and updates.only_m > thresholds.min_shared)
-        if not is_ordered and abs(fit.cosine) > abs(fit.reverse) + thresholds.reversed_cosine:
-            return None  # p was continued from m rather than m from p
+        is_ordered = self.has_order(one.candidate) or (
+            updates is not None and updates.only_m > self.thresholds.min_shared
+        )
+        if self._is_no_parent(fit, updates, is_ordered):
+            return None
         row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
         tokens, share = self._more_even(row_changes, self._updates_from_base)
         is_same_sweep = self.is_run_of_same_sweep(one.candidate)
@@ -248,28 +260,45 @@ class Siblings:
         }  # fmt: skip
         if updates is not None:
             signals |= asdict(updates)
+        if fit.equal > 0 or (updates is not None and updates.shared >= self.thresholds.min_shared):
+            verdict = self._inherited(fit, updates, is_ordered)
+        else:
+            verdict = self._continued(one, fit, signals)
+        if verdict is None:
+            return None
+        edge = Edge(
+            self.asked.model, one.candidate.model, verdict.kind, 1.0, fit.residual, verdict.evidence,
+            direction="known" if verdict.is_known else "unknown", parent_id=one.candidate.model_id,
+            is_proven=verdict.is_proven, signals=signals,
+        )  # fmt: skip
+        return Relative(one, edge, verdict.shared, row_changes)
+
+    def _is_no_parent(self, fit: ParentFit, updates: SharedUpdates | None, is_ordered: bool) -> bool:
+        """Whether p changed rows that are still the base's in m, or was continued from m rather than m from p."""
+        if updates is not None and updates.only_p > max(2, 0.01 * (updates.shared + updates.both)):
+            return True
+        return not is_ordered and abs(fit.cosine) > abs(fit.reverse) + self.thresholds.reversed_cosine
+
+    def _inherited(self, fit: ParentFit, updates: SharedUpdates | None, is_ordered: bool) -> _Verdict | None:
+        """The verdict on a model whose matrices or embeddings are equal in m; None if embeddings say too little."""
+        is_known = is_ordered or fit.is_upright
         shared = 0 if updates is None else updates.shared
+        if updates is None or fit.equal > 0:
+            return _Verdict("matrices of its training, inherited", is_known, is_proven=True, shared=shared)
+        is_weak = shared < self.thresholds.weak_share * (shared + updates.both)
+        if is_weak and fit.residual > self.thresholds.weak_residual:
+            return None
+        evidence = f"{shared} embeddings of its training, inherited"
+        return _Verdict(evidence, is_known, is_proven=not is_weak, shared=shared)
 
-        def relative(evidence: str, is_known: bool, is_proven: bool, shared: int, kind: str = CONTINUED) -> Relative:
-            parent, direction = one.candidate, "known" if is_known else "unknown"
-            edge = Edge(
-                self.asked.model, parent.model, kind, 1.0, fit.residual, evidence, direction=direction,
-                parent_id=parent.model_id, is_proven=is_proven, signals=signals,
-            )  # fmt: skip
-            return Relative(one, edge, shared, row_changes)
-
-        if fit.equal > 0:
-            return relative("matrices of its training, inherited", is_ordered or is_upright, True, shared)
-        if updates is not None and shared >= thresholds.min_shared:
-            is_weak = shared < thresholds.weak_share * (shared + updates.both)
-            if is_weak and fit.residual > thresholds.weak_residual:
-                return None
-            evidence = f"{shared} embeddings of its training, inherited"
-            return relative(evidence, is_ordered or is_upright, not is_weak, shared)
-        if fit.residual > thresholds.max_far_residual or not is_upright:
+    def _continued(self, one: SampledWeights, fit: ParentFit, signals: dict[str, float]) -> _Verdict | None:
+        """The verdict on a model of which nothing is equal in m, by its change; measurements go to ``signals``."""
+        thresholds = self.thresholds
+        tokens, share = signals["words"], signals["more_even"]
+        if fit.residual > thresholds.max_far_residual or not fit.is_upright:
             return None
         can_compare = tokens >= thresholds.min_tokens
-        if can_compare and not self._is_enough(tokens, share, thresholds.more_even_than_base):
+        if can_compare and not self._is_enough(int(tokens), share, thresholds.more_even_than_base):
             # Training on the same data again may continue in the parent's direction. Then tokens must show it.
             if fit.residual > thresholds.max_residual or abs(fit.cosine) > thresholds.max_cosine:
                 return None
@@ -281,9 +310,9 @@ class Siblings:
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):
             self.ruled_out.add(one.candidate.model_id)
             return None  # fewer trainings lie between m and the base than between m and p
-        is_run = share < thresholds.more_even_than_run if can_compare else is_same_sweep
+        is_run = share < thresholds.more_even_than_run if can_compare else bool(signals["same_sweep"])
         kind = CONTINUED_OR_RUN if is_run else CONTINUED
-        return relative("its change, and one of another direction", not is_run, False, 0, kind)
+        return _Verdict("its change, and one of another direction", is_known=not is_run, is_proven=False, kind=kind)
 
     def parent_among(self, relatives: Sequence[Relative]) -> Edge | None:
         """The edge from the parent, with the models that the weights cannot distinguish from it; None without one."""

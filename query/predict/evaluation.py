@@ -12,7 +12,8 @@ from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError
 from query.options import Base, Representation
-from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, TOO_FEW, fit
+from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit
+from query.predict.measurements import TOGETHER
 from query.predict.result import Evaluation, NoneScore, PredictedModel
 from query.predict.scoring import (
     UNKNOWN_SHARES,
@@ -91,8 +92,6 @@ def evaluate_models(
     of_author = sweeps.authors[trial.rows]
     notes = () if trial.is_calibrated else (TOO_FEW,)
 
-    evidence = EVIDENCE if models.vocabulary is None else (*EVIDENCE, *OF_VOCABULARY)
-
     def mean(column: Reals) -> float:
         return float(np.average(column, weights=importance))
 
@@ -137,10 +136,10 @@ def evaluate_models(
                 auroc=ranked_apart(name),
                 **right_at(name),
             )
-            for name in evidence
+            for name in trial.hidden
         ),
         reliability=tuple(
-            one for name in evidence for one in reliability(name, trial.scores[name], importance, of_author)
+            one for name in trial.hidden for one in reliability(name, trial.scores[name], importance, of_author)
         ),
         notes=notes if authors >= FEWEST_AUTHORS else (*notes, too_few(authors)),
         outcomes=_outcomes(training, trial, importance),
@@ -217,7 +216,7 @@ def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
 
 def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) -> tuple[PredictedModel, ...]:
     names = [*training.sweeps.answers, NONE_OF_THESE]
-    scores, models = trial.scores["together"], training.models
+    scores, models = trial.scores[TOGETHER], training.models
     return tuple(
         PredictedModel(
             model=models.models[row],

@@ -33,6 +33,7 @@ from query.lookup import indexed_model, resolve_model
 from query.options import Base, Model, OptionalModel, Representation
 from query.population import START, Head, head_of, own_datasets, relatives
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
+from query.predict.measurements import EVIDENCE, TOGETHER, evidence_of, in_words
 from query.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
 from query.predict.scoring import estimated_share
 from query.predict.training_set import (
@@ -443,12 +444,13 @@ def predict_target(
     training = TrainingSet(everyone, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
     fitted = _fitted_without(models, target.author, k, {} if fits is None else fits)
-    probabilities = {name: each[0] for name, each in fitted.probabilities(features).items()}
-    has_head = target.head.kind is not None
-    is_met = features.vocabulary is not None and bool(features.vocabulary.is_known[0])
-    column_of = "head" if target.vector is None else "together" if has_head or is_met else "vectors"
+    probabilities = {way: each[0] for way, each in fitted.probabilities(features).items()}
+    # A model without a vector is only asked about if its config.json names labels.
+    kinds = evidence_of(features, 0) or ["head"]
+    way = kinds[0] if len(kinds) == 1 else TOGETHER
+    alone = [kind.name for kind in EVIDENCE if kind.name in Answer.__dataclass_fields__]
     voters = _votes(training, features)
-    votes = np.append(features.votes.toarray()[0], 0.0)
+    votes = np.append(features.vectors.votes.toarray()[0], 0.0)
     present = np.append(features.present[0], True)
     declared = own_datasets(frozenset(target.declared))
     answers = []
@@ -459,22 +461,20 @@ def predict_target(
         answers.append(
             Answer(
                 dataset=dataset,
-                probability=float(probabilities[column_of][column]),
+                probability=float(probabilities[way][column]),
                 votes=float(votes[column]),
                 authors=len({voter.author for voter in agreeing}),
-                vectors=float(probabilities["vectors"][column]) if target.vector is not None else None,
-                head=float(probabilities["head"][column]) if has_head or column_of == "head" else None,
-                vocabulary=float(probabilities["vocabulary"][column]) if is_met else None,
                 declared=dataset in declared,
                 models=tuple(voter.model for voter in agreeing),
+                **{kind: float(probabilities[kind][column]) if kind in kinds else None for kind in alone},
             )
         )
     notes = [*target.notes]
     if target.declared:
         notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
     notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
-    if target.vector is not None and not has_head:
-        uses = "its vector and its vocabulary" if is_met else "only its vector"
+    if "head" not in kinds:
+        uses = in_words(kinds) if len(kinds) > 1 else f"only {in_words(kinds)}"
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     if target.vector is not None and training.has_silent_twins(0):
         notes.append(
@@ -498,7 +498,7 @@ def predict_target(
         base=target.base,
         representation=representation,
         k=k,
-        evidence=column_of,
+        evidence=way,
         calibrated=fitted.is_calibrated,
         declared=target.declared,
         repeats=target.duplicates,
@@ -524,7 +524,7 @@ def _fitted_without(models: LabelledModels, author: str, k: int, fits: Fits) -> 
 def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ...]:
     """The votes on the last of the models, the largest first."""
     models, sweeps = training.models, training.sweeps
-    weights = features.weights.tocoo()
+    weights = features.vectors.weights.tocoo()
     found = []
     for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(sweeps.of_model == sweep)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.figures import Panels, add_legend, add_title, label
 from query.predict.classifier import NONE_OF_THESE
+from query.predict.measurements import EVIDENCE, in_words
 from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
 from query.results import Drawn, Listed, ThemeName, to_frame
 from query.wording import counted, decimal, percent, span
@@ -25,6 +26,7 @@ _FEWEST = 3
 _FEW_CASES = 30  # sweeps of an evaluation: with fewer, the interval of a share is a fifth or wider
 _PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
+_PANEL = 2.4, 3.55  # inches
 _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
 
 
@@ -156,9 +158,7 @@ class Prediction(Listed[Answer]):
         """The most probable answer, the evidence, and the number of votes."""
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
-        parts = {"vectors": "its vector", "vocabulary": "its vocabulary", "head": "its head"}
-        *first, last = [words for name, words in parts.items() if getattr(best, name) is not None]
-        by = f"{', '.join(first)} and {last}" if first else last
+        by = in_words([kind.name for kind in EVIDENCE if getattr(best, kind.name, None) is not None])
         what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
             f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
@@ -335,8 +335,8 @@ class Evaluation(Drawn):
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        figure, panels = styled_grid(7.2, 3.55, 1, len(_TITLES), theme, ax)
-        colours = THEMES[theme]
+        panels = Panels([len(_TITLES)], _PANEL, theme, ax)
+        figure, colours = panels.figure, panels.colours
         ink = colours.ink
         diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
         by_evidence = {score.evidence: score for score in self.scores}
@@ -358,14 +358,14 @@ class Evaluation(Drawn):
             panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
-            panel.tick_params(labelleft=panel is panels[0])
-            panel.set_title(title, fontsize=10, color=ink, pad=17)
+            panel.tick_params(labelleft=panel is panels.rows[0][0])
+            panels.title(panel, title, 10, loc="center", pad=17)
             score = by_evidence[evidence]
             numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
             text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
             panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=ink, transform=panel.transAxes)
-        panels[0].set_ylabel("share that is right", fontsize=9)
-        panels[1].set_xlabel("probability of the best answer", fontsize=9)
+        panels.rows[0][0].set_ylabel("share that is right", fontsize=9)
+        panels.rows[0][1].set_xlabel("probability of the best answer", fontsize=9)
         what = "Are predictions right as often as their probability says?"
         who = (
             f"{self.models:,} labelled models of {label(self.base)}, each predicted from models by other authors"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -151,60 +152,130 @@ def has_vocabulary(atlas: AtlasReader, base: str) -> bool:
 
 
 @dataclass(frozen=True)
-class VocabularyFeatures:
-    """The features of some models by the vocabulary of their training text; entries as in Features.
+class Votes:
+    """The votes of the nearest sweeps on models (rows), by one kind of vector.
 
-    ``is_known`` (rows,): whether a model has such a vector, and a sweep that may vote can be compared with it.
-    ``nearest`` (rows,): the similarity of the nearest sweep; NaN if it is not known.
+    Attributes:
+        is_known: (rows,): whether a model has such a vector, and can be compared.
+        weights: (rows, sweeps), sparse: the vote of each sweep.
+        votes: (rows, answers), sparse.
+        share: (rows, answers), of the votes.
+        log_votes: ln of the share, a fifth of it given by how common datasets are; 0 for answers that are not present.
+        prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
+            distance from the median to the lower quartile; 0 if there are no sweeps.
+        similarity: (rows,): that of the nearest sweep; NaN if it is not known.
     """
 
     is_known: Booleans
+    weights: csr_array
+    votes: csr_array
     share: Reals
     log_votes: Reals
-    nearest: Reals
+    prominence: Reals
+    similarity: Reals
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features of some models (rows) for all answers (columns).
+    """What the ``allowed`` sweeps (rows, sweeps) show of the models (rows) in ``places`` of a training set.
 
-    Attributes:
-        present: whether a model that may vote names the dataset; the next five are 0 if not.
-        log_common: ln of the dataset's share of the sweeps that may vote.
-        share: of the votes.
-        log_votes: ln of the share of the votes, a fifth of it given by how common datasets are.
-        head: ln P(head | dataset) / P(head); 0 without a head.
-        truth: share of each answer in the model's own datasets. Rows sum to less than 1 if no model that may vote names
-            one of them.
-        prominence: (rows,): ln of how far the nearest sweep is above the median of all sweeps, in units of the
-            distance from the median to the lower quartile; 0 if there are no sweeps.
-        nearness: (rows,): the mean similarity of a dataset's two nearest sweeps, or that of its only one, for the
-            dataset where it is largest; NaN if there are no sweeps or the model has no vector.
-        has_head: (rows,).
-        recognised: (rows,), see ``HeadMatches``.
-        votes: for each answer, sparse.
-        weights: (rows, sweeps), sparse: the vote of each sweep.
-        vocabulary: None if no labelled model has a vocabulary vector.
+    Everything is computed when it is first asked for. Rows of all arrays are these models, columns all answers.
     """
 
-    present: Booleans
-    log_common: Reals
-    share: Reals
-    log_votes: Reals
-    head: Reals
-    truth: Reals
-    prominence: Reals
-    nearness: Reals
-    has_head: Booleans
-    recognised: Reals
-    votes: csr_array
-    weights: csr_array
-    vocabulary: VocabularyFeatures | None = None
+    training: TrainingSet
+    places: Integers
+    allowed: Booleans
 
-    @property
+    @cached_property
+    def common(self) -> Floats:
+        """(rows, answers): the dataset's share of the sweeps that may vote."""
+        named = self.allowed.astype(np.float32) @ self.training.sweeps.shares
+        named /= np.maximum(named.sum(axis=1, keepdims=True), 1)
+        return named
+
+    @cached_property
+    def present(self) -> Booleans:
+        """(rows, answers): whether a model that may vote names the dataset; all logarithms are 0 if not."""
+        return self.common > 0
+
+    @cached_property
+    def log_common(self) -> Reals:
+        """(rows, answers): ln of ``common``."""
+        return self._log(self.common)
+
+    @cached_property
+    def truth(self) -> Reals:
+        """(rows, answers): the share of each answer in the model's own datasets.
+
+        Rows sum to less than 1 if no model that may vote names one of them.
+        """
+        return self.training.sweeps.truth(self.training.rows[self.places], self.present)
+
+    @cached_property
     def known(self) -> Reals:
         """(rows,): the share of the truth that is among the answers."""
         return self.truth.sum(axis=1)
+
+    @cached_property
+    def _voting(self) -> Booleans:
+        """(rows, sweeps): which sweeps vote by their vectors."""
+        return self.training.voting(self.places, self.allowed) & self.training.has_vector[self.places][:, None]
+
+    @cached_property
+    def vectors(self) -> Votes:
+        """The votes by vectors."""
+        return self._votes(self.training.nearest, self._voting, self.training.has_vector[self.places])
+
+    @cached_property
+    def nearness(self) -> Reals:
+        """(rows,): the mean similarity of a dataset's two nearest sweeps, or that of its only one.
+
+        It is that of the dataset where it is largest; NaN if there are no sweeps or the model has no vector.
+        """
+        return self.training.nearness(self.places, self._voting)
+
+    @cached_property
+    def vocabulary(self) -> Votes | None:
+        """The votes by vocabulary vectors; None if no labelled model has one."""
+        nearest = self.training.nearest_by_vocabulary
+        if nearest is None:
+            return None
+        assert nearest.comparable is not None
+        comparable = self.allowed & nearest.comparable[self.places]
+        return self._votes(nearest, comparable, np.asarray(comparable.any(axis=1)))
+
+    @cached_property
+    def has_head(self) -> Booleans:
+        """(rows,): whether anything is known about the head."""
+        return self.training.heads.is_known[self.places]
+
+    @cached_property
+    def head(self) -> Reals:
+        """(rows, answers): ln P(head | dataset) / P(head); 0 without a head."""
+        return np.where(self.present, self.training.heads.log_ratios(self.places, self.allowed), 0)
+
+    @cached_property
+    def recognised(self) -> Reals:
+        """(rows,), see ``HeadMatches``."""
+        return self.training.heads.recognised(self.places, self.allowed)
+
+    def _votes(self, nearest: NearestSweeps, voting: Booleans, is_known: Booleans) -> Votes:
+        weights, prominence, similarity = self.training.cast_votes(nearest, self.places, voting)
+        votes = weights @ self.training.sweeps.shares
+        total = votes.sum(axis=1)[:, None]
+        share = votes.toarray() / np.where(total > 0, total, 1)
+        return Votes(
+            is_known=is_known,
+            weights=weights,
+            votes=votes,
+            share=share.astype(np.float64),
+            log_votes=self._log((1 - COMMON_SHARE) * share + COMMON_SHARE * self.common),
+            prominence=prominence,
+            similarity=np.where(voting.any(axis=1), similarity, np.nan).astype(np.float64),
+        )
+
+    def _log(self, shares: Floats) -> Reals:
+        return np.log(np.where(self.present, shares, 1).astype(np.float64))
 
 
 class TrainingSet:
@@ -224,62 +295,19 @@ class TrainingSet:
             starts = np.array([numbers[start] for start in models.starts], dtype=np.intp)
             if labels_go_with_starts(self.sweeps, starts):
                 self._starts = starts
-        self._nearest = self._nearest_sweeps(models.table)
-        self._vocabulary: _Nearest | None = None
+        self.has_vector: Booleans = models.table.take(self.rows).has_vector
+        self.nearest = self._nearest_sweeps(models.table)
+        self.nearest_by_vocabulary: NearestSweeps | None = None
         if models.vocabulary is not None:
-            self._vocabulary = self._nearest_sweeps(VectorTable(models.vocabulary, _HALVES), are_halves=True)
-        self._matches = HeadMatches(models.heads, self.rows, self.sweeps)
+            self.nearest_by_vocabulary = self._nearest_sweeps(VectorTable(models.vocabulary, _HALVES), are_halves=True)
+        self.heads = HeadMatches(models.heads, self.rows, self.sweeps)
 
     def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
         """The features of the models in ``places`` of ``rows``, from authors other than their own and ``withheld``.
 
         ``is_hidden``: as if no other model named their datasets.
         """
-
-        def log(shares: Floats) -> Reals:
-            return np.log(np.where(present, shares, 1).astype(np.float64))
-
-        def shares_of(weights: csr_array) -> tuple[csr_array, Floats]:
-            votes = weights @ sweeps.shares
-            total = votes.sum(axis=1)[:, None]
-            return votes, votes.toarray() / np.where(total > 0, total, 1)
-
-        rows, sweeps = self.rows[places], self.sweeps
-        allowed = sweeps.allowed(rows, withheld, is_hidden)
-        common = allowed.astype(np.float32) @ sweeps.shares
-        present = common > 0
-        common /= np.maximum(common.sum(axis=1, keepdims=True), 1)
-        has_vector = self.models.table.take(rows).has_vector
-        voting = self.voting(places, allowed) & has_vector[:, None]
-        weights, prominence, _ = self._cast_votes(self._nearest, places, voting)
-        votes, share = shares_of(weights)
-        vocabulary = None
-        if self._vocabulary is not None:
-            assert self._vocabulary.comparable is not None
-            comparable = allowed & self._vocabulary.comparable[places]
-            of_vocabulary, _, nearest = self._cast_votes(self._vocabulary, places, comparable)
-            _, their_share = shares_of(of_vocabulary)
-            vocabulary = VocabularyFeatures(
-                is_known=np.asarray(comparable.any(axis=1)),
-                share=their_share.astype(np.float64),
-                log_votes=log((1 - COMMON_SHARE) * their_share + COMMON_SHARE * common),
-                nearest=np.where(comparable.any(axis=1), nearest, np.nan).astype(np.float64),
-            )
-        return Features(
-            present=present,
-            log_common=log(common),
-            share=share.astype(np.float64),
-            log_votes=log((1 - COMMON_SHARE) * share + COMMON_SHARE * common),
-            head=np.where(present, self._matches.log_ratios(places, allowed), 0),
-            truth=sweeps.truth(rows, present),
-            prominence=prominence,
-            nearness=self._nearness(places, voting),
-            has_head=self._matches.is_known[places],
-            recognised=self._matches.recognised(places, allowed),
-            votes=votes,
-            weights=weights,
-            vocabulary=vocabulary,
-        )
+        return Features(self, places, self.sweeps.allowed(self.rows[places], withheld, is_hidden))
 
     def voting(self, places: Integers, allowed: Booleans) -> Booleans:
         """Which of the ``allowed`` sweeps (places, sweeps) vote by their vectors.
@@ -289,7 +317,7 @@ class TrainingSet:
         labels go with starts, a sweep that began where a model did votes on it only if none that began elsewhere names
         one of its datasets.
         """
-        is_twin = self._nearest.is_twin
+        is_twin = self.nearest.is_twin
         if is_twin is None or not (twins := allowed & is_twin[places]).any():
             return allowed
         shares = self.sweeps.shares
@@ -298,14 +326,14 @@ class TrainingSet:
 
     def has_silent_twins(self, place: int) -> bool:
         """Whether models by others do not vote on the one at this place of ``rows`` because they began where it did."""
-        if self._nearest.is_twin is None:
+        if self.nearest.is_twin is None:
             return False
         places, sweeps = np.array([place]), self.sweeps
         row = self.rows[places]
         members = np.flatnonzero((sweeps.of_model >= 0) & (sweeps.authors != sweeps.authors[row]))
         is_twin = self.is_twin(row, members)
         assert is_twin is not None
-        votes = self.voting(places, sweeps.allowed(row, ()))[0] & self._nearest.is_twin[place]
+        votes = self.voting(places, sweeps.allowed(row, ()))[0] & self.nearest.is_twin[place]
         return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
@@ -315,7 +343,7 @@ class TrainingSet:
         found: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
         return found
 
-    def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> _Nearest:
+    def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> NearestSweeps:
         """For each of the rows all sweeps, nearest first.
 
         The similarity of a sweep is that of its nearest member, of those that began elsewhere if there are any. Ties
@@ -346,11 +374,11 @@ class TrainingSet:
         if are_halves:
             comparable = np.zeros(order.shape, dtype=bool)
             np.put_along_axis(comparable, order, similarity > _APART, axis=1)
-        return _Nearest(order, similarity, comparable, twins)
+        return NearestSweeps(order, similarity, comparable, twins)
 
-    def _nearness(self, places: Integers, allowed: Booleans) -> Reals:
+    def nearness(self, places: Integers, allowed: Booleans) -> Reals:
         """(places,): ``Features.nearness`` by the ``allowed`` sweeps (places, sweeps)."""
-        found = self._nearest
+        found = self.nearest
         table = np.empty(allowed.shape, dtype=np.float64)
         np.put_along_axis(table, found.order[places], found.similarity[places], axis=1)
         table[~allowed] = -np.inf
@@ -364,8 +392,8 @@ class TrainingSet:
             nearest = np.maximum(nearest, np.where(is_there.any(axis=1), mean, -np.inf))
         return np.where(np.isfinite(nearest), nearest, np.nan)
 
-    def _cast_votes(
-        self, found: _Nearest, places: Integers, allowed: Booleans
+    def cast_votes(
+        self, nearest: NearestSweeps, places: Integers, allowed: Booleans
     ) -> tuple[csr_array, Reals, NDArray[np.float32]]:
         """The votes of the k nearest sweeps that are ``allowed``; of the nearest one its prominence and its similarity.
 
@@ -375,7 +403,7 @@ class TrainingSet:
         """
         from scipy.sparse import csr_array
 
-        order, similarity = found.order[places], found.similarity[places]
+        order, similarity = nearest.order[places], nearest.similarity[places]
         votes = np.take_along_axis(allowed, order, axis=1)
         rank = np.cumsum(votes, axis=1, dtype=np.int32)
         counts = votes.sum(axis=1)
@@ -401,7 +429,7 @@ class TrainingSet:
 
 
 @dataclass(frozen=True)
-class _Nearest:
+class NearestSweeps:
     """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
 
     ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can. ``is_twin``, also

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.console.option import Option
 from indexer.errors import AtlasError
-from query.figures import THEMES, add_legend, add_title, label, styled_grid
+from query.figures import Panels, add_legend, add_title, label
 from query.options import Base
 from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
@@ -174,7 +174,6 @@ class RankStudy(Drawn):
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        colours = THEMES[theme]
         by_row: dict[tuple[str, str], list[str]] = {}
         for name in self.families:
             stack, _, bare_name = name.rpartition(".")
@@ -182,16 +181,14 @@ class RankStudy(Drawn):
             kind = bare_name.partition("_")[0]
             by_row.setdefault((stack, kind if kind in KINDS else part), []).append(name)
         rows = list(by_row.values())
-        columns = max(len(names) for names in rows)
-        size = (max(PANEL[0] * columns, 4.0), PANEL[1] * len(rows) + 0.8)
-        figure, axes = styled_grid(*size, len(rows), columns, theme, ax)
-        grid = np.reshape(axes, (len(rows), columns))
+        panels = Panels([len(names) for names in rows], PANEL, theme, ax, margin=(0, 0.8), least=4.0)
+        figure, colours = panels.figure, panels.colours
         # None becomes NaN; the band is the mean ± spread, cut off at zero.
         ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}
         spread = {name: np.nan_to_num(np.array(one.spread, dtype=float)) for name, one in self.families.items()}
         highest = max(float(np.nan_to_num(ranks[name] + spread[name]).max()) for name in ranks)
-        for names, panels in zip(rows, grid, strict=True):
-            for name, panel in zip(names, panels, strict=False):
+        for names, row in zip(rows, panels.rows, strict=True):
+            for name, panel in zip(names, row, strict=True):
                 for other in names:
                     if other != name:
                         panel.plot(ranks[other], color=colours.rest, linewidth=0.8, zorder=1)
@@ -205,7 +202,7 @@ class RankStudy(Drawn):
                 panel.fill_between(layers, low, high, color=colour, alpha=0.22, linewidth=0, zorder=2)
                 mean: dict[str, Any] = {"linewidth": 1.4, "marker": "o", "markersize": 2.2}
                 panel.plot(layers, ranks[name], color=colour, zorder=4, **mean)
-                panel.set_title(name, loc="left", fontsize=8, color=colours.ink, pad=11)
+                panels.title(panel, name, pad=11)
                 if family.fit is not None:
                     x = np.linspace(0, layers[-1], _SMOOTH)
                     panel.plot(x, family.fit.at(x), color=colours.ink, linewidth=0.8, linestyle=_DASHES, zorder=5)
@@ -215,10 +212,8 @@ class RankStudy(Drawn):
                 # Every layer, or every second, fourth … of a deep model.
                 step = next((step for step in (1, 2, 4, 5, 10) if len(layers) <= 7 * step), 20)
                 panel.set_xticks(range(0, len(layers), step))
-            for panel in panels[len(names) :]:
-                panel.set_axis_off()
-            panels[0].set_ylabel("rank", fontsize=8)
-        for panel in grid[-1][: len(rows[-1])]:
+            row[0].set_ylabel("rank", fontsize=8)
+        for panel in panels.rows[-1]:
             panel.set_xlabel("layer x", fontsize=8)
 
         which = "rank of this family" if self.model else "mean rank of this family"

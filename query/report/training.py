@@ -12,6 +12,7 @@ from indexer.console.messages import Progress, clean
 from indexer.errors import AtlasError
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import evaluate
+from query.predict.measurements import way_in_words
 from query.predict.predict import assumed_share, predict_many, undocumented
 from query.predict.result import Prediction
 from query.report.page import Section, Source, shorten
@@ -22,15 +23,7 @@ _PREDICTED = 20  # undocumented models, the most downloaded first
 _IN_WORDS = 3  # of them
 _NOTES = 20
 _FROM = ("vectors", "vocabulary", "head")
-_EVIDENCE = {
-    "together": "vectors and head together, with the vocabulary of models that have one",
-    "vectors": "the vectors alone: votes of similar models",
-    "vocabulary": "the vocabulary alone: votes of models with similar words in their training text",
-    "without_vocabulary": "vectors and head together, without the vocabulary",
-    "head": "the head alone: number and names of labels in config.json",
-    "majority": "baseline: always the most common dataset",
-    "chance": "baseline: random guessing",
-}
+_BASELINES = {"majority": "baseline: always the most common dataset", "chance": "baseline: random guessing"}
 _TRACED, _WORDS = 15, 8  # models, and words of each
 _CLASSES = {
     "exact": "exact: tokens that the text contains are distinguished from the others",
@@ -61,7 +54,7 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
                 },
                 [
                     (
-                        _EVIDENCE[score.evidence], score.accuracy,
+                        _BASELINES.get(score.evidence) or way_in_words(score.evidence), score.accuracy,
                         " – ".join(map(percent, ends[score.evidence] or ())), score.top3, score.brier,
                         score.calibration_error,
                     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -198,75 +198,39 @@ def trace(
     """
     texts = read_texts(text, field) if text is not None else None
     found = resolve_model(atlas, str(model), base, DEFAULT, read)
-    notes = [f"{found.name} is {found.as_copy}."] if found.is_copy else [*unrelated_notes(found)]
     row, evidence = token_evidence(atlas, found)
     if all_rows:
-        require("Reading an embedding", *READERS)
-        if found.is_adapter:
-            raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
-        base_commit = str(atlas.base_row(found.base)["commit"])
-        evidence = evidence_of_all_rows(
-            *_place_of(found, str(model), row), ModelRef(found.base), base_commit, evidence,
-            say or (lambda sentence: None),
-        )  # fmt: skip
+        evidence = _of_all_rows(atlas, found, str(model), row, evidence, say)
+    notes = [f"{found.name} is {found.as_copy}."] if found.is_copy else [*unrelated_notes(found)]
     if evidence is None or evidence.kind == FROZEN:
         notes.append(_why_none(found, row, evidence, all_rows))
         if texts is not None:
             notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
-        return TracedModel(
-            found.name, found.base, NONE if evidence is None else FROZEN, 0 if evidence is None else len(evidence.rows),
-            None, None, None, None, None, None, (), (), None, tuple(notes),
-        )  # fmt: skip
-
-    is_there = evidence.codes != MISSING
-    # Of a tied head a number of tokens is only expected.
-    met = round(float(met_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
-    rows_read = int(is_there.sum())
-    others = None if all_rows else _others(atlas, found, evidence)
+        return _without_trace(found, evidence, notes)
     tokenizer, why = tokenizer_for(atlas, found, str(model), row, evidence)
     if tokenizer is None and texts is not None:
         raise AtlasError(f"The texts cannot be split into tokens: {why}", "")
-    words: list[Word] = []
-    scripts: list[Script] = []
-    masked = None
+    tokens = _NamedTokens()
     if tokenizer is not None:
-        special = np.array(tokenizer.special_ids, dtype=np.int64)
-        masked = _masked(tokenizer, evidence)
-        is_word = evidence.is_met & ~np.isin(evidence.rows, special)
-        ids = evidence.rows[is_word].tolist()
-        parts = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
-        pieces = [piece for part in parts for piece in part]
-        scores = distinctive_scores(evidence.ranks, others)
-        words = words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)
-        scripts = scripts_of(pieces)
-        if others is not None and len(others):
-            notes.append(f"Words are compared with those of {counted(len(others), 'other model')} of {found.base}.")
-        elif words:
-            notes.append("Words are compared with tokens of the model's own that are about as common.")
-    else:
-        notes.append(f"Its words are not named: {why}")
-    length = longest_input(atlas, found.base, evidence)
+        tokens = _named(tokenizer, evidence, None if all_rows else _others(atlas, found, evidence))
+    notes.append(f"Its words are not named: {why}" if tokenizer is None else tokens.note(found.base))
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
-    if not all_rows:
-        share = rows_read / max(evidence.base_vocabulary, 1)
-        if share < 1:
-            notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
+    is_there = evidence.codes != MISSING
+    rows_read = int(is_there.sum())
+    share = rows_read / max(evidence.base_vocabulary, 1)
+    if not all_rows and share < 1:
+        notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
+    length = longest_input(atlas, found.base, evidence)
     judged = None
     if texts is not None:
         assert tokenizer is not None
-        notes += texts.notes
         kept = max_length or kept_tokens(length, evidence.pairs)
         judged = compare_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
-        if evidence.kind == EXACT:
-            notes.append(
-                f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
-                + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
-                + ". “Certainly not used” means that no training step that changed a number of the embedding had the "
-                "text as it is written here, at the start of an input. A step whose learning rate was zero, or nearly, "
-                "leaves no trace; and a changed text may have been used. A possible text was not necessarily used."
-            )
-    decay = -math.log(evidence.scale)
+        notes += texts.notes
+        notes += _on_texts(kept) if evidence.kind == EXACT else ()
+    # With a tied head a number of tokens is only expected.
+    met = round(float(met_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
     return TracedModel(
         model=found.name,
         base=found.base,
@@ -276,12 +240,90 @@ def trace(
         share_met=met / rows_read if rows_read else None,
         longest_input=length,
         pairs=evidence.pairs,
-        masked=masked,
-        decay_times_rate=decay if not evidence.is_share and decay > 0 else None if evidence.is_share else 0.0,
-        words=tuple(words),
-        scripts=tuple(scripts),
+        masked=tokens.masked,
+        decay_times_rate=None if evidence.is_share else max(0.0, -math.log(evidence.scale)),
+        words=tokens.words,
+        scripts=tokens.scripts,
         text=judged,
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _of_all_rows(
+    atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence | None,
+    say: Callable[[str], None] | None,
+) -> TokenEvidence | None:  # fmt: skip
+    """The evidence of the whole embedding. Raises AtlasError for an adapter, which has none of its own."""
+    require("Reading an embedding", *READERS)
+    if found.is_adapter:
+        raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
+    base = ModelRef(found.base), str(atlas.base_row(found.base)["commit"])
+    return evidence_of_all_rows(*_place_of(found, name, row), *base, evidence, say or (lambda sentence: None))
+
+
+def _without_trace(found: ResolvedModel, evidence: TokenEvidence | None, notes: Sequence[str]) -> TracedModel:
+    """The answer for a model whose embedding says nothing, because it did not move or there is none."""
+    return TracedModel(
+        model=found.name,
+        base=found.base,
+        trace_class=NONE if evidence is None else FROZEN,
+        rows_read=0 if evidence is None else len(evidence.rows),
+        tokens_met=None,
+        share_met=None,
+        longest_input=None,
+        pairs=None,
+        masked=None,
+        decay_times_rate=None,
+        words=(),
+        scripts=(),
+        text=None,
         notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _NamedTokens:
+    """What a tokenizer tells of the tokens that were met; nothing without one.
+
+    ``others``: the number of models that the words are compared with.
+    """
+
+    words: tuple[Word, ...] = ()
+    scripts: tuple[Script, ...] = ()
+    masked: bool | None = None
+    others: int = 0
+
+    def note(self, base: str) -> str:
+        """What the words are compared with; empty without words."""
+        if self.others:
+            return f"Words are compared with those of {counted(self.others, 'other model')} of {base}."
+        return "Words are compared with tokens of the model's own that are about as common." if self.words else ""
+
+
+def _named(tokenizer: Tokenizer, evidence: TokenEvidence, others: NDArray[np.float64] | None) -> _NamedTokens:
+    """Name the tokens that were met, but special ones; ``others``: (m, n) the ranks of other models."""
+    special = np.array(tokenizer.special_ids, dtype=np.int64)
+    is_word = evidence.is_met & ~np.isin(evidence.rows, special)
+    ids = evidence.rows[is_word].tolist()
+    parts = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+    pieces = [piece for part in parts for piece in part]
+    scores = distinctive_scores(evidence.ranks, others)
+    return _NamedTokens(
+        words=tuple(words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)),
+        scripts=tuple(scripts_of(pieces)),
+        masked=_masked(tokenizer, evidence),
+        others=0 if others is None else len(others),
+    )
+
+
+def _on_texts(kept: int | None) -> tuple[str, ...]:
+    """What "certainly not used" means; ``kept``: to how many tokens training cut texts, if that is known."""
+    unknown = "" if kept else ", because it is not known where training cut texts (`max_length=N`)"
+    return (
+        f"Only the first {kept or USUAL_LENGTH} tokens of a text count{unknown}. “Certainly not used” means that no "
+        "training step that changed a number of the embedding had the text as it is written here, at the start of an "
+        "input. A step whose learning rate was zero, or nearly, leaves no trace; and a changed text may have been "
+        "used. A possible text was not necessarily used.",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from indexer.console.messages import clean
 from indexer.errors import require
-from query.figures import THEMES, draw, styled_grid, write_output
+from query.figures import THEMES, Panels, draw, write_output
 from scripts.reproduce.study import REPRESENTATIONS, SIDE_BY_SIDE, Json
 from scripts.tables import markdown
 
@@ -226,8 +226,8 @@ def draw_purity(bases: Sequence[Json], out: Path) -> None:
     theme = THEMES["light"]
     ways = {"all models": theme.palette[0], "other authors’ models": theme.palette[4]}
     apart = 0.16  # of a row: distance of the two marks from its middle
-    figure, grid = styled_grid(2.4 * len(bases) + 1.4, 3.4, 1, len(bases), "light")
-    for panel, (axes, one) in enumerate(zip([grid] if len(bases) == 1 else grid.flat, bases, strict=True)):
+    panels = Panels([len(bases)], (2.4, 2.0), margin=(1.4, 1.4))
+    for panel, (axes, one) in enumerate(zip(panels, bases, strict=True)):
         for row, name in enumerate(REPRESENTATIONS):
             found = answer(one, f"purity-{name}") or {}
             scores = (found, found.get("cross_author", {}))
@@ -249,6 +249,8 @@ def draw_purity(bases: Sequence[Json], out: Path) -> None:
             axes.tick_params(axis="y", length=0)
     marks = [Line2D([], [], color=colour, marker="o", markersize=5, label=way) for way, colour in ways.items()]
     marks.append(Line2D([], [], color=theme.ink, marker="|", markersize=9, linestyle="none", label="chance"))
-    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=theme.ink)
-    figure.suptitle("Purity: the share of nearest neighbours that share a dataset", color=theme.ink, fontsize=10)
-    write_output(out, draw(figure, out.suffix))
+    panels.figure.legend(
+        handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=theme.ink
+    )
+    panels.figure.suptitle("Purity: the share of nearest neighbours that share a dataset", color=theme.ink, fontsize=10)
+    write_output(out, draw(panels.figure, out.suffix))

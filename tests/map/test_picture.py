@@ -13,7 +13,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas, figures
-from query.figures import THEMES, draw, label, new_figure
+from query.figures import THEMES, Panels, draw, in_rows, label, new_figure
 from query.map.coloring import LEGEND, grouped
 from query.map.groups import group_discs, room_for_names
 from query.map.model_map import checked_map_file
@@ -231,6 +231,24 @@ def test_a_name_is_shown_whole_or_cut_in_the_middle():
 
 
 # ---- small atlases, and the command ----
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "counts"), [(1, 4, [1]), (4, 4, [4]), (5, 4, [4, 1]), (7, 3, [3, 3, 1]), (2, 6, [2])]
+)
+def test_panels_fill_rows_from_the_top(count, most, counts):
+    assert in_rows(count, most) == counts
+    panels = Panels(counts, (1.5, 1.0), "dark", margin=(0.5, 0.25), least=2.5)
+    assert [len(row) for row in panels.rows] == counts
+    assert len(list(panels)) == count
+    width, height = max(1.5 * max(counts) + 0.5, 2.5), len(counts) + 0.25
+    assert panels.figure.get_size_inches() == pytest.approx([width, height])
+    assert sum(axes.axison for axes in panels.figure.axes) == count  # the rest of the grid is empty
+    assert len(panels.lowest) == max(counts)
+    assert set(panels.lowest) == set(list(panels)[-max(counts) :])
+    panels.title(panels.rows[0][0], "a name", 7)
+    assert panels.rows[0][0].get_title("left") == "a name"
+    assert panels.rows[0][0].get_facecolor() == matplotlib.colors.to_rgba(THEMES["dark"].background)
 
 
 STRANGE = "ᶁᶄᶊ"  # in STIXGeneral, which comes with matplotlib, and not in DejaVu Sans

@@ -25,6 +25,12 @@ def answer(prediction, dataset):
 
 
 CLASSIFIER = "ForSequenceClassification"
+# The ways of predicting models without a vocabulary, and the evidence each uses.
+WAYS = {
+    "together": frozenset({"vectors", "head"}),
+    "vectors": frozenset({"vectors"}),
+    "head": frozenset({"head"}),
+}
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,22 @@ import numpy as np
 import pytest
 
 from query.population import Head
-from query.predict.classifier import EVIDENCE, NONE_OF_THESE, fit, training_rows, uncalibrated
+from query.predict.classifier import NONE_OF_THESE, fit, training_rows, uncalibrated
 from query.predict.evaluation import evaluate_models
 from query.predict.predict import predict_target
 from query.predict.scoring import mean_scores, score_models
 from query.predict.training_set import TrainingSet
 from query.statistics.authors import units_of
-from tests.predict.simulated import CLASSIFIER, SIMULATIONS, Simulation, joined, labelled_models, target, unlabelled
+from tests.predict.simulated import (
+    CLASSIFIER,
+    SIMULATIONS,
+    WAYS,
+    Simulation,
+    joined,
+    labelled_models,
+    target,
+    unlabelled,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +77,7 @@ def largest_deviation(chance, happened):
 SEEDS = (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
     draws = [fresh_draws(name, seed) for seed in SEEDS]
@@ -77,7 +86,7 @@ def test_probabilities_match_frequencies_on_fresh_draws(name, kind):
     assert largest_deviation(chance, right) < 3.9  # of up to ten
 
 
-@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("kind", WAYS)
 @pytest.mark.parametrize("name", list(SIMULATIONS))
 def test_none_of_these_is_as_frequent_as_it_is_probable(name, kind):
     draws = [fresh_draws(name, seed) for seed in SEEDS]
@@ -85,7 +94,7 @@ def test_none_of_these_is_as_frequent_as_it_is_probable(name, kind):
     assert abs(deviation(nothing, true)) < 3.3
 
 
-@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("kind", WAYS)
 def test_without_the_fit_neither_holds(kind):
     draws = [fresh_draws("blurred", seed, is_fitted=False) for seed in SEEDS]
     chance, right = np.concatenate([best_answers(found[kind], truth) for found, truth in draws], axis=1)
@@ -96,7 +105,7 @@ def test_what_is_reported_is_what_fresh_draws_show():
     """Leave-one-author-out on 200 authors says of the next 200 what then comes true."""
     found, truth = fresh_draws("blurred", 1)
     reported = {one.evidence: one for one in evaluate_models(SIMULATIONS["blurred"].draw(200, "a", seed=101)).scores}
-    for kind in EVIDENCE:
+    for kind in WAYS:
         seen = mean_scores(kind, score_models(found[kind], truth), np.ones(len(truth)))
         assert reported[kind].accuracy == pytest.approx(seen.accuracy, abs=0.05)
         assert reported[kind].brier == pytest.approx(seen.brier, abs=0.05)
@@ -138,7 +147,7 @@ def test_shuffled_labels_leave_nothing_but_chance():
     shuffled = [found.datasets[row] for row in rng.permutation(len(found.models))]
     honest = {one.evidence: one for one in evaluate_models(found).scores}
     result = {one.evidence: one for one in evaluate_models(replace(found, datasets=shuffled)).scores}
-    for kind in EVIDENCE:
+    for kind in WAYS:
         assert result[kind].accuracy < result["majority"].accuracy + 0.04
         assert result[kind].accuracy < honest[kind].accuracy - 0.2
         assert abs(result[kind].brier - result["majority"].brier) < 0.05
@@ -200,8 +209,8 @@ def test_a_sweep_weighs_as_one_model():
         heads=found.heads + found.heads[last:] * 40,
     )
     once, often = fit(TrainingSet(found, 10), []), fit(TrainingSet(again, 10), [])
-    for kind in EVIDENCE:
-        np.testing.assert_allclose(often.weights[kind], once.weights[kind], atol=0.06)
+    for kind in WAYS:
+        np.testing.assert_allclose(often.by(WAYS[kind]).weights, once.by(WAYS[kind]).weights, atol=0.06)
     assert often.none == pytest.approx(once.none)
     first, second = evaluate_models(found), evaluate_models(again)
     assert second.models == first.models + 40

@@ -87,14 +87,14 @@ def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
     training = TrainingSet(found, K)
     codes = dict(zip(found.authors, training.sweeps.authors.tolist(), strict=True))
     features = training.features(np.arange(len(found.models)), [codes[author] for author in withheld], is_hidden)
-    votes = features.votes.toarray()
+    votes = features.vectors.votes.toarray()
     for row in range(len(found.models)):
         heard = loop_sweeps(found, row, withheld, is_hidden)
         expected, prominence = loop_votes(heard, K)
         got = dict(zip(training.sweeps.answers, votes[row], strict=True))
         assert {name for name, _ in got.items() if _ > 0} == {name for name, vote in expected.items() if vote > 0}
         assert all(got[name] == pytest.approx(vote, abs=2e-5) for name, vote in expected.items())
-        assert features.prominence[row] == pytest.approx(prominence, abs=2e-3)
+        assert features.vectors.prominence[row] == pytest.approx(prominence, abs=2e-3)
         assert features.nearness[row] == pytest.approx(loop_nearness(heard), abs=1e-5, nan_ok=True)
         named = [name for _, names, _ in heard for name in names]
         present = {name for name, there in zip(training.sweeps.answers, features.present[row], strict=True) if there}
@@ -105,7 +105,7 @@ def test_votes_are_those_of_a_double_loop(withheld, is_hidden):
             share = expected.get(name, 0) / max(sum(expected.values()), 1e-12)
             assert math.exp(features.log_common[row, column]) == pytest.approx(common, rel=1e-4)
             mixed = (1 - COMMON_SHARE) * share + COMMON_SHARE * common
-            assert math.exp(features.log_votes[row, column]) == pytest.approx(mixed, rel=1e-3, abs=1e-5)
+            assert math.exp(features.vectors.log_votes[row, column]) == pytest.approx(mixed, rel=1e-3, abs=1e-5)
 
 
 def test_the_truth_is_shared_out_and_a_task_that_no_other_model_names_counts_as_its_collection():

@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import binom
 
 from query.population import Head
-from query.predict.classifier import EVIDENCE, fit
+from query.predict.classifier import fit
 from query.predict.evaluation import evaluate_models
 from query.predict.training_set import TrainingSet
 from tests.halves import a_few
-from tests.predict.simulated import CLASSIFIER, SIMULATIONS, labelled_models
+from tests.predict.simulated import CLASSIFIER, SIMULATIONS, WAYS, labelled_models
 
 SEEDS = range(8)
 HEADS = [Head()] + [
@@ -91,7 +91,7 @@ def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
     Chance is what answers as frequent as these come to when dealt out blindly.
     """
     hits, chances, sweeps = Counter(), Counter(), 0
-    losses = {kind: [] for kind in EVIDENCE}
+    losses = {kind: [] for kind in WAYS}
     for seed in SEEDS:
         evaluation = evaluated(layout, seed, k)
         common = Counter()
@@ -110,7 +110,7 @@ def test_nothing_is_fitted_where_nothing_is_to_fit(layout, k):
             assert score.accuracy <= binom.ppf(0.9999, evaluation.sweeps, share.max()) / evaluation.sweeps
     low, high = binom.interval(0.999, sweeps, chances["together"] / sweeps)
     assert low <= hits["together"] <= high
-    for kind in EVIDENCE:
+    for kind in WAYS:
         assert np.mean(losses[kind]) > 0
 
 
@@ -136,9 +136,9 @@ def test_none_of_these_is_not_fitted_from_hiding(layout):
         found = blind(layout, seed)
         training = TrainingSet(found, 10)
         fitted = fit(training, [])
-        for kind in EVIDENCE:
-            assert fitted.weights[kind].min() >= 0
-            assert fitted.novelty[kind].slopes.min() >= 0
+        for kind in WAYS:
+            assert fitted.by(WAYS[kind]).weights.min() >= 0
+            assert fitted.by(WAYS[kind]).novelty.slopes.min() >= 0
 
 
 @pytest.mark.slow
@@ -172,5 +172,5 @@ def test_the_majority_is_the_share_of_the_commonest_dataset():
 def test_what_is_common_does_not_drown_the_votes(name):
     """Popular datasets collect votes by being popular: weighed against that, rare ones are found by their vectors."""
     found = SIMULATIONS[name].draw(120, "a", seed=17)
-    weights = fit(TrainingSet(found, 10), []).weights["vectors"]
+    weights = fit(TrainingSet(found, 10), []).by(WAYS["vectors"]).weights
     assert weights[0] > weights[2] > 0

@@ -18,7 +18,7 @@ from query.predict.result import Duplicate
 from query.predict.scoring import with_prior
 from query.predict.training_set import TrainingSet
 from tests.halves import a_few
-from tests.predict.simulated import CLASSIFIER, Simulation, answer, labelled_models, target
+from tests.predict.simulated import CLASSIFIER, WAYS, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
 
 
@@ -120,7 +120,7 @@ def test_nothing_of_the_askers_author_is_fitted_from(population):
     assert {one.dataset: one.probability for one in first.answers} == pytest.approx(known, abs=1e-9)
     everybody = fit(TrainingSet(population, 10), [])
     others = fit(TrainingSet(population, 10), [0])
-    assert everybody.weights["vectors"][0] != others.weights["vectors"][0]
+    assert everybody.by(WAYS["vectors"]).weights[0] != others.by(WAYS["vectors"]).weights[0]
 
 
 # ---- the command, with a small Hub ----

@@ -13,12 +13,12 @@ from sklearn.linear_model import LogisticRegression
 
 from indexer.errors import AtlasError
 from query.predict import classifier
-from query.predict.classifier import EVIDENCE, fit, none_share
+from query.predict.classifier import fit, none_share
 from query.predict.evaluation import cross_validate, evaluate_models
 from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
 from query.predict.training_set import TrainingSet
 from query.statistics.authors import wilson
-from tests.predict.simulated import SIMULATIONS, labelled_models
+from tests.predict.simulated import SIMULATIONS, WAYS, labelled_models
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def fitted():
 
 
 def terms_of(evidence, kind):
-    both = [evidence.log_votes - evidence.log_common, evidence.share, evidence.log_common]
+    both = [evidence.vectors.log_votes - evidence.log_common, evidence.vectors.share, evidence.log_common]
     return {"together": [*both, evidence.head], "vectors": both, "head": [evidence.log_common, evidence.head]}[kind]
 
 
-@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("kind", WAYS)
 def test_weights_maximise_the_penalised_likelihood(fitted, kind):
     fitted, shown, _, importance = fitted
     counted = importance if kind == "vectors" else importance * shown.has_head
@@ -52,7 +52,7 @@ def test_weights_maximise_the_penalised_likelihood(fitted, kind):
         return total
 
     best = minimize(loss, usual, method="SLSQP", bounds=[(0, None)] * len(usual), options={"ftol": 1e-12})
-    np.testing.assert_allclose(fitted.weights[kind], best.x, atol=1e-3)
+    np.testing.assert_allclose(fitted.by(WAYS[kind]).weights, best.x, atol=1e-3)
 
 
 def middle(values, weights):
@@ -66,20 +66,20 @@ def middle(values, weights):
     return math.nan
 
 
-@pytest.mark.parametrize("kind", EVIDENCE)
+@pytest.mark.parametrize("kind", WAYS)
 def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     fitted, shown, hidden, importance = fitted
     counted = importance if kind == "vectors" else importance * shown.has_head
 
     def signals(evidence):
-        scores = sum(w * term for w, term in zip(fitted.weights[kind], terms_of(evidence, kind), strict=True))
+        scores = sum(w * term for w, term in zip(fitted.by(WAYS[kind]).weights, terms_of(evidence, kind), strict=True))
         given = np.exp(np.where(evidence.present, scores, -np.inf))
         best = np.clip((given / given.sum(axis=1, keepdims=True)).max(axis=1), 1e-4, 1 - 1e-4)
         fit = np.where(evidence.has_head, np.where(evidence.present, evidence.head, -np.inf).max(axis=1), np.nan)
         of_head = [] if kind == "vectors" else [fit, evidence.recognised]
         return np.stack(
             [
-                *([] if kind == "head" else [evidence.nearness, evidence.prominence]),
+                *([] if kind == "head" else [evidence.nearness, evidence.vectors.prominence]),
                 *of_head,
                 np.log(best / (1 - best)),
             ],
@@ -89,7 +89,7 @@ def test_novelty_is_a_logistic_regression_without_negative_slopes(fitted, kind):
     known = counted * shown.truth.sum(axis=1)
     weights = np.concatenate([known, counted * known.sum() / counted.sum()])
     both = np.concatenate([signals(shown), signals(hidden)])
-    found = fitted.novelty[kind]
+    found = fitted.by(WAYS[kind]).novelty
     for column in range(both.shape[1]):
         ends = [
             middle(part[:, column], heavy)
@@ -240,7 +240,7 @@ def test_an_evaluation_in_every_form(tmp_path):
     assert (plain["models"], plain["authors"]) == (len(found.models), 30)
     assert plain["datasets"] == len({name for names in found.datasets for name in names})
     assert plain["with_head"] == sum(head.kind is not None for head in found.heads)
-    assert [row["evidence"] for row in plain["scores"]] == [*EVIDENCE, "majority", "chance"]
+    assert [row["evidence"] for row in plain["scores"]] == [*WAYS, "majority", "chance"]
     assert all(row["accuracy"][0] <= row["accuracy"][1] for row in plain["intervals"])
     frame = result.to_df()
     assert frame["model"].tolist() == found.models

@@ -136,8 +136,8 @@ def test_of_a_sweep_those_that_began_elsewhere_are_compared(labels_go_with_start
     vectors = [[1, 0, 0], [0.9, 0.1, 0], [0.5, 0.5, 0], [0, 0, 1]]
     models = labelled_models(vectors, ["ann", "bob", "bob", "cyd"], ["x", "x", "x", "y"])
     starts = ["one", "one", "two", None]
-    vote = TrainingSet(replace(models, starts=starts), 10)._nearest
-    plain = TrainingSet(models, 10)._nearest
+    vote = TrainingSet(replace(models, starts=starts), 10).nearest
+    plain = TrainingSet(models, 10).nearest
     (sweep,) = [number for number, label in enumerate(TrainingSet(models, 10).sweeps.labels) if label == ("x",)][1:]
     similarity = [
         dict(zip(one.order[0].tolist(), one.similarity[0].tolist(), strict=True))[sweep] for one in (vote, plain)
@@ -180,8 +180,9 @@ def test_if_no_two_began_alike_nothing_changes():
         TrainingSet(replace(models, starts=given), 10).features(places)
         for given in (None, [f"uniform {number} 0" for number in range(len(names))])
     )
-    for name in ("share", "log_votes", "nearness", "prominence"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    for name in ("share", "log_votes", "prominence"):
+        np.testing.assert_array_equal(getattr(one.vectors, name), getattr(other.vectors, name))
+    np.testing.assert_array_equal(one.nearness, other.nearness)
 
 
 def test_starts_are_read_from_the_atlas_and_are_purity_s_habit_of_the_seed(tmp_path):

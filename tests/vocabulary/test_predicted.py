@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from query.population import Head
-from query.predict.classifier import EVIDENCE, NONE_OF_THESE, OF_VOCABULARY, fit
+from query.predict.classifier import NONE_OF_THESE, fit
 from query.predict.evaluation import evaluate_models
 from query.predict.predict import predict_target
 from query.predict.result import Evaluation
 from query.predict.scoring import accuracy_at, auroc
 from query.predict.training_set import LabelledModels, TrainingSet
-from tests.predict.simulated import Simulation, target
+from tests.predict.simulated import WAYS, Simulation, target
 
 LENGTH = 20
 SIMULATED = Simulation.of(datasets=12, noise=2.2, headless=1.0, novel=0.1)  # vectors that tell little, and no heads
 VOCABULARIES = np.random.default_rng(9).normal(size=(12, LENGTH))
+
+OF_VOCABULARY = ("vocabulary", "without_vocabulary")
 
 
 def vocabulary_of(names: frozenset[str], seed: int, noise: float = 0.4) -> np.ndarray:
@@ -54,8 +56,8 @@ def evaluated() -> Evaluation:
 
 def test_the_vocabulary_predicts_datasets_and_tells_none_of_these(evaluated):
     scores, none = by_evidence(evaluated)
-    assert set(scores) == {*EVIDENCE, *OF_VOCABULARY, "majority", "chance"}
-    assert set(none) == {*EVIDENCE, *OF_VOCABULARY}
+    assert set(scores) == {*WAYS, *OF_VOCABULARY, "majority", "chance"}
+    assert set(none) == {*WAYS, *OF_VOCABULARY}
     assert evaluated.with_vocabulary == evaluated.models
     assert scores["vocabulary"].accuracy > scores["vectors"].accuracy + 0.1
     assert scores["together"].log_loss < scores["without_vocabulary"].log_loss - 0.2
@@ -107,7 +109,7 @@ def test_sizes_are_never_compared_with_shares():
     features = TrainingSet(mixed, 10).features(np.arange(len(is_tied)))
     assert not features.vocabulary.is_known[is_tied].any()
     assert features.vocabulary.is_known[~is_tied].all()
-    assert np.isnan(features.vocabulary.nearest[is_tied]).all()
+    assert np.isnan(features.vocabulary.similarity[is_tied]).all()
 
 
 def test_one_model_is_predicted_by_its_vocabulary():
