@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.vectors.table import VectorTable
+from query.columns import Author, DatasetList, ModelId, ModelNumber, Relation
 from query.figures import checked_output, write_output
 from query.options import Base, Representation
 from query.registry import question
@@ -31,6 +32,17 @@ FORMATS = (".parquet", ".npz")
 MOST_COMPARED = 20_000
 
 
+@dataclass(frozen=True)
+class VectorOf:
+    """The model that a vector belongs to."""
+
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    datasets: DatasetList
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelVectors(Result):
     """The vectors of the models of a base; entry i of every column is the same model, in the order of ids.
@@ -41,7 +53,8 @@ class ModelVectors(Result):
     ``groups``: what two adapters are compared by if the start of one is not known (``indexer.vectors.table``).
     """
 
-    COLUMNS = ("model_id", "model", "author", "relation", "datasets")
+    ROWS = "rows"
+    IS_SHEET = True
 
     base: str
     representation: str
@@ -80,17 +93,18 @@ class ModelVectors(Result):
         chosen = table if models is None else table.take([places[name] for name in models])
         return np.asarray(chosen.similarities(table), dtype=np.float32)
 
+    @property
+    def rows(self) -> list[VectorOf]:
+        """A row for each model, without its vector."""
+        columns = (self.ids.tolist(), self.models, self.authors, self.relations, map(list, self.datasets))
+        return [VectorOf(*row) for row in zip(*columns, strict=True)]
+
     def to_dict(self) -> dict[str, Any]:
-        """The facts about the vectors, without the vectors."""
+        """The facts about the vectors: a column has an entry for each model, which an object has no place for."""
         return {
             "base": self.base, "representation": self.representation, "models": len(self),
             "numbers": int(self.matrix.shape[1]), "blocks": self.blocks,
         }  # fmt: skip
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each model, without its vector."""
-        columns = (self.ids.tolist(), self.models, self.authors, self.relations, map(list, self.datasets))
-        return [dict(zip(self.COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def to_df(self) -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.

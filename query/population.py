@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError
 from indexer.names import UNMEASURABLE, UNTRAINED
 from indexer.vectors.table import VectorTable
+from query.results import Doc
 from query.sampled import SAMPLE, note_on_sampled, sample_gives
 from query.wording import counted
 
@@ -50,12 +51,18 @@ START = (
 class LeftOut:
     """How many indexed models a study leaves out, and why."""
 
-    copies: int = 0
-    untrained: int = 0  # adapters that changed nothing, or nothing measurable
-    unrelated: int = 0
-    duplicates: int = 0
-    sampled: int = 0  # without the vector, or the ranks, that a sample of rows does not give
-    without: int = 0  # adapters and others whose input embedding says nothing, for ``vocabulary``
+    copies: Annotated[int, Doc("Copies of the base.")] = 0
+    untrained: Annotated[int, Doc("Adapters that changed nothing, or nothing measurable.")] = (
+        0  # adapters that changed nothing, or nothing measurable
+    )
+    unrelated: Annotated[int, Doc("Models whose weights contradict the base.")] = 0
+    duplicates: Annotated[int, Doc("Models with the weights of an earlier upload.")] = 0
+    sampled: Annotated[int, Doc("Models of which only a sample of rows was read.")] = (
+        0  # without the vector, or the ranks, that a sample of rows does not give
+    )
+    without: Annotated[int, Doc("Models without such a vector.")] = (
+        0  # adapters and others whose input embedding says nothing, for ``vocabulary``
+    )
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""

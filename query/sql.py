@@ -31,7 +31,7 @@ from indexer.console.option import Argument, Option
 from indexer.errors import AtlasError, BadArgument
 from query.options import ROWS_ON_A_TERMINAL, Limit
 from query.registry import Tool, question
-from query.results import Listed, to_frame
+from query.results import Doc, Listed, to_frame
 from query.sandbox.locked import MEMORY
 from query.texts import read_stdin, text_of
 
@@ -58,11 +58,16 @@ class SqlResult(Listed[dict[str, Any]]):
     type.
     """
 
-    KEYS = ("columns", "types", "rows", "truncated", "notes")
-    columns: list[str]
-    rows: list[list[Any]]
-    truncated: bool
-    types: list[str] = field(default_factory=list)
+    columns: Annotated[list[str], Doc("Names of the columns.")]
+    rows: Annotated[
+        list[list[Any]],
+        Doc(
+            "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite "
+            "are null."
+        ),
+    ]
+    truncated: Annotated[bool, Doc("Whether there is more than was returned.")]
+    types: Annotated[list[str], Doc("DuckDB's name of each column's type.")] = field(default_factory=list)
 
     @property
     def headline(self) -> str:

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from indexer.arguments import annotation_of
-from indexer.console.option import Described, Option, click_parameter, described, is_negated, types_in
+from indexer.console.option import Described, Option, click_parameter, described, is_negated
 from indexer.console.terminal import DEFAULT_ATLAS, atlas_option, emit, output_options
 from indexer.errors import AtlasError
 from query.cli import batch
 from query.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
 from query.options import DETAILS, DRAW, THEME
-from query.registry import Entry, help_of
+from query.registry import Entry, answer_classes, help_of
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -141,6 +140,7 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(_with_last(run))
     assert isinstance(made, QuestionCommand)
     made.example = record.example
+    made.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
     return made
 
 
@@ -174,19 +174,15 @@ def _options(functions: Sequence[Callable[..., Any]], face: Callable[..., None] 
 
 def _printing(functions: Sequence[Callable[..., Any]]) -> list[Described]:
     """``--out``, ``--theme`` and ``--details``, where the classes of the answers have them."""
-    from query.results import Drawn, Result
+    from query.results import Drawn
 
-    classes = [one for function in functions for one in types_in(_answer_of(function))]
+    classes = [one for function in functions for one in answer_classes(function)]
     found: list[Described] = []
-    if any(isinstance(one, type) and issubclass(one, Drawn) for one in classes):
+    if any(issubclass(one, Drawn) for one in classes):
         from query.results import ThemeName
 
         found.append(Described("out", str | None, Option(DRAW, metavar="FILE"), None))
         found.append(Described("theme", ThemeName, THEME, "light"))
-    if any(isinstance(one, type) and issubclass(one, Result) and one.has_details() for one in classes):
+    if any(one.has_details() for one in classes):
         found.append(Described("details", bool, DETAILS, False))
     return found
-
-
-def _answer_of(function: Callable[..., Any]) -> Any:
-    return annotation_of(function, inspect.signature(function).return_annotation)

@@ -239,6 +239,7 @@ def described(
                 share=next(iter(held.values())) / documented if documented else None,
                 undocumented=tuple(kept.models[row] for row in rows if datasets[row] is None),
                 relations=_counted([kept.relations[row] for row in rows]),
+                members=tuple(kept.models[row] for row in rows),
             )
         )
     nearest = _nearest(points, np.flatnonzero(found < 0))

@@ -10,9 +10,8 @@ from indexer.console.messages import say
 from indexer.errors import AtlasError
 from query.clusters.agreement import Agreement
 from query.clusters.question import clusters
-from query.clusters.result import AGREE, Cluster
+from query.clusters.result import AGREE, Cluster, Clusters
 from query.depth.study import depth_study
-from query.glossary import definition
 from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
@@ -20,6 +19,7 @@ from query.purity.question import purity
 from query.purity.result import PurityScore, purity_figure, verdict
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
 from query.report.page import Section, Source, shorten
+from query.results import columns
 from query.wording import NOTHING, count, counted, decimal, percent, span
 
 # What each representation keeps of a delta, in the order of the table; others follow by name.
@@ -211,6 +211,7 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
         section.key_number(decimal(main.value), words)
     used = [one for one in _MEASURES if any(row.measure == one for row in rows)]
     order = ("datasets", "authors", "clusters")
+    meanings = {one.key: one.doc for one in columns(Clusters)}
     return {
         "agreement": source.table(
             "Agreement and its chance level",
@@ -228,7 +229,7 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
                 for row in sorted(rows, key=lambda row: order.index(row.labels))
             ],
         ),
-        "measures": [(_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in used],
+        "measures": [(_ABBREVIATED.get(one, one), meanings[one]) for one in used],
     }  # fmt: skip
 
 
@@ -296,13 +297,13 @@ def depth_section(source: Source, section: Section) -> dict[str, Any]:
         study = depth_study(source.atlas, source.base, seed=source.seed)
     except AtlasError as error:
         return {"study": None, "unknown": section.unavailable(error)}
-    last = study.means[-1]
+    last = study.layers[-1]
     if "drift" in last:
         section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")
     pooled = {
         (one.measure, one.of): decimal(one.rho)
         + ("" if one.low is None else f" ({decimal(one.low)} to {decimal(one.high)})")
-        for one in study.agreements
+        for one in study.agreement
         if one.layer is None
     }
     return {

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.untrusted import tidy
+from query.results import Doc, If
 from query.trace.evidence import TokenEvidence
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ class ComparedText:
     among those whose rows were read, that moved; None if no row was read.
     """
 
-    text: str
-    verdict: str
-    untouched: list[str]
-    met: float | None
+    text: Annotated[str, Doc("The text, shortened.")]
+    verdict: Annotated[str, Doc("certainly_not_used or possible.")]
+    untouched: Annotated[list[str], Doc("Tokens of the text whose rows did not move.")]
+    met: Annotated[float | None, Doc("Mean probability that a token of the text was met.")]
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,20 @@ class ComparedTexts:
     probability that a token of the texts was met, among those whose rows were read.
     """
 
-    texts: int
-    certainly_not_used: int | None
-    possible: int | None
-    share_upper: float | None
-    likelihood: float | None
-    by_text: list[ComparedText] | None = None
+    texts: Annotated[int, Doc("Number of texts.")]
+    certainly_not_used: Annotated[
+        int | None,
+        Doc(
+            "Number of texts with a token whose row did not move: they cannot have been in the training text as "
+            "they are written."
+        ),
+    ]
+    possible: Annotated[int | None, Doc("Number of the other texts. A text that is possible was not necessarily used.")]
+    share_upper: Annotated[float | None, Doc("At most this share of the texts was used, with 95 % confidence.")]
+    likelihood: Annotated[
+        float | None, Doc("Mean probability that a token of the texts was met, among tokens whose rows were read.")
+    ]
+    by_text: Annotated[list[ComparedText] | None, Doc("The same for each text."), If()] = None
 
 
 def compare_texts(

@@ -18,11 +18,12 @@ from indexer.errors import AtlasError, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
+from query.columns import BaseId, ModelId, Notes
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
 from query.registry import Tool, question
 from query.resolved import READERS, ResolvedModel, unrelated_notes
-from query.results import Result
+from query.results import Doc, If, Result
 from query.texts import read_texts
 from query.trace.evidence import (
     COLUMNS,
@@ -65,7 +66,7 @@ _HIDDEN = 0.15
 class TracedModel(Result):
     """What the embeddings of ``model`` say of its training text.
 
-    ``trace_class``, in JSON ``class``: exact, statistical, frozen or none. ``tokens_met``: of the ``rows_read``, those
+    ``class_``, in JSON ``class``: exact, statistical, frozen or none. ``tokens_met``: of the ``rows_read``, those
     that moved; ``share_met``: their share. ``longest_input``: tokens of the longest input. ``decay_times_rate``: the
     learning rate times the weight decay, summed over the steps. None is what is not known. ``text``: a file's texts
     against the model.
@@ -74,36 +75,48 @@ class TracedModel(Result):
     HAS_DETAILS = True
     SHOW_HEADLINE = True
     ROWS = "words"
-    KEYS = (
-        "model", "base", "trace_class as class", "rows_read", "tokens_met", "share_met", "longest_input", "pairs",
-        "masked", "decay_times_rate", "words", "scripts", "text", "notes",
-    )  # fmt: skip
-    COLUMNS = ("word", "score", "tokens")
 
-    model: str
-    base: str
-    trace_class: str
-    rows_read: int
-    tokens_met: int | None
-    share_met: float | None
-    longest_input: int | None
-    pairs: bool | None
-    masked: bool | None
-    decay_times_rate: float | None
-    words: tuple[Word, ...]
-    scripts: tuple[Script, ...]
-    text: ComparedTexts | None
-    notes: tuple[str, ...]
+    model: ModelId
+    base: BaseId
+    class_: Annotated[
+        str,
+        Doc(
+            "What the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
+            "from the others), statistical (only likely), frozen (no row moved), or none (an adapter, or an "
+            "embedding that cannot be compared)."
+        ),
+    ]
+    rows_read: Annotated[int, Doc("Number of rows of the input embedding that were read: one for each token.")]
+    tokens_met: Annotated[
+        int | None,
+        Doc("Number of these tokens that the training text had; expected, not counted, if the head is tied."),
+    ]
+    share_met: Annotated[float | None, Doc("Their share of rows_read.")]
+    longest_input: Annotated[
+        int | None, Doc("Tokens of the longest input, from the position embeddings; empty if not known.")
+    ]
+    pairs: Annotated[bool | None, Doc("Whether inputs were pairs of texts, from the token types; empty if not known.")]
+    masked: Annotated[
+        bool | None,
+        Doc("Whether the mask token was met, as in masked language modelling; empty if its row was not read."),
+    ]
+    decay_times_rate: Annotated[float | None, Doc("Learning rate times weight decay, summed over the steps.")]
+    words: Annotated[
+        tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
+    ]
+    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met.")]
+    text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
+    notes: Notes
 
     @property
     def headline(self) -> str:
         """What was found, in a sentence or two."""
-        if self.trace_class == NONE:
+        if self.class_ == NONE:
             return f"{self.model} has no trace of its training text."
-        if self.trace_class == FROZEN:
+        if self.class_ == FROZEN:
             return f"The input embedding of {self.model} did not move: it was frozen, so it has no trace of the text."
         met = f"met {self.tokens_met:,} of the {counted(self.rows_read, 'token')} that were read"
-        if self.trace_class == STATISTICAL:
+        if self.class_ == STATISTICAL:
             met = f"probably {met}"
         words = [one.word for one in self.words[:8]]
         said = f"; words that set it apart: {', '.join(words)}" if words else ""
@@ -121,17 +134,8 @@ class TracedModel(Result):
             return f"{sentence} None of the tokens of {texts} was read."
         return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object; ``text`` and its ``by_text`` only if they were asked for."""
-        found = super().to_dict()
-        if self.text is None:
-            del found["text"]
-        elif self.text.by_text is None:
-            del found["text"]["by_text"]
-        return found
-
     def table(self, *, details: bool = False) -> Any:
-        """The facts, the words and, with texts, what is said of each."""
+        """Fewer facts than the object: those that are known, the words and, with texts, what is said of each."""
         facts = self.to_dict()
         tables: dict[str, Any] = {
             "words": [{"word": one.word, "score": one.score} for one in self.words[: WORDS if details else 10]],
@@ -270,7 +274,7 @@ def trace(
     return TracedModel(
         model=found.name,
         base=found.base,
-        trace_class=evidence.kind,
+        class_=evidence.kind,
         rows_read=rows_read,
         tokens_met=met,
         share_met=met / rows_read if rows_read else None,
