@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.vectors.table import VectorTable
-from query.columns import Author, DatasetList, ModelId, ModelNumber, Relation
+from query.columns import Author, BaseId, DatasetList, ModelId, ModelNumber, Relation
 from query.figures import checked_output, write_output
 from query.options import Base, Representation
 from query.registry import question
-from query.results import Result
+from query.results import Doc, Hidden, Result
 from query.tables import parquet_of
 from query.wording import counted
 
@@ -54,19 +54,18 @@ class ModelVectors(Result):
     """
 
     ROWS = "rows"
-    IS_SHEET = True
 
-    base: str
-    representation: str
-    ids: NDArray[np.int64]
-    models: tuple[str, ...]
-    authors: tuple[str, ...]
-    relations: tuple[str, ...]
-    datasets: tuple[tuple[str, ...], ...]
-    matrix: NDArray[np.float32]
-    blocks: int = 0
-    outputs: NDArray[np.float32] | None = None
-    groups: NDArray[np.uint8] | None = None
+    base: BaseId
+    representation: Annotated[str, Doc("Which vectors they are.")]
+    ids: Annotated[NDArray[np.int64], Hidden()]
+    models: Annotated[tuple[str, ...], Hidden()]
+    authors: Annotated[tuple[str, ...], Hidden()]
+    relations: Annotated[tuple[str, ...], Hidden()]
+    datasets: Annotated[tuple[tuple[str, ...], ...], Hidden()]
+    matrix: Annotated[NDArray[np.float32], Hidden()]
+    blocks: Annotated[int, Doc("Number of blocks in a vector; 0 if it is one whole.")] = 0
+    outputs: Annotated[NDArray[np.float32] | None, Hidden()] = None
+    groups: Annotated[NDArray[np.uint8] | None, Hidden()] = None
 
     def __len__(self) -> int:
         return len(self.models)
@@ -99,12 +98,14 @@ class ModelVectors(Result):
         columns = (self.ids.tolist(), self.models, self.authors, self.relations, map(list, self.datasets))
         return [VectorOf(*row) for row in zip(*columns, strict=True)]
 
+    @property
+    def numbers(self) -> Annotated[int, Doc("Length of a vector.")]:
+        """Those of all blocks."""
+        return int(self.matrix.shape[1])
+
     def to_dict(self) -> dict[str, Any]:
-        """The facts about the vectors: a column has an entry for each model, which an object has no place for."""
-        return {
-            "base": self.base, "representation": self.representation, "models": len(self),
-            "numbers": int(self.matrix.shape[1]), "blocks": self.blocks,
-        }  # fmt: skip
+        """The facts about the vectors, with the number of models: in Python ``models`` has their names."""
+        return super().to_dict() | {"models": len(self)}
 
     def to_df(self) -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.

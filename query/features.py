@@ -16,7 +16,7 @@ from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
 from query.registry import question
 from query.resolved import READERS
-from query.results import Doc, Drawn, ThemeName
+from query.results import Doc, Drawn, Hidden, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class FeatureGrid(Drawn):
     model: ModelId
     recipe: Annotated[str, Doc("How the images were found.")]
     patch: Annotated[int | None, Doc("The patch whose neurons were examined; empty: the class token.")]
-    features: tuple[Feature, ...]
+    features: Annotated[tuple[Feature, ...], Hidden()]
     notes: Notes
     module: Annotated[
         str,

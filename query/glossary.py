@@ -55,7 +55,7 @@ def documented(answers: Iterable[type[Any]]) -> dict[str, str]:
 
     for answer in answers:
         if issubclass(answer, Result):
-            add(answer.row_columns())
+            add(answer.row_columns() or columns(answer))
             known |= {name: meaning for name, meaning in answer.TABLE_COLUMNS.items() if name not in known}
         add(columns(answer))
     return known

@@ -7,6 +7,7 @@ that. ``query/columns.py`` has the fields that several answers share.
 
 from __future__ import annotations
 
+import builtins
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -88,17 +89,20 @@ class Rounded:
 
 
 class Format:
-    """How tables show the value: ``write`` gets it, and the values of the fields ``others`` of the same row."""
+    """How tables show the value: ``write`` gets it, and the values of the fields ``others`` of the same row.
 
-    def __init__(self, write: Callable[..., Any], *others: str) -> None:
-        self.write, self.others = write, others
+    ``in_details``: also with details; without, these have the value as it is.
+    """
+
+    def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:
+        self.write, self.others, self.in_details = write, others, in_details
 
 
 @dataclass(frozen=True)
 class Column:
     """A key of an answer or of one of its rows, and a column of tables.
 
-    ``name``: the attribute. ``type``: its type, or its text if only type checkers know that. ``markers``: what the
+    ``name``: the attribute. ``type``: its type; Any in it where only type checkers know it. ``markers``: what the
     annotation says besides.
     """
 
@@ -136,7 +140,7 @@ class Column:
         """The value in ``row``, without data classes and tuples; as a person reads it in a table."""
         value = getattr(row, self.name)
         form: Format | None = self.marker(Format) if table else None
-        if form is not None:
+        if form is not None and (form.in_details or not details):
             return form.write(value, *(getattr(row, other) for other in form.others))
         rounded: Rounded | None = self.marker(Rounded)
         if rounded is not None and value is not None:
@@ -166,12 +170,19 @@ def columns(of: type[Any]) -> tuple[Column, ...]:
     return tuple(one for one in kept if one.marker(Hidden) is None)
 
 
+class _Names(dict[str, Any]):
+    """The names of a module; Any for types that it imports only for type checkers."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
 def _column(name: str, annotation: Any, module: str) -> Column:
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, vars(sys.modules[module]))  # the class's own source
-        except (NameError, TypeError):  # a type that only type checkers know
-            return Column(name, annotation)
+            annotation = eval(annotation, {}, _Names(vars(sys.modules[module])))  # the class's own source
+        except (AttributeError, TypeError):
+            return Column(name, Any)
     if get_origin(annotation) is Annotated:
         return Column(name, annotation.__origin__, annotation.__metadata__)
     return Column(name, annotation)
@@ -259,8 +270,10 @@ class Result:
 
     def table(self, *, details: bool = False) -> Any:
         """What a terminal shows: rows, or an object of facts and tables. ``details``: everything."""
-        if self.ROWS and not self.IS_SHEET:
+        if not self.IS_SHEET and (self.ROWS or self.IS_LIST):
             return self._rows(table=True, details=details)
+        if not self.IS_SHEET and type(self).to_rows is not Result.to_rows:
+            return self.to_rows()
         return {
             name: value for name, value in _object(self, table=True, details=details).items() if name != "notes"
         }  # which are printed below it
@@ -273,7 +286,8 @@ class Result:
         return to_frame(self.to_rows(), self.COLUMNS)
 
     def _rows(self, *, table: bool, details: bool = False) -> list[dict[str, Any]]:
-        repeated = [one for one in columns(type(self)) if one.name in self.EACH_ROW] if self.EACH_ROW else []
+        known = {one.name: one for one in columns(type(self))} if self.EACH_ROW else {}
+        repeated = [known[name] for name in self.EACH_ROW]
         again = {
             one.key: one.value(self, table=table) for one in repeated if one.is_in(self, table=table, details=details)
         }

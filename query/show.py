@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError
@@ -14,7 +14,7 @@ from query.lookup import indexed_model, model_of_folder
 from query.options import Base, Model
 from query.registry import Tool, question
 from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
-from query.results import Result, plain
+from query.results import Hidden, Result, plain
 from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
 from query.similar import nothing_like, stored_neighbours
 from query.wording import percent
@@ -105,7 +105,7 @@ class ShownModel(Result, Mapping[str, Any]):
     }
     OPTIONAL_COLUMNS = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
-    facts: Mapping[str, Any]
+    facts: Annotated[Mapping[str, Any], Hidden()]
 
     def __getitem__(self, name: str) -> Any:
         return self.facts[name]

@@ -33,7 +33,7 @@ _MUCH_MOVED = 0.3  # five votes or fewer
 _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Neighbour:
     """One model near another.
 
@@ -59,6 +59,9 @@ class Neighbour:
             "changed. 1 is the same direction, 0 nothing in common."
         ),
     ]
+    author: Author
+    relation: Relation
+    datasets: DatasetList
     similarity_error: Annotated[
         float,
         Doc(
@@ -67,6 +70,7 @@ class Neighbour:
             "adapters, from which nothing is subtracted."
         ),
         Detail(),
+        After("similarity"),
     ] = 0.0
     background: Annotated[
         float | None,
@@ -76,6 +80,7 @@ class Neighbour:
             "are known."
         ),
         Format(rarity, "background_pairs"),
+        After("similarity_error"),
     ] = None
     background_high: Annotated[
         float | None,
@@ -83,10 +88,11 @@ class Neighbour:
             "Upper end of the 95 % interval of background, by leaving out authors. Empty if there are fewer than five."
         ),
         Data(),
+        After("background"),
     ] = None
-    background_pairs: Annotated[int | None, Doc("Number of pairs of unrelated models behind background."), Data()] = (
-        None
-    )
+    background_pairs: Annotated[
+        int | None, Doc("Number of pairs of unrelated models behind background."), Data(), After("background_high")
+    ] = None
     expected_by_chance: Annotated[
         float | None,
         Doc(
@@ -95,10 +101,8 @@ class Neighbour:
             "explanation."
         ),
         Detail(),
+        After("background_pairs"),
     ] = None
-    author: Author
-    relation: Relation
-    datasets: DatasetList
     matrices: Annotated[
         int | None,
         Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),

@@ -29,6 +29,7 @@ from indexer.child_processes import start_child
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
 from indexer.errors import AtlasError, BadArgument
+from query.columns import Notes
 from query.options import ROWS_ON_A_TERMINAL, Limit
 from query.registry import Tool, question
 from query.results import Doc, Listed, to_frame
@@ -58,16 +59,23 @@ class SqlResult(Listed[dict[str, Any]]):
     type.
     """
 
-    columns: Annotated[list[str], Doc("Names of the columns.")]
+    columns: Annotated[Annotated[list[str], Doc("Names of the columns.")], Doc("Names of the columns.")]
     rows: Annotated[
-        list[list[Any]],
-        Doc(
-            "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite "
-            "are null."
-        ),
+        Annotated[
+            list[list[Any]],
+            Doc(
+                "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite "
+                "are null."
+            ),
+        ],
+        Doc("Rows of values in the order of the columns. Times are ISO 8601; numbers that are not finite are null."),
     ]
-    truncated: Annotated[bool, Doc("Whether there is more than was returned.")]
+    truncated: Annotated[
+        Annotated[bool, Doc("Whether there is more than was returned.")],
+        Doc("Whether there is more than was returned."),
+    ]
     types: Annotated[list[str], Doc("DuckDB's name of each column's type.")] = field(default_factory=list)
+    notes: Notes = ()
 
     @property
     def headline(self) -> str:

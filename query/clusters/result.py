@@ -90,6 +90,7 @@ class Clusters(Result):
 
     HAS_DETAILS = True
     ROWS = "clusters"
+    COLUMNS = ()  # rows are of three kinds
     IS_SHEET = True
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "dataset": "The dataset that most members name; for a model, the one it counts under.",

@@ -104,7 +104,7 @@ class ModelMap(Drawn):
     representation: Vectors
     method: Annotated[str, Doc("How the points were placed: umap, tsne or pca.")]
     seed: Annotated[int, Doc("Random seed.")]
-    points: Annotated[tuple[MapPoint, ...], Doc("The points."), Shown(), Detail()]
+    points: Annotated[tuple[MapPoint, ...], Doc("The points."), Shown(), Detail(), After("left_out")]
     coloring: Annotated[Coloring, Hidden()]
     explained_variance: Annotated[
         tuple[float, float] | None, Doc("For pca: the shares of the variance along x and y.")

@@ -64,7 +64,7 @@ class Answer:
     probability: Annotated[
         float,
         Doc("Probability that the model was tuned on this dataset, from 0 to 1; those of all answers sum to 1."),
-        Format(short),
+        Format(short, in_details=False),
     ]
     votes: Annotated[
         float,
@@ -72,14 +72,16 @@ class Answer:
             "Votes for this dataset by the nearest models. The nearest one's vote is 1; the less similar the "
             "others are, the less they count."
         ),
-        Format(short),
+        Format(short, in_details=False),
     ]
     authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
-    vectors: Annotated[float | None, Doc("The probability by the weight changes alone, from 0 to 1."), Format(short)]
+    vectors: Annotated[
+        float | None, Doc("The probability by the weight changes alone, from 0 to 1."), Format(short, in_details=False)
+    ]
     head: Annotated[
         float | None,
         Doc("The probability by the classifier in config.json (its label names) alone, from 0 to 1."),
-        Format(short),
+        Format(short, in_details=False),
     ]
     declared: Annotated[
         bool, Doc("Whether the model names this dataset itself, which does not affect the probability."), Detail()
@@ -91,7 +93,7 @@ class Answer:
             "The probability by the tokens of the training text alone (the representation vocabulary), from 0 to "
             "1; adapters have none."
         ),
-        Format(short),
+        Format(short, in_details=False),
     ] = None
 
 
