@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.columns import BaseId, Notes, Similarity, Vectors
@@ -244,9 +244,9 @@ def compare(
         one.name for one, parts in zip((first, second), changed, strict=True) if parts.estimates and not one.record
     ]
     if indexed:
-        estimates[-1] += f" {deepening(atlas, first.base, indexed)}"
+        estimates[-1] += Text(" ", deepening(atlas, first.base, indexed))
     elif estimates:
-        estimates[-1] += " Exact: `read='full'`"
+        estimates[-1] += Text(" Exact: ", Call(read="full"))
     known, known_too = (
         atlas.rows(f"SELECT {', '.join(_FACTS)} FROM models WHERE model_id = ?", [one.model_id])[0]
         if one.record is None

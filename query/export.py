@@ -16,7 +16,7 @@ from indexer.vectors.table import VectorTable
 from query.columns import Author, BaseId, DatasetList, ModelId, ModelNumber, Relation
 from query.figures import checked_output, write_output
 from query.options import Base, Representation
-from query.registry import question
+from query.registry import Invocation, question
 from query.results import Doc, Hidden, Result
 from query.tables import parquet_of
 from query.wording import counted
@@ -24,7 +24,6 @@ from query.wording import counted
 if TYPE_CHECKING:
     import pandas
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 FORMATS = (".parquet", ".npz")
@@ -148,7 +147,7 @@ class ModelVectors(Result):
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     out: Annotated[str, Option("The file to write: .parquet or .npz.", metavar="FILE")],
     **options: Any,

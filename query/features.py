@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from indexer.console.option import Option
-from indexer.errors import BadArgument, require
+from indexer.errors import BadArgument, Call, Text, require
 from query.columns import ModelId, Notes
 from query.figures import THEMES, add_title, model_label, row_bars, show_pixels, styled_grid
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
 from query.results import Doc, Drawn, Hidden, ThemeName
 from query.wording import counted
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Feature
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _MOST_NEURONS = 64
@@ -165,7 +164,7 @@ def _first_quarter(shares: tuple[float, ...]) -> float:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: str,
     out: Annotated[str, Option("The picture: .png, .svg or .pdf.", metavar="FILE")],
     **options: Any,
@@ -237,7 +236,7 @@ def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | 
         return list(asked)
     if asked == "all":
         if patch is None:
-            raise BadArgument("All neurons together can only be drawn at one patch.", "Add `patch=0`.")
+            raise BadArgument("All neurons together can only be drawn at one patch.", Text("Add ", Call(patch=0), "."))
         return [None]
     found: list[int | None] = []
     for part in asked.split(","):

@@ -10,12 +10,11 @@ from indexer.console.messages import say
 from indexer.console.option import Argument, Option
 from query.columns import BaseId, Dataset, DatasetList, ModelId, Notes, Relation
 from query.options import ROWS_ON_A_TERMINAL, Base, Limit
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.results import Doc, Rows
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _MODELS = (
@@ -88,7 +87,7 @@ class ListedDatasets(Rows[ListedDataset]):
         return counted(len(self), "dataset")
 
 
-def _show(call: Call, limit: int | None, list_of: str, **options: Any) -> None:
+def _show(call: Invocation, limit: int | None, list_of: str, **options: Any) -> None:
     """Print the models or datasets; on a terminal, the first of them."""
     if limit is None and call.output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
@@ -101,12 +100,12 @@ def _show(call: Call, limit: int | None, list_of: str, **options: Any) -> None:
             say(f"the first {len(shown)} of {len(found):,} are shown; for all: --limit N, --format csv, or a pipe")
 
 
-def _show_models(call: Call, search: str, dataset: str | None, base: str | None, limit: Limit = None) -> None:
+def _show_models(call: Invocation, search: str, dataset: str | None, base: str | None, limit: Limit = None) -> None:
     """For any other condition: query sql "SELECT … FROM models WHERE …"."""
     _show(call, limit, "models", search=search, dataset=dataset, base=base)
 
 
-def _show_datasets(call: Call, search: str, base: str | None, limit: Limit = None) -> None:
+def _show_datasets(call: Invocation, search: str, base: str | None, limit: Limit = None) -> None:
     _show(call, limit, "datasets", search=search, base=base)
 
 

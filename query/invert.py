@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 
 from indexer.console.option import Argument, Option
-from indexer.errors import BadArgument, require
+from indexer.errors import BadArgument, Call, Text, require
 from query.columns import ModelId, Notes
 from query.figures import THEMES, add_title, label, model_label, new_figure, row_bars, show_pixels, styled_grid
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
 from query.results import Doc, Drawn, Hidden, ThemeName
 from query.wording import percent
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import ImageLayer, LayerWords
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.78, 0.27)  # inches
@@ -191,7 +190,7 @@ class RecoveredImages(Drawn):
         return figure
 
 
-def _command(call: Call, model: str, **options: Any) -> None:
+def _command(call: Invocation, model: str, **options: Any) -> None:
     with call.opened_if_there() as atlas:  # running a model needs none
         call.show(invert(None, model, **options) if atlas is None else atlas.invert(model, **options))
 
@@ -247,7 +246,7 @@ def invert(
 
     if text is not None and (images or stem):
         raise BadArgument(
-            "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
+            "Give a text or images, not both.", Text("For example: ", Call("invert", "MODEL", "The sky is blue."))
         )
     check_recipe(recipe, "blank")
     if isinstance(layers, str):
@@ -269,7 +268,7 @@ def invert(
         )  # fmt: skip
         return RecoveredImages(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "original":
-        raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
+        raise BadArgument("`rate` is a setting of the original method.", Text("Add ", Call(recipe="original"), "."))
     positions = _parse_slice(keep)
     subject = read_now(reference, device)
     words, found = invert_words(

@@ -13,7 +13,7 @@ import numpy as np
 
 from indexer.console.option import Option
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
@@ -22,7 +22,7 @@ from query.figures import THEMES, add_title, label, model_label, styled_grid
 from query.heads import HeadChange, changes_by_head, uneven_heads
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import ResolvedModel, unrelated_notes
 from query.results import After, Doc, Drawn, Hidden, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.62, 0.24)  # inches
@@ -327,7 +326,7 @@ def _norm_error(deltas: Iterable[Change]) -> float:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: str,
     base: str | None,
     of: Annotated[str, Option("Measure to show.", choices=tuple(MEASURES))] = "relative_norm",
@@ -436,7 +435,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
             }
         )
     found = _layers(model.name, model.base, rows, model.copy_evidence)
-    notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
+    notes = [Text(note, " Exact: ", Call(read="full")) for note in found.estimates]
     return replace(found, notes=(*notes, *unrelated_notes(model)))
 
 
@@ -449,7 +448,7 @@ def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> L
     )
     evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
     found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
-    return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
+    return replace(found, notes=tuple(Text(note, " ", deepening(atlas, base, [model])) for note in found.estimates))
 
 
 def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNMEASURABLE, UNTRAINED
 from indexer.vectors.table import VectorTable
 from query.results import Doc
@@ -331,7 +331,7 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     if not edges:
         raise AtlasError(
             f"This atlas has no stored lineage of {population.base}.",
-            f"Compute it once: `atlas.lineages({population.base!r}, store=True)`",
+            Text("Compute it once: ", Call("lineages", population.base, store=True)),
         )
     joined = [(edge["model_id"], edge["parent_id"]) for edge in edges if edge["parent_id"] is not None]
     return components([int(identity) for identity in population.ids], joined)

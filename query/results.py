@@ -412,7 +412,7 @@ def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answer
         try:
             answer = ask(one)
         except (AtlasError, ModelError) as error:
-            text = str(error) if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
+            text = error.text if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
             yield Answered(one, error=text)
         except Exception as error:
             if (missing := missing_extra(error)) is not None:

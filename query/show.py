@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import ModelRef, family_order
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
 from query.options import Base, Model
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import base_in_hint, start_in_words, unknown_model, unrelated_notes
 from query.results import Hidden, Result, plain
 from query.sampled import CHECKSUM, SAMPLE, flags_in_words, rows_in_words
@@ -20,7 +20,6 @@ from query.similar import nothing_like, stored_neighbours
 from query.wording import percent
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _NEIGHBOURS_SHOWN = 10
@@ -192,7 +191,7 @@ class ShownModel(Result, Mapping[str, Any]):
         return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
 
-def _command(call: Call, **options: Any) -> None:
+def _command(call: Invocation, **options: Any) -> None:
     with call.opened() as atlas:
         shown = atlas.show(**options)
         call.show(shown, rows=[shown.to_dict()] if call.output == "jsonl" else None)
@@ -217,7 +216,7 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.folder is None else model_of_folder(atlas, reference, base)
     if known is None:
-        raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
+        raise unknown_model(atlas, model, Text("Add it: ", Call("add", model, base_in_hint(atlas, base))))
     return shown_model(atlas, known.model_id)
 
 
@@ -280,7 +279,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if shown["copy_evidence"] != CHECKSUM:
-            notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
+            notes.append(Text("Its norms are estimates. ", deepening(atlas, shown["base"], [shown["model"]])))
     passed_over = shown.get("passed_over") or []
     if parts := [one for one in passed_over if not one.endswith(".")]:
         notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from query.columns import OF_A_BATCH, Author, BaseId, DatasetList, ModelId, Notes, Relation, Vectors
 from query.lookup import resolve_model
 from query.options import Base, Model, Read, Representation, Where
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
 from query.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.vectors.table import VectorTable
-    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.sql import Condition
 
@@ -214,7 +213,7 @@ class SimilarModels(Rows[Neighbour]):
         return rows
 
 
-def _command(call: Call, model: str, **options: Any) -> None:
+def _command(call: Invocation, model: str, **options: Any) -> None:
     """If ``model`` is "-", models are read from stdin, one per line."""
     if options["where"] is not None:
         from query.sql import prepare
@@ -468,7 +467,7 @@ def _contributions(
     if not atlas.published(base, representation).per_delta:
         raise AtlasError(
             f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
-            "Use `representation='input'`.",
+            Text("Use ", Call(representation="input"), "."),
         )
     keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
     index = atlas.index(base, representation)

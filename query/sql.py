@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from indexer.child_processes import start_child
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from query.columns import Notes
 from query.options import ROWS_ON_A_TERMINAL, Limit
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.results import Doc, Listed, to_frame
 from query.sandbox.locked import MEMORY
 from query.texts import read_stdin, text_of
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import pandas
 
     from indexer.database.reading import Reading
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
@@ -151,7 +150,7 @@ def run_sql(
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     statement: str,
     limit: Limit = None,
     *,
@@ -225,7 +224,9 @@ def asked_condition(
     """
     where = _as_utf8(where, "`where`")
     if not where.strip():
-        raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
+        raise BadArgument(
+            "`where` is empty.", Text("Give a condition, e.g. ", Call(where="downloads > 100 AND author <> 'x'"), ".")
+        )
     request = {"condition": where, "view": view, "limit": None, "seconds": _CONDITION_SECONDS, "parameters": None}
     return Condition(database, request, started)
 
@@ -312,7 +313,9 @@ class _Question:
         if answer.get("large"):
             raise _too_much()
         if "error" in answer:
-            raise AtlasError(answer["error"], answer.get("hint", ""))
+            parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
+            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in parts))
+            raise AtlasError(answer["error"], hint)
         return answer
 
     def _received(self) -> dict[str, Any]:
@@ -346,7 +349,9 @@ class Condition(_Question):
             return [row[0] for row in self.answer()["rows"]]
         except AtlasError as error:
             message = f"`where` {shown!r}: {error.message}"
-            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
+            is_late = isinstance(error, _TooLong)
+            hint = Text("Narrow it, or use ", Call("sql", "SELECT …"), ".") if is_late else error.hint
+            raise AtlasError(message, hint) from error
 
 
 def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:
@@ -359,8 +364,12 @@ def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:
     return AtlasError(f"The process for the statement did not start: {last[0]}.", "Run with --debug.")
 
 
+class _TooLong(AtlasError):
+    """A statement that was ended at its time limit."""
+
+
 def _too_long(seconds: float) -> AtlasError:
-    return AtlasError(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise `seconds`.")
+    return _TooLong(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise `seconds`.")
 
 
 def _too_much() -> AtlasError:

@@ -16,7 +16,17 @@ from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.cards.local import local_name, local_row, place_of
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, BadArgument, ModelError, UnknownRevision, require, unreadable, without_user
+from indexer.errors import (
+    AtlasError,
+    BadArgument,
+    Call,
+    ModelError,
+    Text,
+    UnknownRevision,
+    require,
+    unreadable,
+    without_user,
+)
 from indexer.listing.claim_filter import NO_PATH
 from indexer.listing.claims import BY_FOLDER, untyped_relation
 from indexer.listing.crawl import answers, crawl
@@ -153,7 +163,7 @@ def add(
     reference = ModelRef.parse(str(model))
     if name is not None and (reference.folder is None or not is_hub_id(name) or "/" not in name):
         why = f"{name!r} is not OWNER/NAME" if reference.folder is not None else f"{model} has a name on the Hub"
-        raise AtlasError(f"{why}.", "`name='OWNER/NAME'` gives a folder its name in the atlas.")
+        raise AtlasError(f"{why}.", Text(Call(name="OWNER/NAME"), " gives a folder its name in the atlas."))
     with folder.locked("index add"):
         facts = find_base(folder, base)
         one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
@@ -259,8 +269,12 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             )
         if pathless:
             watcher.say(
-                f"{pathless:,} untagged models name no base: since transformers 5 config.json has no _name_or_path; "
-                "`discover='weights'` compares their weights"
+                Text(
+                    f"{pathless:,} untagged models name no base: since transformers 5 config.json has no "
+                    "_name_or_path; ",
+                    Call(discover="weights"),
+                    " compares their weights",
+                )
             )
         if options.discover == "weights" and "finetune" in options.relations:
             from indexer.builds.weight_discovery import Examination

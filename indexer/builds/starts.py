@@ -22,7 +22,7 @@ from indexer.cards.local import local_row, place_of
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.claims import BY_FOLDER
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
@@ -216,9 +216,11 @@ def _names_of_folders(names: Sequence[str], listings: Sequence[Listing]) -> tupl
         of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
         model = next((one for one in of_folders if one.row.get("folder") == place_of(folder)), None)
         if model is None:
-            raise AtlasError(f"{name} is not in this atlas.", "Add it: `add(FOLDER, base)`")
+            raise AtlasError(f"{name} is not in this atlas.", Text("Add it: ", Call("add", "FOLDER", "BASE")))
         if local_row(ModelRef.parse(name), model.id)["sha"] != model.row.get("sha"):
-            raise AtlasError(f"{name} has changed since it was added.", "Add it again: `add(FOLDER, base)`")
+            raise AtlasError(
+                f"{name} has changed since it was added.", Text("Add it again: ", Call("add", "FOLDER", "BASE"))
+            )
         found.append(model.id)
         folders[model.id] = folder
     return found, folders

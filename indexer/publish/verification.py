@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError, Text
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
@@ -151,7 +151,7 @@ class _Verifier:
                     try:
                         published = read_published(connection, row["base"], row["representation"])
                     except AtlasError as error:
-                        self.report("vectors", f"{row['base']}, {row['representation']}", str(error))
+                        self.report("vectors", f"{row['base']}, {row['representation']}", error.text)
                         continue
                     if published is not None:
                         self.vectors.append((published, _problems_of_centre(published, connection)))
@@ -182,10 +182,14 @@ class _Verifier:
                 stored.check(recheck=True)
                 stored.layout  # noqa: B018 - checked when it is read
             except AtlasError as error:
-                self.report("base", path.name, str(error))
+                self.report("base", path.name, error.text)
                 continue
             except Exception as error:
-                self.report("base", path.name, f"cannot be read: {error}; run `index build --base {base_in(path)}`")
+                self.report(
+                    "base",
+                    path.name,
+                    Text("cannot be read: ", error.text, f"; run `index build --base {base_in(path)}`"),
+                )
                 continue
             named = published.get(path)
             if named is not None and (stored.base, stored.commit) != (named["base"], named["commit"]):
@@ -204,7 +208,7 @@ class _Verifier:
             try:
                 record = store.read(row["record_key"])
             except AtlasError as error:
-                self.report("record", row["model"], str(error))
+                self.report("record", row["model"], error.text)
                 continue
             identity = record.identity
             current.add((identity.model, identity.base))
@@ -220,7 +224,7 @@ class _Verifier:
             try:
                 identity = store.read(digest).identity
             except AtlasError as error:
-                self.report("record", digest, str(error))
+                self.report("record", digest, error.text)
                 continue
             is_missing = self.is_known and (identity.model, identity.base) not in current
             if is_missing and identity.model not in self._withdrawn(identity.base):
@@ -229,7 +233,7 @@ class _Verifier:
             try:
                 store.checked_failure(digest)
             except (OSError, AtlasError) as error:
-                self.report("record", digest, str(error))
+                self.report("record", digest, error.text)
         return without
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
@@ -241,14 +245,14 @@ class _Verifier:
                     check_file(self.folder.root, file, recheck=True)
                 except AtlasError as error:
                     is_damaged = True
-                    self.report("vectors", file.name, str(error))
+                    self.report("vectors", file.name, error.text)
             if is_damaged:
                 continue
             what = f"{one.base}, {one.representation}"
             try:
                 index = one.opened(self.folder.root)
             except AtlasError as error:
-                self.report("vectors", what, str(error))
+                self.report("vectors", what, error.text)
                 continue
             for problem in centre_problems:
                 self.report("centre", what, problem)
@@ -354,7 +358,7 @@ def _problems_of_centre(published: Published, connection: Connection) -> list[st
     try:
         centre = read_centre(connection, published.base, published.representation)
     except AtlasError as error:
-        return [*found, str(error)]
+        return [*found, error.text]
     if centre is None:
         return [*found, "names a centre that is missing"]
     if centre.version != published.centre:

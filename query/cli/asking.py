@@ -2,7 +2,7 @@
 
 A question whose command does more than ask and print has a function for that beside it, which ``question`` names::
 
-    def _command(call: Call, model: str, of: Annotated[str, Option("Measure.")] = "norm", **options: Any) -> None: ...
+    def _command(run: Invocation, model: str, of: Annotated[str, Option("Measure.")] = "norm", **options: Any): ...
 
 It gets the parsed options of the question by name, and its own, those that it describes. Options that follow from the
 class of the answer (``--out``, ``--theme``, ``--details``) are used by ``call.show``, unless it describes them itself.
@@ -34,8 +34,8 @@ R = TypeVar("R", bound="Result")
 _PRINTED = ("out", "theme", "details")
 
 
-class Call:
-    """One run of a command.
+class CommandInvocation:
+    """One run of a command: a ``query.registry.Invocation``.
 
     ``output``: table, json, jsonl or csv. ``file``: where a picture is written, checked before any work, or None.
     ``theme`` and ``details``: as typed.
@@ -128,10 +128,10 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
         given |= {key: not given.pop(f"no_{key}") for key in negated}
         printed = {key: given.get(key) for key in _PRINTED}
         of_class = {key: value for key, value in printed.items() if key not in is_asked}
-        call = Call(
+        call = CommandInvocation(
             entries[0].name, atlas, output, of_class.get("out"), printed["theme"], bool(of_class.get("details"))
         )
-        (face or Call.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
+        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
 
     parameters = [click_parameter(one.name, one.type, one.option, one.default) for one in (*options, *printing)]
     typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}

@@ -16,7 +16,7 @@ from query.columns import BaseId, ModelId, Notes
 from query.figures import THEMES, add_legend, add_title, model_label, styled_grid
 from query.lookup import reference_of
 from query.options import Base, Model, OptionalModel
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
 from query.results import Doc, Drawn, ThemeName
 from query.wording import percent
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Profile
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 LayerRow = dict[str, Any]
@@ -257,7 +256,7 @@ def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str,
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: OptionalModel = None,
     *,
     against: str,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+from indexer.errors import Text
 from query.columns import BaseId, ModelId, Notes
 from query.figures import THEMES, drawn_alone, label, new_figure
 from query.results import After, Detail, Doc, Drawn, Hidden, Listed, Rounded, Rows, ThemeName
@@ -251,7 +252,7 @@ class Lineages(Rows[Lineage], Drawn):
         """The notes on single models, and one sentence for each reason why some could not be read."""
         failures = Counter(one.failure for one in self.models if one.failure)
         return (
-            *(f"{one.model}: {note}" for one in self.models for note in one.notes),
+            *(Text(f"{one.model}: ", note) for one in self.models for note in one.notes),
             *(
                 f"{counted(count, 'model')} of {len(self.models):,} could not be read ({failure.rstrip('.')}); their "
                 "stored answers are kept."

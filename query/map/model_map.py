@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from query.columns import Author, BaseId, Datasets, ModelId, ModelNumber, Notes, Relation, Vectors
 from query.figures import FORMATS, checked_output, draw, write_output
 from query.map.coloring import ColorGroups, Coloring, Group, coloring, scaled
@@ -29,7 +29,7 @@ from query.map.projection import METHODS, Projection, most_neighbours, project, 
 from query.options import Base, Representation, Seed
 from query.population import LeftOut, Population, distinct, notes_on_sampled, read_population
 from query.reader import PUBLIC_HUB
-from query.registry import question
+from query.registry import Invocation, question
 from query.results import After, Detail, Doc, Drawn, Hidden, If, Shown
 from query.statistics.likeness import points
 from query.tables import parquet_of
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.results import ThemeName
 
@@ -231,7 +230,7 @@ def checked_map_file(path: str | Path) -> Path:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     method: Literal["umap", "tsne", "pca"] | None,
     color: str,
@@ -320,7 +319,7 @@ def models_to_place(atlas: AtlasReader, base: str | None, representation: str = 
         why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
         raise AtlasError(
             f"No model of {population.base} can be placed on a map{why}.",
-            f"Index more: `build({population.base!r})`",
+            Text("Index more: ", Call("build", population.base)),
         )
     return population
 

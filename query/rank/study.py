@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from query.columns import BaseId, Models, Notes
 from query.figures import THEMES, add_legend, add_title, label, styled_grid
 from query.options import Base
@@ -316,12 +316,12 @@ def rank_by_depth(
         name = candidates[0]["model"]
         raise AtlasError(
             f"The record of {name} does not hold all singular values.",
-            f"Read it again: `add({name!r}, {canonical!r}, spectra=True)`",
+            Text("Read it again: ", Call("add", name, canonical, spectra=True)),
         )
     if not counts.any():
         raise AtlasError(
             f"None of the {len(candidates)} models of {canonical} has all its singular values in this atlas.",
-            f"Read them: `build({canonical!r}, spectra=True)`",
+            Text("Read them: ", Call("build", canonical, spectra=True)),
         )
     known = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
     if np.isnan(known).all():
@@ -330,7 +330,7 @@ def rank_by_depth(
     if lacking:
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
-        notes.append(f"{len(lacking)} {lack} not count ({names}): `build({canonical!r}, spectra=True)`")
+        notes.append(Text(f"{len(lacking)} {lack} not count ({names}): ", Call("build", canonical, spectra=True)))
     if threshold > _FINEST_THRESHOLD:
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 

@@ -184,7 +184,7 @@ class Section:
 
     def unavailable(self, reason: AtlasError | str) -> str:
         """The sentence for the template that says what is missing here, and why."""
-        self.missing.append(for_command_line(str(reason)))
+        self.missing.append(for_command_line(reason if isinstance(reason, str) else reason.text))
         return self.missing[-1]
 
     def picture(self, figure: Callable[[ThemeName], Figure], marks: int = 0) -> dict[str, str]:

@@ -16,14 +16,13 @@ from query.columns import BaseId, Notes
 from query.figures import checked_output, write_output
 from query.glossary import words
 from query.options import Base, Seed
-from query.registry import question
+from query.registry import Invocation, question
 from query.report import studies, training, views
 from query.report.page import Section, Source, as_reason, page
 from query.results import After, Doc, Hidden, Result
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
@@ -101,7 +100,7 @@ class Report(Result):
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     out: Annotated[str, Option("The page to write: one .html file, readable offline.", metavar="FILE")],
     **options: Any,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from indexer.console.messages import say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Text
 from query.clusters.agreement import Agreement
 from query.clusters.question import clusters
 from query.clusters.result import AGREE, Cluster, Clusters
@@ -79,7 +79,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     for result in results:
         of_others = result.cross_author.note
         further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
-        notes += [f"{result.representation}: {note}" for note in (result.note, *further, *result.notes) if note]
+        notes += [Text(f"{result.representation}: ", note) for note in (result.note, *further, *result.notes) if note]
     numbers = ("purity", "95 % interval", "chance", "p")
 
     def cells(score: PurityScore) -> tuple[str, ...]:
@@ -235,13 +235,13 @@ def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[
 
 def rank_section(source: Source, section: Section) -> dict[str, Any]:
     """Curves and equations for δW, and for W if its singular values are known."""
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[Text, list[str]] = {}
     kinds = []
     for of, title in {"delta": "change δW", "weights": "weights W"}.items():
         try:
             study = rank_by_depth(source.atlas, source.base, of=of)
         except AtlasError as error:
-            unknown.setdefault(str(error), []).append(title)
+            unknown.setdefault(error.text, []).append(title)
             continue
         if of == "delta":
             meaning = "mean rank of a change at half its energy, over families and layers"
@@ -270,7 +270,7 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
                 kind["fused"] = list(only)
                 kind["fused_equations"] = _equations(source, caption, replace(whole, families=only))
         kinds.append(kind)
-    failed = [section.unavailable(f"The {' and the '.join(titles)}: {why}") for why, titles in unknown.items()]
+    failed = [section.unavailable(Text(f"The {' and the '.join(titles)}: ", why)) for why, titles in unknown.items()]
     return {"kinds": kinds, "failed": failed}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from indexer.console.messages import Progress, clean
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Text
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import evaluate
 from query.predict.predict import assumed_share, predict_many, undocumented
@@ -77,7 +77,9 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
     found, refused = every[:_PREDICTED], [one for one in many if one.error is not None]
     if refused:
         others = f" The same is true of {counted(len(refused) - 1, 'other')}." if len(refused) > 1 else ""
-        facts["refusal"] = section.unavailable(f"No prediction for {refused[0].asked}: {refused[0].error}{others}")
+        facts["refusal"] = section.unavailable(
+            Text(f"No prediction for {refused[0].asked}: ", refused[0].error or "", others)
+        )
     answers = []
     for one in found:
         best: list[Any] = []
@@ -112,7 +114,7 @@ def _notes_on(found: Sequence[Prediction]) -> list[str]:
     counts = Counter(note for one in found for note in one.notes)
     common = [note for note, count in counts.items() if count > len(found) / 2]
     rest = [
-        note if one.model in note else f"{one.model}: {note}"
+        note if one.model in note else Text(f"{one.model}: ", note)
         for one in found
         for note in one.notes
         if note not in common

@@ -17,10 +17,10 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
 
-from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
+from indexer.console.advice import for_command_line, written
 from indexer.console.option import Described, Option, described, types_in
 from indexer.console.terminal import as_plain
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, Call, ModelError, Text
 from indexer.names import is_hub_id
 from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents, generations
@@ -319,24 +319,21 @@ class Tools:
             return None, f"The atlas could not be read: {error.strerror or type(error).__name__}."
 
     def _for_agents(self, text: str) -> str:
-        """``text`` with calls in backticks as tool calls; "" if it names a function that is not a tool."""
-        calls = [call for code in IN_BACKTICKS.findall(text) if (call := parse_call(code)) is not None]
-        named = {name.removeprefix("atlas.") for name, _, _ in calls if name}
-        arguments = {name: list(inspect.signature(self.all[name]).parameters) for name in named if name in self.all}
-        if named - set(arguments):
+        """``text`` with its calls as tool calls; "" if one is of a function that is not a tool."""
+        calls = [part for part in text.parts if isinstance(part, Call)] if isinstance(text, Text) else []
+        if any(call.function and call.function not in self.all for call in calls):
             return ""
 
-        def as_tool(found: re.Match[str]) -> str:
-            call = parse_call(found[1])
-            if call is None:
-                return found[1]
-            name, places, given = call
-            tool = name.removeprefix("atlas.")
-            given = dict(zip(arguments[tool], places, strict=False)) | given if tool else given
-            words = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
-            return f"{tool}({words})" if tool else words
+        def as_tool(call: Call) -> str:
+            named = call.named
+            if call.function:
+                named = (
+                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False)) | named
+                )
+            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+            return f"{call.function}({words})" if call.function else words
 
-        return IN_BACKTICKS.sub(as_tool, text)
+        return written(text, as_tool, str).replace("`", "")  # around commands
 
     @property
     def _atlas(self) -> Atlas:

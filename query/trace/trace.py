@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
-from indexer.errors import AtlasError, require
+from indexer.errors import AtlasError, Call, Text, require
 from indexer.names import ModelRef
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from query.columns import BaseId, ModelId, Notes
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import READERS, ResolvedModel, unrelated_notes
 from query.results import Doc, If, Result
 from query.texts import read_texts
@@ -46,7 +46,6 @@ from query.trace.words import (
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 NONE = "none"
@@ -153,7 +152,7 @@ class TracedModel(Result):
         return known | {name: rows for name, rows in tables.items() if rows}
 
 
-def _command(call: Call, **options: Any) -> None:
+def _command(call: Invocation, **options: Any) -> None:
     call.ask(say=print_note, **options)
 
 
@@ -229,7 +228,7 @@ def trace(
     others = None if all_rows else _others(atlas, found, evidence)
     tokenizer, why = tokenizer_for(atlas, found, str(model), row, evidence)
     if tokenizer is None and texts is not None:
-        raise AtlasError(f"The texts cannot be split into tokens: {why}", "")
+        raise AtlasError(Text("The texts cannot be split into tokens: ", why), "")
     words: list[Word] = []
     scripts: list[Script] = []
     masked = None
@@ -248,14 +247,14 @@ def trace(
         elif words:
             notes.append("Words are compared with tokens of the model's own that are about as common.")
     else:
-        notes.append(f"Its words are not named: {why}")
+        notes.append(Text("Its words are not named: ", why))
     length = longest_input(atlas, found.base, evidence)
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
     if not all_rows:
         share = rows_read / max(evidence.base_vocabulary, 1)
         if share < 1:
-            notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
+            notes.append(Text(f"{percent(share)} of the rows were read; ", Call(all_rows=True), " reads all of them."))
     judged = None
     if texts is not None:
         assert tokenizer is not None
@@ -265,7 +264,11 @@ def trace(
         if evidence.kind == EXACT:
             notes.append(
                 f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
-                + ("" if kept else ", because it is not known where training cut texts (`max_length=N`)")
+                + (
+                    ""
+                    if kept
+                    else Text(", because it is not known where training cut texts (", Call(max_length="N"), ")")
+                )
                 + ". “Certainly not used” means that no training step that changed a number of the embedding had the "
                 "text as it is written here, at the start of an input. A step whose learning rate was zero, or nearly, "
                 "leaves no trace; and a changed text may have been used. A possible text was not necessarily used."
@@ -323,7 +326,7 @@ def tokenizer_for(
             return kept, ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
-        return None, str(error)
+        return None, error.text
 
 
 # Kept for the next question: it runs in a process of its own, which takes a second to start.
@@ -384,9 +387,11 @@ def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenE
     if found.is_copy:
         return f"It is {found.as_copy}."
     if row is not None and row["token_class"] is None and found.record is None and not all_rows:
-        return (
-            "Its record has no rows of the input embedding that can be compared: its vocabulary was "
-            "pruned or permuted, or its width is another. `all_rows=True` reads them now."
+        return Text(
+            "Its record has no rows of the input embedding that can be compared: its vocabulary was pruned or "
+            "permuted, or its width is another. ",
+            Call(all_rows=True),
+            " reads them now.",
         )
     return (
         "Its input embedding cannot be compared with the base's: its vocabulary was pruned or permuted, its width is "
