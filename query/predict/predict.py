@@ -54,7 +54,7 @@ from query.resolved import (
     thresholds,
     vector_of_record,
 )
-from query.results import Answered, answered
+from query.results import Answered, answered, plain
 from query.statistics.neighbours import Floats
 from query.texts import STDIN
 from query.wording import percent
@@ -152,13 +152,10 @@ def _show_many(
 
     def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
         kept.append(prediction)
-        model = {"model": prediction.model}
         if call.output != "table":
-            return [model | row for row in prediction.to_rows()]
-        best = prediction.answers[0]
-        answer = {"dataset": best.dataset, "probability": best.probability}
-        counts = {"agreement": prediction.agreement(best), "authors": best.authors}
-        return [(model if name != prediction.model else {}) | answer | counts]
+            return [{"model": prediction.model} | row for row in prediction.to_rows()]
+        best = plain(prediction.best, table=True)
+        return [best if name != prediction.model else {key: best[key] for key in best if key != "model"}]
 
     try:
         with Progress(count, "models") as progress:

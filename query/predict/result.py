@@ -102,6 +102,17 @@ def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
     return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
 
 
+@dataclass(frozen=True)
+class BestAnswer:
+    """The most probable answer for one of many models."""
+
+    model: ModelId
+    dataset: Annotated[str, Doc("The most probable dataset, or “none of these”.")]
+    probability: Annotated[float, Doc("Its probability, from 0 to 1.")]
+    agreement: Annotated[float, Doc("Share of all votes that name the dataset, from 0 to 1.")]
+    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+
+
 @dataclass(frozen=True, repr=False)
 class Prediction(Listed[Answer]):
     """The answers for one model, the most probable first; their probabilities sum to 1.
@@ -173,6 +184,12 @@ class Prediction(Listed[Answer]):
             replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
         ]
         return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
+
+    @property
+    def best(self) -> BestAnswer:
+        """The most probable answer, as a row among those of other models."""
+        first = self.answers[0]
+        return BestAnswer(self.model, first.dataset, first.probability, self.agreement(first), first.authors)
 
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
