@@ -189,7 +189,7 @@ class Source:
 
 def _written(value: Any) -> str:
     """A cell of an answer's table as the command prints it."""
-    return shorten(cell_text(as_plain(value))) or NOTHING
+    return shorten(cell_text(as_plain(value)).strip()) or NOTHING
 
 
 @dataclass

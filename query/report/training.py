@@ -47,7 +47,11 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
                 "Predictions of documented models from other authors' models", tables["scores"]
             ),
             "none": source.answer_table(f"How good “{NONE_OF_THESE}” is", tables["none_of_these"]),
-            "columns": documented([PredictionScore, NoneScore]),
+            "columns": {
+                name: meaning
+                for name, meaning in documented([PredictionScore, NoneScore]).items()
+                if any(name in row for rows in (tables["scores"], tables["none_of_these"]) for row in rows)
+            },
             "picture": section.picture(evaluation.figure),
         }  # fmt: skip
     names = undocumented(source.atlas, source.base)
