@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 from indexer.errors import AtlasError
 from indexer.names import nearest
-from query.registry import answer_classes, commands
-from query.results import Column, Doc, Result, columns, row_class_in
+from query.registry import commands
+from query.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
 _OBJECTS = (
     "SELECT * FROM ("

@@ -26,16 +26,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import cleandoc, signature
+from inspect import cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, get_args
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from indexer.arguments import annotation_of
 from indexer.console.messages import say
 from indexer.errors import AtlasError
-
-if TYPE_CHECKING:
-    from query.results import Result
 
 GROUP = "model_atlas.questions"
 OURS = "vectors-in-the-wild"
@@ -212,19 +208,6 @@ def _docstring_in_source(module: str, function: str) -> str | None:
         return ast.get_docstring(ast.parse(found[0]).body[0])  # type: ignore[arg-type]
     except SyntaxError:
         return None
-
-
-def answer_classes(function: Callable[..., Any]) -> list[type[Result]]:
-    """The classes of the answers that a question may have, from its annotation."""
-    from query.results import Result
-
-    def within(type_: Any) -> Iterator[type[Result]]:
-        if isinstance(type_, type) and issubclass(type_, Result):
-            yield type_
-        for part in get_args(type_):
-            yield from within(part)
-
-    return list(dict.fromkeys(within(annotation_of(function, signature(function).return_annotation))))
 
 
 # ---- the list

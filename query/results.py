@@ -9,14 +9,28 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
+from indexer.arguments import annotation_of
 from indexer.console.notebook import shown
 from indexer.errors import AtlasError, ModelError, missing_extra, naming_extras, require
 from indexer.untrusted import tidy
@@ -148,9 +162,14 @@ class Column:
         return plain(value, table=table, details=details)
 
 
-@cache
 def columns(of: type[Any]) -> tuple[Column, ...]:
     """The keys of a data class: its fields that are not hidden, and its properties that have a :class:`Doc`."""
+    return _columns(cast(Hashable, of))
+
+
+@cache
+def _columns(of: Hashable) -> tuple[Column, ...]:
+    assert isinstance(of, type)
     order = [one.name for one in fields(of)]
     found: dict[str, Column] = {}
     for base in reversed(of.__mro__):
@@ -244,7 +263,7 @@ class Result:
     @classmethod
     def has_details(cls) -> bool:
         """Whether its table has more with details."""
-        known = (*columns(cls), *cls.row_columns()) if is_dataclass(cls) else ()
+        known: tuple[Column, ...] = (*columns(cls), *cls.row_columns()) if is_dataclass(cls) else ()
         return cls.HAS_DETAILS or any(one.marker(Detail) is not None for one in known)
 
     @property
@@ -395,6 +414,18 @@ class Rows(Listed[Row], Sequence[Row]):
 
     def __hash__(self) -> int:
         return hash(tuple(self))
+
+
+def answer_classes(function: Callable[..., Any]) -> list[type[Result]]:
+    """The classes of the answers that a question may have, from its annotation."""
+
+    def within(type_: Any) -> Iterator[type[Result]]:
+        if isinstance(type_, type) and issubclass(type_, Result):
+            yield type_
+        for part in get_args(type_):
+            yield from within(part)
+
+    return list(dict.fromkeys(within(annotation_of(function, signature(function).return_annotation))))
 
 
 @dataclass(frozen=True)

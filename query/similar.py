@@ -205,10 +205,10 @@ class SimilarModels(Rows[Neighbour]):
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
         """The rows, with the three largest contributions of families and of layers, or with all."""
         rows: list[dict[str, Any]] = super().table(details=details)
-        for one, row in zip(self.neighbours, rows, strict=True):
-            row.pop("because", None)  # a table has no room for objects
-            for name in ("families", "layers") if one.because is not None else ():
-                largest = list(one.because[name].items())[: None if details else _REASONS_SHOWN]
+        for row in rows:
+            reasons = row.pop("because", {})  # a table has no room for objects
+            for name, parts in reasons.items():
+                largest = list(parts.items())[: None if details else _REASONS_SHOWN]
                 row[name] = [f"{key} {part:.2f}" for key, part in largest]
         return rows
 

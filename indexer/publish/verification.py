@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.database.connection import Connection
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, base_in
-from indexer.errors import WRONG_KINDS, AtlasError, Text
+from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
@@ -185,11 +185,7 @@ class _Verifier:
                 self.report("base", path.name, error.text)
                 continue
             except Exception as error:
-                self.report(
-                    "base",
-                    path.name,
-                    Text("cannot be read: ", error.text, f"; run `index build --base {base_in(path)}`"),
-                )
+                self.report("base", path.name, f"cannot be read: {error}; run `index build --base {base_in(path)}`")
                 continue
             named = published.get(path)
             if named is not None and (stored.base, stored.commit) != (named["base"], named["commit"]):
@@ -233,7 +229,7 @@ class _Verifier:
             try:
                 store.checked_failure(digest)
             except (OSError, AtlasError) as error:
-                self.report("record", digest, error.text)
+                self.report("record", digest, error.text if isinstance(error, AtlasError) else str(error))
         return without
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:

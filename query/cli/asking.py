@@ -24,7 +24,8 @@ from indexer.errors import AtlasError
 from query.cli import batch
 from query.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
 from query.options import DETAILS, DRAW, THEME
-from query.registry import Entry, answer_classes, help_of
+from query.registry import Entry, help_of
+from query.results import answer_classes
 
 if TYPE_CHECKING:
     from query.atlas import Atlas

@@ -61,7 +61,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
         notes += [Text(f"{result.representation}: ", note) for note in (result.note, *further, *result.notes) if note]
     purest = sorted(scored, key=lambda one: -(one.purity or 0.0))
-    by_dataset = next((rows for title, rows in first.table(details=True).items() if title == "by dataset"), [])
+    by_dataset: list[dict[str, Any]] = first.table(details=True).get("by dataset", [])
     return {
         "failed": failed,
         "verdict": verdict(first),

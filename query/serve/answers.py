@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import date
-from functools import cache, reduce
+from functools import reduce
 from operator import or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
@@ -61,8 +61,7 @@ def answer_type(
     return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
 
 
-@cache
-def row_type(row: type[Any], keys: tuple[str, ...] | None = None) -> Any:
+def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
     """The type of a row; a key that not every row has need not be there."""
     known = [one for one in columns(row) if one.marker(Shown) is None and (keys is None or one.key in keys)]
     parts = {

@@ -24,8 +24,8 @@ from indexer.errors import AtlasError, Call, ModelError, Text
 from indexer.names import is_hub_id
 from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents, generations
-from query.registry import Entry, Tool, answer_classes, help_of, questions, tools
-from query.results import Result
+from query.registry import Entry, Tool, help_of, questions, tools
+from query.results import Result, answer_classes
 from query.serve import answers
 
 MOST_NEIGHBOURS = 200
@@ -255,10 +255,12 @@ def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
     return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
 
 
-class Bases(answers.Answer):
-    """The bases of the atlas."""
-
-    bases: Annotated[list[answers.row_type(answers.BaseOfAtlas)], Field(description="The base models of the atlas.")]  # type: ignore[misc]
+_Bases = answers.answer_type(
+    Result,
+    (),
+    {},
+    {"bases": _key(list[answers.row_type(answers.BaseOfAtlas)], "The base models of the atlas.")},  # type: ignore[misc]
+)
 
 
 class Tools:
@@ -357,10 +359,10 @@ class Tools:
         }
         return cast(A, rounded)
 
-    def bases(self) -> Bases:
+    def bases(self) -> _Bases:  # type: ignore[valid-type]
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
         return self._answer(
-            Bases,
+            _Bases,
             None,
             bases=[row for row in generations(self._atlas).asked(contents) if is_hub_id(row["base"])],
         )
