@@ -15,6 +15,7 @@ from query.cli import main
 from query.glossary import SchemaColumn, SchemaObject, answers_of, documented, words
 from query.registry import commands
 from query.results import columns
+from scripts.answers import PAGE, page
 
 ASKED = {
     "similar": (["similar", "author1/model-1"],),
@@ -71,6 +72,10 @@ def test_every_key_of_every_answer_is_described():
     shown = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
     assert {name for name in shown if name in MEASURES} <= set(depth)
     assert {"layer", "output", "right", "closer_ratio", "top"} <= set(documented(answers_of("invert")))
+
+
+def test_the_page_of_all_keys_is_that_of_the_fields():
+    assert PAGE.read_text() == page()  # else: python -m scripts.answers
 
 
 def test_a_word_is_explained_on_request(small_atlas):
