@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import builtins
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -141,25 +141,49 @@ class Column:
 
     def is_in(self, row: Any, *, table: bool, details: bool = False) -> bool:
         """Whether ``row`` has the key: in a table, or in an object."""
-        if table:
-            is_kept = self.marker(Data) is None and (details or self.marker(Detail) is None)
-        else:
-            is_kept = self.marker(Shown) is None
-        condition: If | None = self.marker(If)
-        if not is_kept or condition is None or (condition.in_tables and not table):
+        is_kept = self._in_tables and (details or not self._is_detail) if table else self._in_objects
+        if not is_kept or self._condition is None or (self._condition.in_tables and not table):
             return is_kept
-        return getattr(row, condition.name or self.name) not in (None, False, (), [], {})
+        value = getattr(row, self._condition.name or self.name)
+        return value is not None and value is not False and not (isinstance(value, Sized) and len(value) == 0)
 
     def value(self, row: Any, *, table: bool, details: bool = False) -> Any:
         """The value in ``row``, without data classes and tuples; as a person reads it in a table."""
         value = getattr(row, self.name)
-        form: Format | None = self.marker(Format) if table else None
+        form = self._form if table else None
         if form is not None and (form.in_details or not details):
             return form.write(value, *(getattr(row, other) for other in form.others))
-        rounded: Rounded | None = self.marker(Rounded)
-        if rounded is not None and value is not None:
-            return round(value, rounded.digits)
+        if self._rounded is not None and value is not None:
+            return round(value, self._rounded.digits)
         return plain(value, table=table, details=details)
+
+    # Found once, as every value of every row needs them.
+    @cached_property
+    def _in_tables(self) -> bool:
+        return self.marker(Data) is None
+
+    @cached_property
+    def _in_objects(self) -> bool:
+        return self.marker(Shown) is None
+
+    @cached_property
+    def _is_detail(self) -> bool:
+        return self.marker(Detail) is not None
+
+    @cached_property
+    def _condition(self) -> If | None:
+        found: If | None = self.marker(If)
+        return found
+
+    @cached_property
+    def _form(self) -> Format | None:
+        found: Format | None = self.marker(Format)
+        return found
+
+    @cached_property
+    def _rounded(self) -> Rounded | None:
+        found: Rounded | None = self.marker(Rounded)
+        return found
 
 
 def columns(of: type[Any]) -> tuple[Column, ...]:
@@ -293,9 +317,9 @@ class Result:
             return self._rows(table=True, details=details)
         if not self.IS_SHEET and type(self).to_rows is not Result.to_rows:
             return self.to_rows()
-        return {
-            name: value for name, value in _object(self, table=True, details=details).items() if name != "notes"
-        }  # which are printed below it
+        whole = _object(self, table=True, details=details)
+        whole.pop("notes", None)  # they are printed below it
+        return whole
 
     def to_df(self) -> pandas.DataFrame:
         """The rows as a data frame, with nullable integers, times and lists.
@@ -456,14 +480,16 @@ def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answer
 
 def plain(value: Any, *, table: bool = False, details: bool = False) -> Any:
     """Without data classes and tuples: one becomes a dict of its keys, an answer within an answer its object."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item, table=table, details=details) for item in value]
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
         return _object(value, table=table, details=details)
     if isinstance(value, Mapping):
         return {name: plain(item, table=table, details=details) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, table=table, details=details) for item in value]
     return value
 
 
