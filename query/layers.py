@@ -40,12 +40,10 @@ CELL = (0.62, 0.24)  # inches
 
 @dataclass(frozen=True)
 class Change:
-    """One delta: its Frobenius ``norm``, that norm over the base's, and its ``share`` of all squared norms.
+    """One delta. The ranks are 0 for a zero delta, and None if the kept singular values do not suffice.
 
-    ``energy``: the share of norm² that the kept singular values hold; ``rank_50``, ``rank_90``: the smallest rank that
-    holds this percentage of it, 0 for a zero delta, None if the kept values do not suffice. ``rows_read``: of a sample,
-    how many rows were read (None for all); then the norms and the share are estimates, ``norm_error`` is the standard
-    error of ``norm``, and energy and ranks are None, as the rows that were read do not give them.
+    Of a sample the norms and the share are estimates, and energy and ranks are None, as the rows that were read do not
+    give them.
     """
 
     stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
@@ -107,10 +105,9 @@ class Part:
 class Embedding:
     """The change of the input embedding, as far as the rows that were read show it.
 
-    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
-    the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:
-    of the rows. ``decay``: the factor by which weight decay multiplied every row. ``kind``: see ``query trace``. Sizes
-    of rows say nothing useful of the rank: a sum of the largest of them bounds it far above what it is.
+    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. The standard error is that over the
+    stripes that the rows lie in. Sizes of rows say nothing useful of the rank: a sum of the largest of them bounds it
+    far above what it is.
     """
 
     kind: Annotated[str, Doc("What the rows can show; see class in `query trace`.")]

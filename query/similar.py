@@ -36,17 +36,9 @@ _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 class Neighbour:
     """One model near another.
 
-    ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
-    representation without blocks. ``similarity_error``: how far it may move as models are added, because the centre of
-    the full fine-tunes moves (docs/vectors.md); 0 for two adapters. ``background``: the share of pairs of unrelated
-    models (other author, no dataset in common) that are at least as similar, out of ``background_pairs``; None if too
-    few are known. It is at least ``background_floor``, which means "none of them". ``background_high``: the upper end
-    of its 95 % interval; None with too few authors. ``expected_by_chance``: the background times the number of models
-    searched, which is how many would be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they
-    share so few matrices that the similarity was shrunk towards zero. ``because``, only if asked for: what each of the
-    ``families``, and each of the ``layers``, adds to the similarity; either sums to it. ``compared_by``, also only
-    then: input or output, the sides that were compared; ``same_start``: whether both adapters began at the same random
-    numbers, None if the start of one is not known.
+    The similarity is a cosine of whole vectors for a representation without blocks. docs/vectors.md says how far it may
+    move. ``expected_by_chance`` is its E-value. ``is_shrunk``: they share so few matrices that it was shrunk
+    towards zero. ``because``, ``compared_by`` and ``same_start``: only if asked for.
     """
 
     rank: Annotated[int, Doc("Place in the list; 1 is the nearest.")]

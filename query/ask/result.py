@@ -16,12 +16,7 @@ _WORTH = 0.05  # a smaller share is not named in the headline
 
 @dataclass(frozen=True)
 class LikelyModel:
-    """One model, by how likely it was tuned on texts like those of the file.
-
-    ``score``: all evidence together, as a z-score. ``p_value``: the share of comparisons of reference texts with models
-    whose score is at least as high. ``expected_by_chance``: how many of the models searched are expected to score as
-    high by chance. ``by_vocabulary`` and ``by_vectors`` are cosines, from -1 to 1; None for a model without.
-    """
+    """One model, by how likely it was tuned on texts like those of the file."""
 
     rank: Annotated[int, Doc("Place in the list; 1 is the most likely.")]
     model: ModelId
@@ -73,10 +68,7 @@ class LikelyModel:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LikelyModels(Rows[LikelyModel]):
-    """The models of ``base`` that were probably tuned on texts like those of ``file``, the most likely first.
-
-    ``searched``: the number of models compared; ``standing_out`` of them score higher than chance explains.
-    """
+    """The models of ``base`` that were probably tuned on texts like those of ``file``, the most likely first."""
 
     ROWS = "models"
     OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
@@ -114,11 +106,7 @@ class LikelyModels(Rows[LikelyModel]):
 
 @dataclass(frozen=True)
 class LikelyTexts:
-    """One file, by how likely the model was tuned on texts like its. The numbers are those of :class:`LikelyModel`.
-
-    ``is_answer``: whether it is likely enough to be the answer. ``share``: of the tokens of the training text that the
-    files explain, how many are of this one, with a 95 % interval; None for one file, or a model without vocabulary.
-    """
+    """One file, by how likely the model was tuned on texts like its. See :class:`LikelyModel`."""
 
     rank: Annotated[int, Doc("Place in the list; 1 is the most likely.")]
     file: Annotated[str, Doc("The file of texts.")]
@@ -176,10 +164,7 @@ class LikelyTexts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextsOfModel(Rows[LikelyTexts]):
-    """Files of texts, by how likely ``model`` was tuned on texts like theirs, the most likely first.
-
-    ``answer``: the first one, or None for "none of them".
-    """
+    """Files of texts, by how likely ``model`` was tuned on texts like theirs, the most likely first."""
 
     ROWS = "files"
     IS_LIST = False

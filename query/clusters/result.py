@@ -22,11 +22,9 @@ AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline
 
 @dataclass(frozen=True)
 class Member:
-    """One model that was clustered. ``dataset``: the one it counts under (``leading_datasets``), or None.
+    """One model that was clustered. ``dataset``: see ``leading_datasets``; ``task``: see ``population.tasks_of``.
 
-    ``cluster``: -1 for an outlier. ``strength``: how firmly it belongs, 0 to 1 (hdbscan: HDBSCAN's probability;
-    kmeans: the cosine with the centre). ``nearest``: an outlier's highest cosine with any other model. ``task``: what
-    it does (``population.tasks_of``); None if unknown or not asked for.
+    ``strength``: HDBSCAN's probability, or of k-means the cosine with the centre. ``nearest``: a cosine.
     """
 
     model_id: ModelNumber
@@ -49,9 +47,7 @@ class Cluster:
     """One cluster; counts are in descending order. ``datasets`` counts each model once, under its ``dataset``.
 
     ``central``: the member with the highest cosine with the cluster's centre (its mean direction), which is also the
-    member with the highest mean cosine with all members; ties by id. ``cohesion``: mean cosine over pairs of members,
-    None for a single member. ``documented``: members that name a dataset. ``probably``: the dataset of most of them,
-    and ``share`` their share. ``undocumented``: the members for which ``probably`` is a guess.
+    member with the highest mean cosine with all members; ties by id. ``cohesion``: None for a single member.
     """
 
     cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]

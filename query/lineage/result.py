@@ -64,16 +64,8 @@ class Edge:
 
     Attributes:
         child: name of the model.
-        parent: name of a model of the atlas, or of the base; None where it is not known.
-        kind: one of the kinds above.
-        coefficient: the parent's weight in the child; 1 but for merges.
-        residual: share of the child's ‖δ‖² that its edges together do not explain.
-        evidence: the reason in a few words.
-        method: of a merge.
-        direction: "known", or "unknown" where the child may as well be the parent.
-        card: what the child's card says, one of the constants above.
-        probability: that the edge is right; None before it is calculated.
-        same: other models that the weights cannot distinguish from the parent.
+        kind: one of the kinds above; ``card``: one of the constants above.
+        probability: None before it is calculated.
         parent_id: of the parent, where it is a model of the atlas.
         is_proven: whether equal weights prove the edge, rather than sizes and angles.
         signals: of a continued or tuned model, the measurements behind the probability.
@@ -156,10 +148,8 @@ class Lineage(Drawn, Listed[Edge]):
     """Where one model comes from.
 
     Attributes:
-        edges: one for each parent, or one for the base; none where the weights could not be read.
-        bytes_read: bytes of weights read for this answer.
-        models_read: number of models they belong to.
-        answered_at: when the stored answer was computed (UTC); None if the weights were read now.
+        edges: none where the weights could not be read.
+        answered_at: None if the weights were read now.
         failure: why the weights could not be read; ``edges`` are then the stored ones.
         expected: the base or model that it should be made from, if one was given.
     """

@@ -218,13 +218,11 @@ class Prediction(Listed[Answer]):
 
 @dataclass(frozen=True)
 class NoneScore:
-    """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
+    """The scores of "none of these".
 
-    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
-    that share a dataset with the predicted one may not vote. ``auroc``: the probability that it is more probable for a
-    model whose datasets are hidden in this way than for one whose dataset another author names; None without both.
-    ``accuracy_0`` … ``accuracy_75``: how often the best answer is right if this percentage of the models are hidden
-    ones, and the prior of "none of these" is that share.
+    Where it is hidden, models that share a dataset with the predicted one may not vote. ``auroc``: None without hidden
+    models and models whose dataset another author names. ``accuracy_0`` … ``accuracy_75``: the prior of "none of these"
+    is that share.
     """
 
     evidence: Annotated[

@@ -49,9 +49,8 @@ class Confusion:
     """Two datasets, and how often models of one have neighbours from the other instead of their own.
 
     ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
-    model and name ``taken_for``. ``share``: their share of all neighbours that share no dataset. ``chance``: that share
-    for random neighbours. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both shares are above
-    chance, as for two datasets with the same text.
+    model and name ``taken_for``; ``share``: of all neighbours that share no dataset. ``back_…``: from ``taken_for`` to
+    ``dataset``. Two datasets with the same text are notable: both shares are above chance.
     """
 
     dataset: Dataset

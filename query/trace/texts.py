@@ -33,11 +33,7 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 
 @dataclass(frozen=True)
 class ComparedText:
-    """A text, shortened; ``untouched``: its tokens whose rows did not move.
-
-    ``verdict``: certainly_not_used (by a step that changed these rows) or possible. ``met``: the share of its tokens,
-    among those whose rows were read, that moved; None if no row was read.
-    """
+    """A text, shortened, against one model. None if no row of its tokens was read."""
 
     text: Annotated[str, Doc("The text, shortened.")]
     verdict: Annotated[str, Doc("certainly_not_used or possible.")]
@@ -50,8 +46,6 @@ class ComparedTexts:
     """The texts of a file against one model.
 
     ``certainly_not_used`` and ``possible`` add up to ``texts``; both are None unless the class is exact.
-    ``share_upper``: with 95 % confidence at most this share of the file's texts was used. ``likelihood``: the mean
-    probability that a token of the texts was met, among those whose rows were read.
     """
 
     texts: Annotated[int, Doc("Number of texts.")]

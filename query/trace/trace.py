@@ -63,13 +63,7 @@ _HIDDEN = 0.15
 
 @dataclass(frozen=True, repr=False)
 class TracedModel(Result):
-    """What the embeddings of ``model`` say of its training text.
-
-    ``class_``, in JSON ``class``: exact, statistical, frozen or none. ``tokens_met``: of the ``rows_read``, those
-    that moved; ``share_met``: their share. ``longest_input``: tokens of the longest input. ``decay_times_rate``: the
-    learning rate times the weight decay, summed over the steps. None is what is not known. ``text``: a file's texts
-    against the model.
-    """
+    """What the embeddings of ``model`` say of its training text. None is what is not known."""
 
     HAS_DETAILS = True
     SHOW_HEADLINE = True
