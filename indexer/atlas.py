@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.regular_files import descriptor_of
 from indexer.shared_state import usable_umask
 
@@ -112,7 +112,7 @@ class AtlasFolder:
                 what = f"{'is not an atlas' if self.root.exists() else 'does not exist'} (no atlas.duckdb there)"
             raise AtlasError(
                 f"{self.root} {what}.",
-                "Give `atlas='DIR'`, or make one: `build('roberta-base', limit=50)`",
+                Text("Give ", Call(atlas="DIR"), ", or make one: ", Call("build", "roberta-base", limit=50)),
             )
         return self
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 Given = ParamSpec("Given")
@@ -17,19 +17,77 @@ Answer = TypeVar("Answer")
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
+# Functions of the library for building an atlas; every other name of a call is a question of one.
+BUILDING = ("build", "add", "deepen", "find_starts")
+
+
+class Call:
+    """A call that a sentence suggests: of a function for building, of a question, or only arguments of one.
+
+    ``Call("clusters", method="kmeans")`` reads ``atlas.clusters(method='kmeans')`` in Python, and
+    ``Call(method="kmeans")`` reads ``method='kmeans'``. Every face writes it in its own way: see
+    ``indexer.console.advice`` and ``query.serve.tools``.
+    """
+
+    def __init__(self, function: str = "", *places: Any, **named: Any) -> None:
+        self.function, self.places, self.named = function, places, named
+
+    def __str__(self) -> str:
+        values = [*map(repr, self.places), *(f"{name}={value!r}" for name, value in self.named.items())]
+        function = self.function if self.function in BUILDING else f"atlas.{self.function}"
+        return f"{function}({', '.join(values)})" if self.function else ", ".join(values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+class Text(str):
+    """A sentence with calls in it, which Python users read as it is: calls stand in backticks.
+
+    ``parts``: texts and calls in order, from which other faces write it. Texts are added with ``+`` or as parts of
+    another; an f-string or a method of ``str`` would leave only what Python users read.
+    """
+
+    parts: tuple[str | Call, ...]
+
+    def __new__(cls, *parts: str | Call) -> Self:
+        """The texts and calls, one after another."""
+        flat = [piece for part in parts for piece in (part.parts if isinstance(part, Text) else (part,))]
+        text = super().__new__(cls, "".join(f"`{part}`" if isinstance(part, Call) else part for part in flat))
+        text.parts = tuple(flat)
+        return text
+
+    def __add__(self, other: str) -> Text:
+        return Text(self, other)
+
+    def __radd__(self, other: str) -> Text:
+        return Text(other, self)
+
+    def __reduce__(self) -> tuple[type[Text], tuple[str | Call, ...]]:
+        return Text, self.parts
+
+
 class AtlasError(Exception):
     """An error that the user can act on: printed as one line, then exit 1.
 
-    ``message`` says what is wrong and where, ``hint`` what to do next.
+    ``message`` says what is wrong and where, ``hint`` what to do next: texts, :class:`Text` with calls, or one call.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str | Call = "") -> None:
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = Text(hint) if isinstance(hint, Call) else hint
+
+    @property
+    def text(self) -> Text:
+        """Both, for every face to write."""
+        return Text(self.message, " " if self.message and self.hint else "", self.hint)
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()
+        return str(self.text).strip()
 
 
 class BadArgument(AtlasError):
@@ -164,4 +222,4 @@ def naming_extras(function: Callable[Given, Answer], purpose: str = "This") -> C
 
 def _without(module: str, purpose: str) -> AtlasError:
     extra, package = _EXTRAS[module]
-    return AtlasError(f"{purpose} needs {package}, which is not installed.", install(extra))
+    return AtlasError(Text(purpose, f" needs {package}, which is not installed."), install(extra))

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 
 OWN_GROUPS = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
@@ -122,7 +122,9 @@ def check_device(device: str) -> None:
         torch.zeros(1, dtype=torch.float64, device=device).item()  # mps has no such numbers, meta none at all
     except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).splitlines()[0].split(". ")[0].rstrip(".")
-        raise AtlasError(f"The device {device!r} cannot be used here: {reason}.", "Use `device='cpu'`.") from error
+        raise AtlasError(
+            f"The device {device!r} cannot be used here: {reason}.", Text("Use ", Call(device="cpu"), ".")
+        ) from error
 
 
 def refuses_connections(address: str, seconds: float = 1.0) -> bool:

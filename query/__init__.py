@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from query.depth.study import DepthStudy
     from query.export import ModelVectors
     from query.features import FeatureGrid
-    from query.inventory import Inventory
+    from query.inventory import ListedDataset, ListedDatasets, ListedModel, ListedModels
     from query.invert import RecoveredImages, RecoveredWords
     from query.layers import Layers
     from query.lineage.result import Lineage, Lineages
@@ -46,12 +46,15 @@ _MODULES = {
     "DepthStudy": "query.depth.study",
     "Evaluation": "query.predict.result",
     "FeatureGrid": "query.features",
-    "Inventory": "query.inventory",
     "Layers": "query.layers",
     "LikelyModel": "query.ask.result",
     "LikelyModels": "query.ask.result",
     "Lineage": "query.lineage.result",
     "Lineages": "query.lineage.result",
+    "ListedDataset": "query.inventory",
+    "ListedDatasets": "query.inventory",
+    "ListedModel": "query.inventory",
+    "ListedModels": "query.inventory",
     "ModelMap": "query.map.model_map",
     "ModelVectors": "query.export",
     "Neighbour": "query.similar",
@@ -70,7 +73,8 @@ _MODULES = {
 
 __all__ = [
     "Answered", "Atlas", "AtlasError", "Clusters", "Comparison", "Depth", "DepthStudy", "Evaluation", "FeatureGrid",
-    "Inventory", "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ModelMap", "ModelVectors",
+    "Layers", "LikelyModel", "LikelyModels", "Lineage", "Lineages", "ListedDataset", "ListedDatasets", "ListedModel",
+    "ListedModels", "ModelMap", "ModelVectors",
     "Neighbour", "Prediction", "PurityResult", "RankStudy", "RecoveredImages", "RecoveredWords", "Report",
     "Result", "ShownModel", "SimilarModels", "SqlResult", "TextsOfModel", "__version__",
 ]  # fmt: skip

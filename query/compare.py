@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
+from query.columns import BaseId, Notes, Similarity, Vectors
 from query.facts import Place, facts_of, names_of
 from query.layers import Layers, Part, layers_of
 from query.lookup import resolve_model
@@ -28,7 +29,7 @@ from query.resolved import (
     table_of,
     unrelated_notes,
 )
-from query.results import Result
+from query.results import Detail, Doc, Result
 from query.sampled import SAMPLE, needs_all, sample_gives
 from query.similar import moving_notes, similarity_of
 from query.trace.evidence import token_evidence
@@ -44,9 +45,9 @@ Means = dict[str, float | None]
 class Fact:
     """One fact about both models; None if it is not known."""
 
-    fact: str
-    a: Any
-    b: Any
+    fact: Annotated[str, Doc("Name of the fact that is compared.")]
+    a: Annotated[Any, Doc("The first model.")]
+    b: Annotated[Any, Doc("The second model.")]
 
     @property
     def differs(self) -> bool:
@@ -58,10 +59,29 @@ class Fact:
 class PartPair:
     """One layer, or one family: the mean cosine of the blocks that both changed (None without any), and the norms."""
 
-    name: str
-    similarity: float | None
-    a_norm: float
-    b_norm: float
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    similarity: Annotated[
+        float | None,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+    ]
+    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
+    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
+
+
+@dataclass(frozen=True)
+class ComparedPart:
+    """A row of a comparison: all of it, a layer, or a family. Only the whole has a background."""
+
+    part: Annotated[str, Doc("What the row is about: a layer, a family or, as a whole, all.")]
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    similarity: Similarity
+    background: Annotated[float | None, Doc("As above; of the whole alone.")]
+    background_pairs: Annotated[int | None, Doc("As above; of the whole alone.")]
+    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
+    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -75,25 +95,60 @@ class Comparison(Result):
     the two is a copy of the base, or like it in all that was read.
     """
 
-    HAS_DETAILS = True
-    COLUMNS = ("part", "name", "similarity", "background", "background_pairs", "a_norm", "b_norm")
     SHOW_HEADLINE = True
+    ROWS = "parts"
+    IS_SHEET = True
 
-    a: str
-    b: str
-    base: str
-    representation: str
-    similarity: float | None
-    similarity_error: float | None
-    background: float | None
-    background_pairs: int | None
-    background_floor: float | None
-    matrices: int | None
-    layers: tuple[PartPair, ...]
-    families: tuple[PartPair, ...]
-    facts: tuple[Fact, ...]
-    notes: tuple[str, ...] = ()
-    copy: str | None = None
+    a: Annotated[str, Doc("The first model."), Detail()]
+    b: Annotated[str, Doc("The second model."), Detail()]
+    base: Annotated[BaseId, Detail()]
+    representation: Annotated[Vectors, Detail()]
+    similarity: Annotated[
+        float | None,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+        Detail(),
+    ]
+    similarity_error: Annotated[
+        float | None,
+        Doc(
+            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
+            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
+            "adapters, from which nothing is subtracted."
+        ),
+        Detail(),
+    ]
+    background: Annotated[
+        float | None,
+        Doc(
+            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
+            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
+            "are known."
+        ),
+        Detail(),
+    ]
+    background_pairs: Annotated[int | None, Doc("Number of pairs of unrelated models behind background."), Detail()]
+    background_floor: Annotated[
+        float | None,
+        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
+        Detail(),
+    ]
+    matrices: Annotated[
+        int | None,
+        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
+        Detail(),
+    ]
+    layers: Annotated[tuple[PartPair, ...], Doc("The same for each layer.")]
+    families: Annotated[tuple[PartPair, ...], Doc("The same for each family of matrices.")]
+    facts: Annotated[tuple[Fact, ...], Doc("Facts about both models side by side.")]
+    notes: Notes = ()
+    copy: Annotated[
+        str | None,
+        Doc("Which of the two is a copy of the base, or like it in all that was read; empty if neither is."),
+        Detail(),
+    ] = None
 
     @property
     def headline(self) -> str:
@@ -106,26 +161,26 @@ class Comparison(Result):
         rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
         return f"{answer}; {rare} pairs of unrelated models are at least as similar."
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """Layers, families and facts; ``details``: everything."""
-        everything = self.to_dict()
+    def table(self, *, details: bool = False) -> Any:
+        """As its columns say, with the facts in the words of ``query.facts``."""
+        table = super().table(details=details)
         first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
-        everything["facts"] = [
+        table["facts"] = [
             {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
             for fact in facts_of(Place.COMPARE)
             if fact.name in first
         ]
-        return everything if details else {name: everything[name] for name in ("layers", "families", "facts")}
+        return table
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for all (``part`` is ``all``), then one for each layer and family, which have no background."""
+    @property
+    def parts(self) -> list[ComparedPart]:
+        """A row for all, then one for each layer and each family."""
         norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
-        parts = [("all", PartPair("", self.similarity, *norms))]
-        parts += [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
-        background = {"background": self.background, "background_pairs": self.background_pairs}
+        whole = ComparedPart("all", "", self.similarity, self.background, self.background_pairs, *norms)
+        named = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
         return [
-            {"part": kind, **asdict(one)} | (background if kind == "all" else dict.fromkeys(background))
-            for kind, one in parts
+            whole,
+            *(ComparedPart(kind, one.name, one.similarity, None, None, one.a_norm, one.b_norm) for kind, one in named),
         ]
 
 
@@ -238,7 +293,7 @@ def _on_starts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) 
     )
 
 
-def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: Sequence[Layers]) -> list[str]:
+def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: Sequence[Layers]) -> list[str | Text]:
     """Notes on norms that are estimated from samples; the last says how to get exact ones."""
     estimates = [note for layers in changed for note in layers.estimates]
     if not estimates:
@@ -246,7 +301,9 @@ def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: 
     indexed = [
         model.name for model, layers in zip(models, changed, strict=True) if layers.estimates and not model.record
     ]
-    estimates[-1] += f" {deepening(atlas, models[0].base, indexed)}" if indexed else " Exact: `read='full'`"
+    estimates[-1] += Text(
+        " ", deepening(atlas, models[0].base, indexed) if indexed else Text("Exact: ", Call(read="full"))
+    )
     return estimates
 
 

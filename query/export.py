@@ -13,22 +13,33 @@ from numpy.typing import NDArray
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.vectors.table import VectorTable
+from query.columns import Author, BaseId, DatasetList, ModelId, ModelNumber, Relation
 from query.figures import checked_output, write_output
 from query.options import Base, Representation
-from query.registry import question
-from query.results import Result
+from query.registry import Invocation, question
+from query.results import Doc, Hidden, Result
 from query.tables import parquet_of
 from query.wording import counted
 
 if TYPE_CHECKING:
     import pandas
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 FORMATS = (".parquet", ".npz")
 # A table of all similarities of more models does not fit the memory of most machines.
 MOST_COMPARED = 20_000
+
+
+@dataclass(frozen=True)
+class VectorOf:
+    """The model that a vector belongs to."""
+
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    datasets: DatasetList
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,19 +52,19 @@ class ModelVectors(Result):
     ``groups``: what two adapters are compared by if the start of one is not known (``indexer.vectors.table``).
     """
 
-    COLUMNS = ("model_id", "model", "author", "relation", "datasets")
+    ROWS = "rows"
 
-    base: str
-    representation: str
-    ids: NDArray[np.int64]
-    models: tuple[str, ...]
-    authors: tuple[str, ...]
-    relations: tuple[str, ...]
-    datasets: tuple[tuple[str, ...], ...]
-    matrix: NDArray[np.float32]
-    blocks: int = 0
-    outputs: NDArray[np.float32] | None = None
-    groups: NDArray[np.uint8] | None = None
+    base: BaseId
+    representation: Annotated[str, Doc("Which vectors they are.")]
+    ids: Annotated[NDArray[np.int64], Hidden()]
+    models: Annotated[tuple[str, ...], Hidden()]
+    authors: Annotated[tuple[str, ...], Hidden()]
+    relations: Annotated[tuple[str, ...], Hidden()]
+    datasets: Annotated[tuple[tuple[str, ...], ...], Hidden()]
+    matrix: Annotated[NDArray[np.float32], Hidden()]
+    blocks: Annotated[int, Doc("Number of blocks in a vector; 0 if it is one whole.")] = 0
+    outputs: Annotated[NDArray[np.float32] | None, Hidden()] = None
+    groups: Annotated[NDArray[np.uint8] | None, Hidden()] = None
 
     def __len__(self) -> int:
         return len(self.models)
@@ -80,17 +91,20 @@ class ModelVectors(Result):
         chosen = table if models is None else table.take([places[name] for name in models])
         return np.asarray(chosen.similarities(table), dtype=np.float32)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The facts about the vectors, without the vectors."""
-        return {
-            "base": self.base, "representation": self.representation, "models": len(self),
-            "numbers": int(self.matrix.shape[1]), "blocks": self.blocks,
-        }  # fmt: skip
-
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[VectorOf]:
         """A row for each model, without its vector."""
         columns = (self.ids.tolist(), self.models, self.authors, self.relations, map(list, self.datasets))
-        return [dict(zip(self.COLUMNS, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [VectorOf(*row) for row in zip(*columns, strict=True)]
+
+    @property
+    def numbers(self) -> Annotated[int, Doc("Length of a vector.")]:
+        """Those of all blocks."""
+        return int(self.matrix.shape[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts about the vectors, with the number of models: in Python ``models`` has their names."""
+        return super().to_dict() | {"models": len(self)}
 
     def to_df(self) -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.
@@ -133,7 +147,7 @@ class ModelVectors(Result):
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     out: Annotated[str, Option("The file to write: .parquet or .npz.", metavar="FILE")],
     **options: Any,

@@ -20,7 +20,6 @@ class Place(Flag):
 
     SHOW = auto()
     COMPARE = auto()
-    LIST = auto()
     PAGE = auto()
 
 
@@ -122,26 +121,25 @@ def _copy_evidence(known: Known) -> str | None:
     return copy_in_words(evidence) if evidence in (UNTRAINED, UNMEASURABLE) else evidence
 
 
-_SHOW, _COMPARE, _LIST, _PAGE = Place.SHOW, Place.COMPARE, Place.LIST, Place.PAGE
+_SHOW, _COMPARE, _PAGE = Place.SHOW, Place.COMPARE, Place.PAGE
 
 FACTS = (
     ModelFact("page", _SHOW),
-    ModelFact("base", _SHOW | _LIST),
-    ModelFact("model", _LIST),
-    ModelFact("relation", _SHOW | _COMPARE | _LIST | _PAGE),
+    ModelFact("base", _SHOW),
+    ModelFact("relation", _SHOW | _COMPARE | _PAGE),
     ModelFact("adapter_kind", _SHOW),
     ModelFact("parent", _SHOW | _COMPARE | _PAGE, is_usual=lambda known: known["parent"] == known["base"]),
     ModelFact("path", _SHOW, _path),
     ModelFact("author", _SHOW | _COMPARE | _PAGE),
     ModelFact("claimed_by", _PAGE),
     ModelFact("status", _PAGE),
-    ModelFact("datasets", _SHOW | _COMPARE | _LIST),
+    ModelFact("datasets", _SHOW | _COMPARE),
     ModelFact("probably", _SHOW, most_probable),
     ModelFact("made_from", _SHOW, _made_from),
     ModelFact("commit", _PAGE),
     ModelFact("created", _SHOW | _COMPARE | _PAGE),
     ModelFact("modified", _COMPARE | _PAGE),
-    ModelFact("downloads", _SHOW | _COMPARE | _LIST),
+    ModelFact("downloads", _SHOW | _COMPARE),
     ModelFact("likes", _SHOW | _PAGE),
     ModelFact("gated", _PAGE),
     ModelFact("licence", _SHOW | _COMPARE),
@@ -154,7 +152,7 @@ FACTS = (
     ModelFact("label_names", _SHOW | _COMPARE | _PAGE),
     ModelFact("problem_type", _COMPARE | _PAGE),
     ModelFact("read", _SHOW, _read, _is_read_in_full),
-    ModelFact("read", _COMPARE | _LIST | _PAGE),
+    ModelFact("read", _COMPARE | _PAGE),
     ModelFact("rows_read", _PAGE),
     ModelFact("delta_norm", _COMPARE | _PAGE),
     ModelFact("delta_norm_error", _COMPARE | _PAGE, _norm_error),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from indexer.console.option import Option
-from indexer.errors import BadArgument, require
+from indexer.errors import BadArgument, Call, Text, require
+from query.columns import ModelId, Notes
 from query.figures import Panels, add_title, model_label, row_bars, show_pixels
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
-from query.results import Drawn, ThemeName
+from query.results import Doc, Drawn, Hidden, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Feature
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _MOST_NEURONS = 64
@@ -37,14 +37,42 @@ class FeatureGrid(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
     HAS_DETAILS = True
+    # Of ``indexer.profiles.features.Feature``, and of the means in the table.
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "layer": "Number of the layer, from 1.",
+        "neurons": "Number of neurons examined.",
+        "neuron": "Number of the neuron, from 0; empty for all neurons of the patch together.",
+        "activation": "The neuron's activation at the image found; it has no unit.",
+        "best_probe": "The neuron's highest activation among the images of the probe.",
+        "change_by_row": "Share of the squared change by row of patches, from the top.",
+        "change_by_column": "Share of the squared change by column of patches, from the left.",
+        "unchanged": (
+            "Share of the patches that the ascent changed by less than a tenth of the root mean square change; "
+            "what blur alone changes does not count."
+        ),
+        "consistency": (
+            "Mean cosine of the changes of two patches: 0 if they are unrelated, 1 if every patch shows the same."
+        ),
+        "above the best image": "Neurons that respond more to the image found than to any image of the probe.",
+        "change, upper quarter": (
+            "Share of the squared change of the image in its upper quarter; 0.25 is evenly spread."
+        ),
+        "change, left quarter": "Share of the squared change of the image in its left quarter; 0.25 is evenly spread.",
+    }
     SHOW_HEADLINE = True
 
-    model: str
-    recipe: str
-    patch: int | None
-    features: tuple[Feature, ...]
-    notes: tuple[str, ...]
-    module: str = "block"
+    model: ModelId
+    recipe: Annotated[str, Doc("How the images were found.")]
+    patch: Annotated[int | None, Doc("The patch whose neurons were examined; empty: the class token.")]
+    features: Annotated[tuple[Feature, ...], Hidden()]
+    notes: Notes
+    module: Annotated[
+        str,
+        Doc(
+            "Where the neurons are: block (its output), attention (the output of its heads) or mlp (the hidden "
+            "neurons after the activation function)."
+        ),
+    ] = "block"
 
     @property
     def layers(self) -> list[int]:
@@ -52,7 +80,7 @@ class FeatureGrid(Drawn):
         return list(dict.fromkeys(one.layer for one in self.features))
 
     def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object, without pixels: one entry for each layer and neuron."""
+        """The documented JSON object, without pixels: each key has an entry for each layer and neuron."""
         return {
             "model": self.model,
             "recipe": self.recipe,
@@ -134,7 +162,7 @@ def _first_quarter(shares: tuple[float, ...]) -> float:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: str,
     out: Annotated[str, Option("The picture: .png, .svg or .pdf.", metavar="FILE")],
     **options: Any,
@@ -206,7 +234,7 @@ def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | 
         return list(asked)
     if asked == "all":
         if patch is None:
-            raise BadArgument("All neurons together can only be drawn at one patch.", "Add `patch=0`.")
+            raise BadArgument("All neurons together can only be drawn at one patch.", Text("Add ", Call(patch=0), "."))
         return [None]
     found: list[int | None] = []
     for part in asked.split(","):

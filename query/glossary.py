@@ -1,15 +1,19 @@
-"""What words and columns mean: of answers, from ``glossary.toml``, and of the database, from schema.sql."""
+"""What words mean, from ``glossary.toml``; fields of answers, from their classes; the database, from schema.sql."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from indexer.errors import AtlasError
 from indexer.names import nearest
+from query.registry import commands
+from query.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
 _OBJECTS = (
     "SELECT * FROM ("
@@ -26,24 +30,40 @@ _COLUMNS = (
 
 
 @cache
-def _glossary() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8"))
-
-
 def words() -> dict[str, str]:
     """Definitions by term, in reading order."""
-    return _glossary()["words"]
+    text = Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8")
+    terms: dict[str, str] = tomllib.loads(text)["words"]
+    return terms
 
 
-def definition(column: str, command: str) -> str:
-    """The meaning of a column, or key, of a command's answer; "" if there is none."""
-    columns = _glossary()["columns"]
-    return str(columns.get(f"{command}.{column}", columns.get(column, "")))
+def documented(answers: Iterable[type[Any]]) -> dict[str, str]:
+    """The columns and keys of these classes of answers, or of rows, with what they mean; columns of rows come first."""
+    known: dict[str, str] = {}
+    seen: set[type[Any]] = set()
+
+    def add(names: Iterable[Column]) -> None:
+        within = []
+        for column in names:
+            if column.doc:
+                known.setdefault(column.key, column.doc)
+            if (inner := row_class_in(column.type)) is not None and inner not in seen:
+                seen.add(inner)
+                within.append(inner)
+        for inner in within:
+            add(columns(inner))
+
+    for answer in answers:
+        if issubclass(answer, Result):
+            add(answer.row_columns() or columns(answer))
+            known |= {name: meaning for name, meaning in answer.TABLE_COLUMNS.items() if name not in known}
+        add(columns(answer))
+    return known
 
 
-def columns_of(command: str) -> list[tuple[str, str]]:
-    """The columns of a command's answer, with their definitions."""
-    return [(name, definition(name, command)) for name in _glossary()["commands"].get(command, ())]
+def answers_of(command: str) -> list[type[Result]]:
+    """The classes of the answers to the questions that a command asks, which are imported."""
+    return [one for entry in commands().get(command, ()) for one in answer_classes(entry.load())]
 
 
 def explained(word: str) -> list[dict[str, str]]:
@@ -58,10 +78,16 @@ def explained(word: str) -> list[dict[str, str]]:
         if asked in (part.strip().lower() for part in [term, *term.replace("(", ",").replace(")", "").split(",")])
     ]
     meanings: dict[str, list[str]] = {}
-    for command, names in _glossary()["commands"].items():
-        for name in names:
+    named: dict[str, None] = {}
+    for command in commands():
+        try:
+            known = documented(answers_of(command))
+        except AtlasError:  # of a plugin; its own command says why
+            continue
+        named |= dict.fromkeys(known)
+        for name, meaning in known.items():
             if name.lower() == asked:
-                meanings.setdefault(definition(name, command), []).append(command)
+                meanings.setdefault(meaning, []).append(command)
     found += [
         {"word": word, "where": ", ".join(f"query {command}" for command in commands), "meaning": meaning}
         for meaning, commands in meanings.items()
@@ -76,7 +102,6 @@ def explained(word: str) -> list[dict[str, str]]:
             meanings.setdefault(column["comment"], []).append(column["table"])
         found = [{"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()]
     if not found:
-        named = [name for names in _glossary()["commands"].values() for name in names]
         near = nearest(asked, dict.fromkeys([*words(), *named]))
         raise AtlasError(
             f"{word!r} is not explained here.",
@@ -86,6 +111,24 @@ def explained(word: str) -> list[dict[str, str]]:
 
 
 # ---- the database: every atlas has the same tables, views and macros
+
+
+@dataclass(frozen=True)
+class SchemaObject:
+    """A table, view or macro, as ``schema`` lists it."""
+
+    kind: Annotated[str, Doc("table, view or macro.")]
+    name: Annotated[str, Doc("What to write after FROM.")]
+    comment: Annotated[str, Doc("What it holds.")]
+
+
+@dataclass(frozen=True)
+class SchemaColumn:
+    """A column of a table or view."""
+
+    column: Annotated[str, Doc("Name of the column.")]
+    type: Annotated[str, Doc("DuckDB's type of the column.")]
+    comment: Annotated[str, Doc("What it holds.")]
 
 
 def schema(name: str | None = None) -> list[dict[str, Any]]:

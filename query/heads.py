@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.records.row_plan import lines_of
+from query.results import Doc
 
 if TYPE_CHECKING:
     from indexer.records.record import DeltaRecord, Record
@@ -35,13 +36,29 @@ class HeadChange:
     rotations, and of the matrix itself, that are at least as uneven.
     """
 
-    stack: str
-    layer: int
-    family: str
-    norms: tuple[float, ...]
-    effective: float
-    chance: float
-    p_value: float
+    stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
+    layer: Annotated[int, Doc("Number of the layer, from 0.")]
+    family: Annotated[
+        str,
+        Doc(
+            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
+            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+        ),
+    ]
+    norms: Annotated[tuple[float, ...], Doc("Norm of each head's part of the change.")]
+    effective: Annotated[
+        float,
+        Doc(
+            "Effective number of changed heads, 1/Σ share²: 1 if one head has all of the change, the number of "
+            "heads if all changed alike."
+        ),
+    ]
+    chance: Annotated[
+        float, Doc("Mean of effective if the matrix is rotated at random, so that heads have no meaning.")
+    ]
+    p_value: Annotated[
+        float, Doc("Share of 200 random rotations, and of the matrix itself, that are at least as uneven.")
+    ]
 
 
 def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChange, ...]:

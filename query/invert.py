@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from indexer.console.option import Argument, Option
-from indexer.errors import BadArgument, require
+from indexer.errors import BadArgument, Call, Text, require
+from query.columns import ModelId, Notes
 from query.figures import THEMES, Panels, add_title, label, model_label, new_figure, row_bars, show_pixels
 from query.lookup import reference_of
 from query.options import Base, Device, Layers, Model, Seed, Stem
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
-from query.results import Drawn, ThemeName
+from query.results import Doc, Drawn, Hidden, ThemeName
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import ImageLayer, LayerWords
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.78, 0.27)  # inches
@@ -36,15 +36,35 @@ class RecoveredWords(Drawn):
     """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
     HAS_DETAILS = True
+    # Of ``indexer.profiles.single.LayerWords``.
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "layer": "Number of the layer, from 1.",
+        "output": "The words recovered from the layer's output.",
+        "right": "Share of the words that are recovered correctly, from 0 to 1.",
+        "closer_ratio": (
+            "How many times nearer the output of the words found lies to the layer's output than that of a "
+            "shifted input; above 1 the search succeeded."
+        ),
+        "top": "The nearest words at each position.",
+        "condition": (
+            "Largest over smallest singular value of the layer's Jacobian with respect to the middle token or "
+            "patch of the input; empty if the smallest is 0. 1 for a rotation; descent is slow where it is "
+            "large."
+        ),
+        "directions": (
+            "Effective number of directions of that token or patch which reach the layer: (Σ σ²)²/Σ σ⁴ of the "
+            "singular values; all of them for a rotation."
+        ),
+    }
     OPTIONAL_COLUMNS = ("top", "closer_ratio")
     SHOW_HEADLINE = True
 
-    model: str
-    input: str
-    recipe: str
-    tokens: tuple[str, ...]
-    layers: tuple[LayerWords, ...]
-    notes: tuple[str, ...]
+    model: ModelId
+    input: Annotated[str, Doc("The text.")]
+    recipe: Annotated[str, Doc("How the words were found.")]
+    tokens: Annotated[tuple[str, ...], Doc("The tokens of the text.")]
+    layers: Annotated[tuple[LayerWords, ...], Doc("A row for each layer.")]
+    notes: Notes
 
     @property
     def headline(self) -> str:
@@ -103,13 +123,24 @@ class RecoveredWords(Drawn):
 class RecoveredImages(Drawn):
     """What is recovered of ``target`` (images, channels, height, width), from 0 to 1, from each layer."""
 
+    # Of ``indexer.profiles.single.ImageLayer``.
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "error": "Distance of the recovered image from the true one; 0 is perfect.",
+        "first row": "Share of the error in the top row of patches, from 0 to 1.",
+        "last row": "Share of the error in the bottom row of patches, from 0 to 1.",
+        "high_frequency": (
+            "Share of the squared error of the images at spatial frequencies above half of the highest; 0.80 "
+            "for white noise."
+        ),
+    }
+
     SHOW_HEADLINE = True
 
-    model: str
-    recipe: str
-    target: Any
-    layers: tuple[ImageLayer, ...]
-    notes: tuple[str, ...]
+    model: ModelId
+    recipe: Annotated[str, Doc("How the images were found.")]
+    target: Annotated[Any, Hidden()]
+    layers: Annotated[tuple[ImageLayer, ...], Doc("A row for each layer.")]
+    notes: Notes
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON object, without pixels."""
@@ -154,7 +185,7 @@ class RecoveredImages(Drawn):
         return panels.figure
 
 
-def _command(call: Call, model: str, **options: Any) -> None:
+def _command(call: Invocation, model: str, **options: Any) -> None:
     with call.opened_if_there() as atlas:  # running a model needs none
         call.show(invert(None, model, **options) if atlas is None else atlas.invert(model, **options))
 
@@ -210,7 +241,7 @@ def invert(
 
     if text is not None and (images or stem):
         raise BadArgument(
-            "Give a text or images, not both.", "For example: `atlas.invert('MODEL', 'The sky is blue.')`"
+            "Give a text or images, not both.", Text("For example: ", Call("invert", "MODEL", "The sky is blue."))
         )
     check_recipe(recipe, "blank")
     if isinstance(layers, str):
@@ -232,7 +263,7 @@ def invert(
         )  # fmt: skip
         return RecoveredImages(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "original":
-        raise BadArgument("`rate` is a setting of the original method.", "Add `recipe='original'`.")
+        raise BadArgument("`rate` is a setting of the original method.", Text("Add ", Call(recipe="original"), "."))
     positions = _parse_slice(keep)
     subject = read_now(reference, device)
     words, found = invert_words(

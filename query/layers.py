@@ -7,23 +7,24 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
 from indexer.console.option import Option
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
+from query.columns import BaseId, ModelId, Notes
 from query.figures import Panels, add_title, label, model_label
 from query.heads import HeadChange, changes_by_head, uneven_heads
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import ResolvedModel, unrelated_notes
-from query.results import Drawn, ThemeName
+from query.results import After, Doc, Drawn, Hidden, ThemeName
 from query.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
 from query.trace.evidence import TokenEvidence, token_evidence
 from query.wording import MEASURES, counted, decimal, percent
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 CELL = (0.62, 0.24)  # inches
@@ -40,25 +40,49 @@ CELL = (0.62, 0.24)  # inches
 
 @dataclass(frozen=True)
 class Change:
-    """One delta: its Frobenius ``norm``, that norm over the base's, and its ``share`` of all squared norms.
+    """One delta. The ranks are 0 for a zero delta, and None if the kept singular values do not suffice.
 
-    ``energy``: the share of norm² that the kept singular values hold; ``rank_50``, ``rank_90``: the smallest rank that
-    holds this percentage of it, 0 for a zero delta, None if the kept values do not suffice. ``rows_read``: of a sample,
-    how many rows were read (None for all); then the norms and the share are estimates, ``norm_error`` is the standard
-    error of ``norm``, and energy and ranks are None, as the rows that were read do not give them.
+    Of a sample the norms and the share are estimates, and energy and ranks are None, as the rows that were read do not
+    give them.
     """
 
-    stack: str
-    layer: int
-    family: str
-    norm: float
-    relative_norm: float
-    share: float
-    energy: float | None
-    rank_50: int | None
-    rank_90: int | None
-    norm_error: float = 0.0
-    rows_read: int | None = None
+    stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
+    layer: Annotated[int, Doc("Number of the layer, from 0.")]
+    family: Annotated[
+        str,
+        Doc(
+            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
+            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+        ),
+    ]
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
+    relative_norm: Annotated[
+        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
+    ]
+    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
+    energy: Annotated[
+        float | None,
+        Doc(
+            "Share of the squared norm that the kept singular values hold, from 0 to 1; empty if only a sample "
+            "was read."
+        ),
+    ]
+    rank_50: Annotated[
+        int | None,
+        Doc(
+            "Directions that hold 50 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular values "
+            "hold less."
+        ),
+    ]
+    rank_90: Annotated[
+        int | None,
+        Doc(
+            "Directions that hold 90 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular values "
+            "hold less."
+        ),
+    ]
+    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
+    rows_read: Annotated[int | None, Doc("How many rows of a matrix were read; empty if all were.")] = None
 
 
 @dataclass(frozen=True)
@@ -68,29 +92,30 @@ class Part:
     ``norm_error``: the standard error of ``norm``.
     """
 
-    name: str
-    norm: float
-    relative_norm: float
-    share: float
-    norm_error: float = 0.0
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
+    relative_norm: Annotated[
+        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
+    ]
+    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
+    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
 
 
 @dataclass(frozen=True)
 class Embedding:
     """The change of the input embedding, as far as the rows that were read show it.
 
-    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. ``change``: its root mean square over
-    the ``rows`` that were read, ``change_error`` the standard error over the stripes that they lie in. ``share_moved``:
-    of the rows. ``decay``: the factor by which weight decay multiplied every row. ``kind``: see ``query trace``. Sizes
-    of rows say nothing useful of the rank: a sum of the largest of them bounds it far above what it is.
+    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. The standard error is that over the
+    stripes that the rows lie in. Sizes of rows say nothing useful of the rank: a sum of the largest of them bounds it
+    far above what it is.
     """
 
-    kind: str
-    rows: int
-    share_moved: float
-    change: float
-    change_error: float
-    decay: float
+    kind: Annotated[str, Doc("What the rows can show; see class in `query trace`.")]
+    rows: Annotated[int, Doc("Number of rows that were read.")]
+    share_moved: Annotated[float, Doc("Share of these rows that moved, from 0 to 1.")]
+    change: Annotated[float, Doc("Root mean square of ‖δrow‖/‖row‖ over the rows that were read, without decay.")]
+    change_error: Annotated[float, Doc("Standard error of change.")]
+    decay: Annotated[float, Doc("The factor by which weight decay multiplied every row.")]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,28 +123,53 @@ class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
 
     ROWS = "deltas"
-    COLUMNS = tuple(Change.__dataclass_fields__)
-    KEYS = (
-        "model", "base", "read", "norm", "norm_error", "layers", "families", "deltas", "embedding", "heads", "notes",
-    )  # fmt: skip
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "heads": (
+            "How the change of each attention matrix is spread over its heads (--heads); in a table, their "
+            "number. norms: of each head's part."
+        ),
+        "largest": "The head with the largest part of the change, from 0; norm is of this part.",
+    }
     SHOW_HEADLINE = True
 
-    model: str
-    base: str
-    norm: float
-    deltas: tuple[Change, ...]
-    notes: tuple[str, ...] = ()
-    copy_evidence: str | None = None  # what shows that it is a copy of the base, as in the database
-    embedding: Embedding | None = None
-    heads: tuple[HeadChange, ...] = ()
+    model: ModelId
+    base: BaseId
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW of all matrices together.")]
+    deltas: Annotated[tuple[Change, ...], Doc("The change of each matrix.")]
+    notes: Notes = ()
+    copy_evidence: Annotated[str | None, Hidden()] = (
+        None  # what shows that it is a copy of the base, as in the database
+    )
+    embedding: Annotated[
+        Embedding | None,
+        Doc(
+            "Of the rows of the input embedding that were read: rows, share_moved, change (root mean square of "
+            "‖δrow‖/‖row‖, without decay) ± change_error, and decay; empty where rows cannot be compared."
+        ),
+    ] = None
+    heads: Annotated[
+        tuple[HeadChange, ...],
+        Doc(
+            "How the change of each attention matrix is spread over its heads (--heads); in a table, their "
+            "number. norms: of each head's part."
+        ),
+    ] = ()
 
     @property
-    def read(self) -> str:
+    def read(
+        self,
+    ) -> Annotated[
+        str,
+        Doc(
+            "What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates."
+        ),
+        After("base"),
+    ]:
         """What was read of the model: sample or full."""
         return "full" if all(one.rows_read is None for one in self.deltas) else SAMPLE
 
     @property
-    def norm_error(self) -> float:
+    def norm_error(self) -> Annotated[float, Doc("Standard error of norm; 0 if all rows were read."), After("norm")]:
         """The standard error of ``norm``; 0 if all rows were read."""
         return _norm_error(self.deltas)
 
@@ -134,12 +184,12 @@ class Layers(Drawn):
         return (f"The norms of {self.model} are estimated from {rows}{whole}.",)
 
     @property
-    def layers(self) -> list[Part]:
+    def layers(self) -> Annotated[list[Part], Doc("The change of each layer."), After("norm_error")]:
         """By layer: ``3``, or ``encoder.3`` if there are two stacks."""
         return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
 
     @property
-    def families(self) -> list[Part]:
+    def families(self) -> Annotated[list[Part], Doc("The change of each family of matrices."), After("layers")]:
         """By family: ``query``, or ``encoder.query``."""
         # Layers may have different families, so the order of the layers is not that of families.
         ordered = sorted(self.deltas, key=lambda one: family_order(one.stack, one.family))
@@ -183,7 +233,7 @@ class Layers(Drawn):
         return f"{most}."
 
     def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
-        """A row for each layer, a column for each family: one of MEASURES. Of heads a row for each matrix."""
+        """One of MEASURES with a row for each layer and a column for each family; of heads, a row for each matrix."""
         if self.heads:
             numbers = ("effective", "chance", "p_value")
             return [
@@ -272,7 +322,7 @@ def _norm_error(deltas: Iterable[Change]) -> float:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: str,
     base: str | None,
     of: Annotated[str, Option("Measure to show.", choices=tuple(MEASURES))] = "relative_norm",
@@ -381,7 +431,7 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
             }
         )
     found = _layers(model.name, model.base, rows, model.copy_evidence)
-    notes = [f"{note} Exact: `read='full'`" for note in found.estimates]
+    notes = [Text(note, " Exact: ", Call(read="full")) for note in found.estimates]
     return replace(found, notes=(*notes, *unrelated_notes(model)))
 
 
@@ -394,7 +444,7 @@ def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> L
     )
     evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
     found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
-    return replace(found, notes=tuple(f"{note} {deepening(atlas, base, [model])}" for note in found.estimates))
+    return replace(found, notes=tuple(Text(note, " ", deepening(atlas, base, [model])) for note in found.estimates))
 
 
 def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 from indexer.errors import (
     AtlasError,
     BadArgument,
+    Call,
     Failed,
     ModelError,
+    Text,
     UnknownRevision,
     require,
     unreadable,
@@ -123,7 +125,7 @@ def _read_unindexed(
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
             f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
-            f"Read all of it ({size_in_words(record.block_bytes)}): `read='full'`",
+            Text(f"Read all of it ({size_in_words(record.block_bytes)}): ", Call(read="full")),
         )
     identity = record.identity
     published = atlas.published(identity.base, representation)

@@ -6,15 +6,16 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNMEASURABLE, UNTRAINED
 from indexer.vectors.table import VectorTable
+from query.results import Doc
 from query.sampled import SAMPLE, note_on_sampled, sample_gives
 from query.wording import counted
 
@@ -50,12 +51,18 @@ START = (
 class LeftOut:
     """How many indexed models a study leaves out, and why."""
 
-    copies: int = 0
-    untrained: int = 0  # adapters that changed nothing, or nothing measurable
-    unrelated: int = 0
-    duplicates: int = 0
-    sampled: int = 0  # without the vector, or the ranks, that a sample of rows does not give
-    without: int = 0  # adapters and others whose input embedding says nothing, for ``vocabulary``
+    copies: Annotated[int, Doc("Copies of the base.")] = 0
+    untrained: Annotated[int, Doc("Adapters that changed nothing, or nothing measurable.")] = (
+        0  # adapters that changed nothing, or nothing measurable
+    )
+    unrelated: Annotated[int, Doc("Models whose weights contradict the base.")] = 0
+    duplicates: Annotated[int, Doc("Models with the weights of an earlier upload.")] = 0
+    sampled: Annotated[int, Doc("Models of which only a sample of rows was read.")] = (
+        0  # without the vector, or the ranks, that a sample of rows does not give
+    )
+    without: Annotated[int, Doc("Models without such a vector.")] = (
+        0  # adapters and others whose input embedding says nothing, for ``vocabulary``
+    )
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
@@ -324,7 +331,7 @@ def family_trees(atlas: AtlasReader, population: Population) -> Integers:
     if not edges:
         raise AtlasError(
             f"This atlas has no stored lineage of {population.base}.",
-            f"Compute it once: `atlas.lineages({population.base!r}, store=True)`",
+            Text("Compute it once: ", Call("lineages", population.base, store=True)),
         )
     joined = [(edge["model_id"], edge["parent_id"]) for edge in edges if edge["parent_id"] is not None]
     return components([int(identity) for identity in population.ids], joined)

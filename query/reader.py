@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import with_dots
 from indexer.sources.registry import ModelRef, page_of
 from query.sandbox.locked import SETTINGS
@@ -170,7 +170,8 @@ class AtlasReader:
         if len(bases) == 1:
             return bases[0]
         raise AtlasError(
-            f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).", "Say which with `base='ID'`."
+            f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).",
+            Text("Say which with ", Call(base="ID"), "."),
         )
 
     def base_row(self, base: str) -> dict[str, Any]:
@@ -218,7 +219,8 @@ class AtlasReader:
         if len(rows) > 1:
             found = ", ".join(row["base"] for row in rows)
             raise AtlasError(
-                f"{rows[0]['model']} has records for several bases ({found}).", "Say which with `base='ID'`."
+                f"{rows[0]['model']} has records for several bases ({found}).",
+                Text("Say which with ", Call(base="ID"), "."),
             )
         return IndexedModel(**rows[0]) if rows else None
 
@@ -252,12 +254,12 @@ class AtlasReader:
                 claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
                 raise AtlasError(
                     f"The model {claims}; the bases of this atlas are {', '.join(bases)}.",
-                    "Say which with `base='ID'`.",
+                    Text("Say which with ", Call(base="ID"), "."),
                 )
         canonical = self.base_named(base)
         rows = published_bases(self.connection, canonical)
         if not rows:
-            raise AtlasError(f"Nothing is published for {canonical}.", f"Run: `build({canonical!r})`")
+            raise AtlasError(f"Nothing is published for {canonical}.", Text("Run: ", Call("build", canonical)))
         from indexer.vectors.published import PublishedBase
 
         commit = rows[0]["commit"]

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from indexer.console.messages import say
 from indexer.entry_points import entry_points
@@ -52,6 +53,52 @@ class Tool:
 
     about: str = ""
     arguments: tuple[str, ...] = ()
+
+
+class Invocation(Protocol):
+    """One run of a command, as the function of a command gets it; see ``query.cli.asking``.
+
+    ``output``: table, json, jsonl or csv. ``file``: where a picture is written, checked before any work, or None.
+    ``theme`` and ``details``: as typed.
+    """
+
+    output: str
+    file: Path | None
+    theme: Any
+    details: bool
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """The atlas, opened."""
+
+    def opened_if_there(self) -> AbstractContextManager[Any]:
+        """The same; None where none was named and the default folder does not exist."""
+
+    def ask(self, **arguments: Any) -> None:
+        """Ask the question and print the answer."""
+
+    def picture(self, out: str | None) -> Path | None:
+        """The file of an ``--out`` that the command describes itself, checked before any work is done."""
+
+    def show(self, result: Any, *, drawn: Path | None = None, file: Path | None = None, **shown: Any) -> None:
+        """Draw the answer if that was asked for, and print it."""
+
+    def emit(self, rows: Any, **columns: Any) -> None:
+        """Print rows, or an object, in the format asked for."""
+
+    def asked(self, atlas: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer of a function of one generation that is no method of ``atlas``."""
+
+    def names_on_stdin(self) -> list[str]:
+        """The models that were named on stdin."""
+
+    def show_many(self, found: Iterable[Any], count: int, rows_of: Callable[..., list[dict[str, Any]]]) -> None:
+        """Print the rows of many answers, each at once."""
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """End with a usage error."""
+
+    def fail(self) -> NoReturn:
+        """End with status 1, after everything has been printed."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from indexer.errors import AtlasError, access_hint
+from indexer.errors import AtlasError, Call, Text, access_hint
 from indexer.names import UNMEASURABLE, UNTRAINED, nearest
 from indexer.sources.registry import ModelRef, typed_id
 from query.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words, sample_gives
@@ -254,7 +254,9 @@ def no_record(known: IndexedModel, name: str) -> AtlasError:
     """The error for a model that was skipped."""
     if known.reason == "gated":
         return AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
-    return AtlasError(f"{known.model} has no record: {known.reason}: {known.detail}.", f"See: `atlas.show({name!r})`")
+    return AtlasError(
+        f"{known.model} has no record: {known.reason}: {known.detail}.", Text("See: ", Call("show", name))
+    )
 
 
 def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
@@ -289,7 +291,7 @@ def base_error(atlas: AtlasReader, name: str) -> AtlasError | None:
     except AtlasError:
         return None
     return AtlasError(
-        f"{base} is the base itself, not a model tuned from it.", f"Its models: `atlas.models(base={base!r})`"
+        f"{base} is the base itself, not a model tuned from it.", Text("Its models: ", Call("models", base=base))
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Text
 from indexer.names import UNMEASURABLE, UNTRAINED
 from query.wording import counted
 
@@ -61,8 +61,10 @@ def note_on_sampled(atlas: AtlasReader, base: str, count: int, what: str, *, spe
         return ()
     lack = "has" if count == 1 else "have"
     return (
-        f"{counted(count, 'sampled model')} {lack} no {what} and {'does' if count == 1 else 'do'} not count. "
-        f"{deepening(atlas, base, spectra=spectra)}",
+        Text(
+            f"{counted(count, 'sampled model')} {lack} no {what} and {'does' if count == 1 else 'do'} not count. ",
+            deepening(atlas, base, spectra=spectra),
+        ),
     )
 
 

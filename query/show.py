@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.database.deepening import deepening
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import family_order
 from indexer.sources.registry import ModelRef
 from query.facts import Place, facts_of, most_probable
 from query.lineage.stored import stored_lineage
 from query.lookup import indexed_model, model_of_folder
 from query.options import Base, Model
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import base_in_hint, unknown_model, unrelated_notes
-from query.results import Result
+from query.results import Hidden, Result, plain
 from query.sampled import CHECKSUM, SAMPLE, rows_in_words
 from query.similar import nothing_like, stored_neighbours
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _NEIGHBOURS_SHOWN = 10
@@ -37,9 +36,70 @@ class ShownModel(Result, Mapping[str, Any]):
 
     HAS_DETAILS = True
     SHOW_HEADLINE = True
+    # Facts are columns of the views and tables fine_tunes and records; these are the first to be asked about.
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "status": "indexed, skipped (the model can never be read) or failed (it is tried again).",
+        "reason": "Why the model was skipped or failed: a code to group by.",
+        "read": (
+            "What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates."
+        ),
+        "rows_read": "How many rows of a matrix were read; empty if all were.",
+        "verified": "Whether the weights agree with the relation to the base that the card claims.",
+        "base_cosine": (
+            "Cosine of the model's weights with the base's, from -1 to 1. Below 0.3 the model was not made from it."
+        ),
+        "is_copy": (
+            "Whether its weights are those of the base in all that was read, or it is an adapter that changes "
+            "nothing; see copy_evidence."
+        ),
+        "copy_evidence": (
+            "What shows that nothing changed: checksum (its file is the base's), weights (all matrices are "
+            "equal), sample (equal in all that was read, which does not prove it), untrained (an adapter that "
+            "adds zero), or unmeasurable (an adapter whose change is below float32's rounding)."
+        ),
+        "is_unrelated": "Whether its weights contradict the base that it claims.",
+        "is_like_none": (
+            "Whether none of the nearest models is more similar to it than unrelated models are; empty if it "
+            "has no neighbours."
+        ),
+        "is_partly_frozen": "Whether some matrices are exactly those of the base.",
+        "base_grid": (
+            "The form in 4 bits to which the base was rounded before training; this rounding is not counted as change."
+        ),
+        "duplicate_of": "An earlier upload with the same weights.",
+        "delta_norm": "Frobenius norm of all weight changes together; an estimate if a sample was read.",
+        "delta_norm_error": "Standard error of delta_norm; 0 if all rows were read.",
+        "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
+        "claimed_by": "What names the base: the card, a tag, config.json or the model's name.",
+        "path": "The models from the base to this one, according to their claims.",
+        "datasets": "Datasets that the card, the tags or the reported results name, each under one spelling.",
+        "family": (
+            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
+            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+        ),
+        "layers": "Number of layers that have the family.",
+        "energy": (
+            "Share of the squared norm that the kept singular values hold, from 0 to 1; empty if only a "
+            "sample was read."
+        ),
+        "untouched": "Number of matrices of the family that did not change.",
+        "rank_50": (
+            "Directions that hold 50 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular "
+            "values hold less."
+        ),
+        "rank_90": (
+            "Directions that hold 90 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular "
+            "values hold less."
+        ),
+        "rank": "Place in the list; 1 is the nearest.",
+        "similarity": (
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+    }
     OPTIONAL_COLUMNS = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
-    facts: Mapping[str, Any]
+    facts: Annotated[Mapping[str, Any], Hidden()]
 
     def __getitem__(self, name: str) -> Any:
         return self.facts[name]
@@ -92,7 +152,7 @@ class ShownModel(Result, Mapping[str, Any]):
         return facts | {name: rows for name, rows in tables.items() if rows}
 
 
-def _command(call: Call, **options: Any) -> None:
+def _command(call: Invocation, **options: Any) -> None:
     with call.opened() as atlas:
         shown = atlas.show(**options)
         call.show(shown, rows=[shown.to_dict()] if call.output == "jsonl" else None)
@@ -117,7 +177,7 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
     reference = ModelRef.parse(model)
     known = atlas.find(reference, base) if reference.is_name else model_of_folder(atlas, reference, base)
     if known is None:
-        raise unknown_model(atlas, model, f"Add it: `add({model!r}, {base_in_hint(atlas, base)!r})`")
+        raise unknown_model(atlas, model, Text("Add it: ", Call("add", model, base_in_hint(atlas, base))))
     return shown_model(atlas, known.model_id)
 
 
@@ -169,18 +229,18 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     )
     # Stored answers, each with the time when it was computed.
     shown["predictions"] = atlas.rows(
-        "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at AS told FROM predictions "
+        "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at FROM predictions "
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
     kept = stored_lineage(atlas, model_id)
-    shown["lineage"] = [] if kept is None else [edge.as_row() | {"told": kept.answered_at} for edge in kept.edges]
+    shown["lineage"] = [] if kept is None else [plain(edge) | {"answered_at": kept.answered_at} for edge in kept.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if shown.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if shown["copy_evidence"] != CHECKSUM:
-            notes.append(f"Its norms are estimates. {deepening(atlas, shown['base'], [shown['model']])}")
+            notes.append(Text("Its norms are estimates. ", deepening(atlas, shown["base"], [shown["model"]])))
     passed_over = shown.get("passed_over") or []
     if parts := [one for one in passed_over if not one.endswith(".")]:
         notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
+from query.columns import OF_A_BATCH, Author, BaseId, DatasetList, ModelId, Notes, Relation, Vectors
 from query.lookup import resolve_model
 from query.options import Base, Model, Read, Representation, Where
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
-from query.results import Rows
+from query.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
 from query.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.texts import STDIN
 from query.wording import counted, rarity
@@ -23,138 +25,187 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from indexer.vectors.table import VectorTable
-    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.sql import Condition
 
 _MUCH_MOVED = 0.3  # five votes or fewer
 _REASONS_SHOWN = 3  # families, and layers, of each model in a table
-_FIRST = (
-    "rank", "model", "similarity", "similarity_error", "background", "background_high", "background_pairs",
-    "background_floor", "expected_by_chance", "is_like_unrelated",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Neighbour:
     """One model near another.
 
-    ``similarity``: the mean cosine of the ``matrices`` blocks that both changed; the cosine of the vectors for a
-    representation without blocks. ``similarity_error``: how far it may move as models are added, because the centre of
-    the full fine-tunes moves (docs/vectors.md); 0 for two adapters. ``background``: the share of pairs of unrelated
-    models (other author, no dataset in common) that are at least as similar, out of ``background_pairs``; None if too
-    few are known. It is at least ``background_floor``, which means "none of them". ``background_high``: the upper end
-    of its 95 % interval; None with too few authors. ``expected_by_chance``: the background times the number of models
-    searched, which is how many would be as similar if all of them were unrelated (its E-value). ``is_shrunk``: they
-    share so few matrices that the similarity was shrunk towards zero. ``because``, only if asked for: what each of the
-    ``families``, and each of the ``layers``, adds to the similarity; either sums to it. ``compared_by``, also only
-    then: input or output, the sides that were compared; ``same_start``: whether both adapters began at the same random
-    numbers, None if the start of one is not known.
+    The similarity is a cosine of whole vectors for a representation without blocks. docs/vectors.md says how far it may
+    move. ``expected_by_chance`` is its E-value. ``is_shrunk``: they share so few matrices that it was shrunk
+    towards zero. ``because``, ``compared_by`` and ``same_start``: only if asked for.
     """
 
-    rank: int
-    model: str
-    similarity: float
-    author: str
-    relation: str
-    datasets: list[str]
-    similarity_error: float = 0.0
-    background: float | None = None
-    background_high: float | None = None
-    background_pairs: int | None = None
-    expected_by_chance: float | None = None
-    matrices: int | None = None
-    is_shrunk: bool = False
-    because: dict[str, dict[str, float]] | None = field(default=None, compare=False)
-    compared_by: str | None = field(default=None, compare=False)
-    same_start: bool | None = field(default=None, compare=False)
+    rank: Annotated[int, Doc("Place in the list; 1 is the nearest.")]
+    model: ModelId
+    similarity: Annotated[
+        float,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+    ]
+    author: Author
+    relation: Relation
+    datasets: DatasetList
+    similarity_error: Annotated[
+        float,
+        Doc(
+            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
+            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
+            "adapters, from which nothing is subtracted."
+        ),
+        Detail(),
+        After("similarity"),
+    ] = 0.0
+    background: Annotated[
+        float | None,
+        Doc(
+            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
+            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
+            "are known."
+        ),
+        Format(rarity, "background_pairs"),
+        After("similarity_error"),
+    ] = None
+    background_high: Annotated[
+        float | None,
+        Doc(
+            "Upper end of the 95 % interval of background, by leaving out authors. Empty if there are fewer than five."
+        ),
+        Data(),
+        After("background"),
+    ] = None
+    background_pairs: Annotated[
+        int | None, Doc("Number of pairs of unrelated models behind background."), Data(), After("background_high")
+    ] = None
+    expected_by_chance: Annotated[
+        float | None,
+        Doc(
+            "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) "
+            "or background (of similar) times their number. If it is well below 1, chance is an unlikely "
+            "explanation."
+        ),
+        Detail(),
+        After("background_pairs"),
+    ] = None
+    matrices: Annotated[
+        int | None,
+        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
+        If("is_shrunk", in_tables=True),
+    ] = None
+    is_shrunk: Annotated[bool, Hidden()] = False
+    because: Annotated[
+        dict[str, dict[str, float]] | None,
+        Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
+        If(),
+    ] = field(default=None, compare=False)
+    compared_by: Annotated[
+        str | None,
+        Doc("What the two were compared by (--explain): input or output, the sides of the matrices."),
+        If("because"),
+    ] = field(default=None, compare=False)
+    same_start: Annotated[
+        bool | None,
+        Doc(
+            "Whether both adapters began at the same random numbers (--explain); empty if the start of one is not "
+            "known."
+        ),
+        If("because"),
+    ] = field(default=None, compare=False)
 
     @property
-    def background_floor(self) -> float | None:
+    def background_floor(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
+        Data(),
+        After("background_pairs"),
+    ]:
         """The smallest possible ``background``: 1/(1 + pairs)."""
         return None if self.background_pairs is None else 1 / (1 + self.background_pairs)
 
     @property
-    def is_like_unrelated(self) -> bool:
+    def is_like_unrelated(
+        self,
+    ) -> Annotated[
+        bool,
+        Doc(
+            "Whether it is no more similar than unrelated models are: at least one of those searched would be as "
+            "similar by chance; where too few unrelated pairs are known, whether the similarity is not above 0."
+        ),
+        Detail(),
+        After("expected_by_chance"),
+    ]:
         """Whether unrelated models are as similar: at least one of them would be by chance, or nothing is alike."""
         by_chance = self.expected_by_chance
         return self.similarity <= 0 if by_chance is None else by_chance >= 1
-
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        row = asdict(self) | {
-            "background_floor": self.background_floor,
-            "is_like_unrelated": self.is_like_unrelated,
-        }
-        del row["is_shrunk"]
-        if self.because is None:
-            del row["because"], row["compared_by"], row["same_start"]
-        return {name: row[name] for name in dict.fromkeys((*_FIRST, *row))}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SimilarModels(Rows[Neighbour]):
     """The models most similar to ``model``, nearest first: a list of :class:`Neighbour` that can also be displayed."""
 
-    HAS_DETAILS = True
-    COLUMNS = (*_FIRST, "author", "relation", "datasets", "matrices")
-    KEYS = ("model", "base", "representation", "items as neighbours", "notes")
+    ROWS = "neighbours"
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "families": "Families of matrices that add most to the similarity, and how much (--explain).",
+        "layers": "Layers that add most to the similarity, and how much (--explain).",
+    } | OF_A_BATCH
     OPTIONAL_COLUMNS = (
         "same_start", "compared_by", "similarity_error", "is_like_unrelated", "expected_by_chance", "author",
         "relation", "layers", "families", "rank", "datasets",
     )  # fmt: skip
     SHOW_HEADLINE = True
 
-    model: str
-    base: str
-    representation: str
-    items: tuple[Neighbour, ...]
-    notes: tuple[str, ...] = ()
+    model: Annotated[str, Doc("The model asked about.")]
+    base: BaseId
+    representation: Vectors
+    neighbours: Annotated[tuple[Neighbour, ...], Doc("The models found, nearest first.")]
+    notes: Notes = ()
 
     @property
     def headline(self) -> str:
         """The nearest model, and the most frequent dataset."""
-        if not self.items:
+        if not self.neighbours:
             return f"There is no other model of {self.base} to compare {self.model} with, or none meets the conditions."
-        nearest = next((one for one in self.items if not one.is_like_unrelated), None)
+        nearest = next((one for one in self.neighbours if not one.is_like_unrelated), None)
         if nearest is None:
             return (
                 f"{nothing_like(self.model, self.base)}: unrelated models are as similar to it as the nearest, "
-                f"{self.items[0].model} ({self.items[0].similarity:.2f})."
+                f"{self.neighbours[0].model} ({self.neighbours[0].similarity:.2f})."
             )
-        named = Counter(dataset for one in self.items for dataset in one.datasets).most_common(1)
+        named = Counter(dataset for one in self.neighbours for dataset in one.datasets).most_common(1)
         most = ""
         if named:
             dataset, number = named[0]
-            which = f"{number} of these {len(self.items):,} name" if number < len(self.items) else "Each of these names"
+            which = (
+                f"{number} of these {len(self.neighbours):,} name"
+                if number < len(self.neighbours)
+                else "Each of these names"
+            )
             most = f" {which} the dataset {dataset}."
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
         others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
         return f"{like}{others}.{most}"
 
     def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows as a person reads them: the background in words, ``matrices`` only if they are few.
-
-        With the three largest contributions of families and of layers, or with all.
-        """
-        rows = []
-        for one in self.items:
-            row = one.as_row()
-            row["background"] = rarity(row["background"], row.pop("background_pairs"))
-            del row["background_floor"], row["background_high"]
-            if not details:
-                del row["expected_by_chance"], row["similarity_error"], row["is_like_unrelated"]
-            if not one.is_shrunk:
-                del row["matrices"]
-            because = row.pop("because", None)
-            for name in ("families", "layers") if because is not None else ():
-                largest = list(because[name].items())[: None if details else _REASONS_SHOWN]
+        """The rows, with the three largest contributions of families and of layers, or with all."""
+        rows: list[dict[str, Any]] = super().table(details=details)
+        for row in rows:
+            reasons = row.pop("because", {})  # a table has no room for objects
+            for name, parts in reasons.items():
+                largest = list(parts.items())[: None if details else _REASONS_SHOWN]
                 row[name] = [f"{key} {part:.2f}" for key, part in largest]
-            rows.append(row)
         return rows
 
 
-def _command(call: Call, model: str, **options: Any) -> None:
+def _command(call: Invocation, model: str, **options: Any) -> None:
     """If ``model`` is "-", models are read from stdin, one per line."""
     if options["where"] is not None:
         from query.sql import prepare
@@ -408,7 +459,7 @@ def _contributions(
     if not atlas.published(base, representation).per_delta:
         raise AtlasError(
             f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
-            "Use `representation='input'`.",
+            Text("Use ", Call(representation="input"), "."),
         )
     keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
     index = atlas.index(base, representation)

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from indexer.child_processes import bare_environment, start_child
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
+from query.columns import Notes
 from query.options import ROWS_ON_A_TERMINAL, Limit
-from query.registry import Tool, question
-from query.results import Listed, to_frame
+from query.registry import Invocation, Tool, question
+from query.results import Doc, Listed, to_frame
 from query.sandbox.locked import MEMORY
 from query.texts import read_stdin, text_of
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     import pandas
 
     from indexer.database.reading import Reading
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 _PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
@@ -57,11 +57,23 @@ class SqlResult(Listed[dict[str, Any]]):
     type.
     """
 
-    KEYS = ("columns", "types", "rows", "truncated", "notes")
-    columns: list[str]
-    rows: list[list[Any]]
-    truncated: bool
-    types: list[str] = field(default_factory=list)
+    columns: Annotated[Annotated[list[str], Doc("Names of the columns.")], Doc("Names of the columns.")]
+    rows: Annotated[
+        Annotated[
+            list[list[Any]],
+            Doc(
+                "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite "
+                "are null."
+            ),
+        ],
+        Doc("Rows of values in the order of the columns. Times are ISO 8601; numbers that are not finite are null."),
+    ]
+    truncated: Annotated[
+        Annotated[bool, Doc("Whether there is more than was returned.")],
+        Doc("Whether there is more than was returned."),
+    ]
+    types: Annotated[list[str], Doc("DuckDB's name of each column's type.")] = field(default_factory=list)
+    notes: Notes = ()
 
     @property
     def headline(self) -> str:
@@ -137,7 +149,7 @@ def run_sql(
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     statement: str,
     limit: Limit = None,
     *,
@@ -211,7 +223,9 @@ def asked_condition(
     """
     where = _as_utf8(where, "`where`")
     if not where.strip():
-        raise BadArgument("`where` is empty.", "Give a condition, e.g. `where=\"downloads > 100 AND author <> 'x'\"`.")
+        raise BadArgument(
+            "`where` is empty.", Text("Give a condition, e.g. ", Call(where="downloads > 100 AND author <> 'x'"), ".")
+        )
     request = {"condition": where, "view": view, "limit": None, "seconds": _CONDITION_SECONDS, "parameters": None}
     return Condition(database, request, started)
 
@@ -298,7 +312,9 @@ class _Question:
         if answer.get("large"):
             raise _too_much()
         if "error" in answer:
-            raise AtlasError(answer["error"], answer.get("hint", ""))
+            parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
+            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in parts))
+            raise AtlasError(answer["error"], hint)
         return answer
 
     def _received(self) -> dict[str, Any]:
@@ -332,7 +348,9 @@ class Condition(_Question):
             return [row[0] for row in self.answer()["rows"]]
         except AtlasError as error:
             message = f"`where` {shown!r}: {error.message}"
-            raise AtlasError(message, error.hint.replace("raise `seconds`", "use `atlas.sql('SELECT …')`")) from error
+            is_late = isinstance(error, _TooLong)
+            hint = Text("Narrow it, or use ", Call("sql", "SELECT …"), ".") if is_late else error.hint
+            raise AtlasError(message, hint) from error
 
 
 def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:
@@ -345,8 +363,12 @@ def _ended_early(code: int, complaint: bytes, seconds: float) -> AtlasError:
     return AtlasError(f"The process for the statement did not start: {last[0]}.", "Run with --debug.")
 
 
+class _TooLong(AtlasError):
+    """A statement that was ended at its time limit."""
+
+
 def _too_long(seconds: float) -> AtlasError:
-    return AtlasError(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise `seconds`.")
+    return _TooLong(f"The statement took longer than {seconds:g} s.", "Narrow it, or raise `seconds`.")
 
 
 def _too_much() -> AtlasError:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.regular_files import open_regular
 from indexer.untrusted import lone_surrogate, shown
 
@@ -349,10 +349,12 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
         return str(field)
     listed = ", ".join(shown(one, 40) for one in known[:12]) or "none"
     if field is not None:
-        raise BadArgument(f"{where} has no field {field!r}; its fields are: {listed}.", "Name one: `field='NAME'`")
+        raise BadArgument(
+            f"{where} has no field {field!r}; its fields are: {listed}.", Text("Name one: ", Call(field="NAME"))
+        )
     if _USUAL_FIELD in known or len(known) == 1:
         return _USUAL_FIELD if _USUAL_FIELD in known else known[0]
-    raise BadArgument(f"{where} has several fields: {listed}.", "Say which holds the text: `field='NAME'`")
+    raise BadArgument(f"{where} has several fields: {listed}.", Text("Say which holds the text: ", Call(field="NAME")))
 
 
 def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:

@@ -46,6 +46,16 @@ def decimal(number: float | None, digits: int = 2) -> str:
     return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def short(number: float | None) -> float | None:
+    """At most four decimals; no minus zero."""
+    return None if number is None else round(number, 4) + 0.0
+
+
+def two_digits(number: float) -> str:
+    """0.013, 5e-06: two significant digits."""
+    return f"{number:.2g}"
+
+
 def percent(share: float | None) -> str:
     """79 %; one more digit if it is small; never 0 % or 100 % for other shares."""
     if share is None:

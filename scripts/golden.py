@@ -23,7 +23,7 @@ from query import Atlas
 DIGITS = 7  # single precision has no more
 NEIGHBOURS = 20
 # Fields about when, where or how long something was done, not results.
-LEFT_OUT = {"seconds", "told", "answered_at", "bytes_read", "notes", "atlas"}
+LEFT_OUT = {"seconds", "answered_at", "bytes_read", "notes", "atlas"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

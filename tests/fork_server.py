@@ -50,7 +50,7 @@ LOADED = (
 _WORKED_OUT = (
     ("indexer.database.catalog", "expected"), ("indexer.database.catalog", "empty_database"),
     ("indexer.database.validation", "columns"), ("indexer.architectures.architecture", "_catalogue"),
-    ("indexer.cards.datasets", "alias_table"), ("query.glossary", "_glossary"),
+    ("indexer.cards.datasets", "alias_table"), ("query.glossary", "words"),
 )  # fmt: skip
 # What most processes of a test run load before their first test.
 LOADED_BY_TESTS = (

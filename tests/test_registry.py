@@ -31,14 +31,19 @@ from typing import Annotated
 from indexer.console.option import Argument, Option
 from query.options import Base
 from query.registry import question
-from query.results import Rows
+from query.columns import ModelId
+from query.results import Detail, Doc, Rows
+
+
+@dataclass(frozen=True)
+class Initial:
+    model: ModelId
+    initial: Annotated[str, Doc("Its first letter."), Detail()]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Initials(Rows[dict]):
-    COLUMNS = ("model", "initial")
-    DETAILS = ("initial",)
-    items: tuple[dict, ...]
+class Initials(Rows[Initial]):
+    items: Annotated[tuple[Initial, ...], Doc("The models.")]
 
 
 @question(example="toy ann --times 2", agents=True)
@@ -57,7 +62,7 @@ def toy(
         AtlasError: never.
     """
     rows = atlas.rows("SELECT model FROM models WHERE contains(model, $1) ORDER BY model", [search])
-    return Initials(tuple(row | {"initial": row["model"][0] * times} for row in rows))
+    return Initials(tuple(Initial(row["model"], row["model"][0] * times) for row in rows))
 '''
 OF_THE_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), re.DOTALL)[1]
 WRONG = """
@@ -99,7 +104,8 @@ with Atlas(folder) as atlas:
         "doc": inspect.getdoc(Atlas.toy), "dir": dir(atlas), "members": [n for n, _ in inspect.getmembers(Atlas)],
         "answer": tools.answer("toy", {"search": "ann"}), "tools": list(tools.all),
         "schema": _tool(tools.all["toy"], None).parameters, "about": _tool(tools.all["toy"], None).description,
-        "browse": listed_questions(),
+        "browse": listed_questions(), "word": ran("help", "initial", "--json"),
+        "output": _tool(tools.all["toy"], None).output_schema, "nobody": ran("toy", "nobody", "--format", "csv", *at),
     }
 print(json.dumps(faces))
 """
@@ -151,6 +157,18 @@ def test_a_question_of_another_package_is_a_command(faces):
     assert "initial" in shown["details"][1]
     assert (shown["bounds"][0], "1<=x<=3" in shown["bounds"][2]) == (2, True)
     assert shown["reference"][1] == text
+
+
+def test_a_field_of_its_answer_is_described_once_for_every_face(faces):
+    shown, _ = faces
+    columns = shown["help"][1].partition("Columns:")[2]
+    assert re.search(r"\n  model +Id of the model: owner/name", columns)
+    assert re.search(r"\n  initial +Its first letter\.", columns)
+    assert json.loads(shown["word"][1]) == [{"word": "initial", "where": "query toy", "meaning": "Its first letter."}]
+    rows = shown["output"]["$defs"]["Initial"]["properties"]
+    assert rows["initial"]["description"] == "Its first letter."
+    assert rows["initial"]["type"] == "string"
+    assert shown["nobody"][1] == "model,initial\n"
 
 
 def test_the_question_of_the_documentation_is_answered(faces):

@@ -15,7 +15,15 @@ from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, BadArgument, ModelError, require, without_user
+from indexer.errors import (
+    AtlasError,
+    BadArgument,
+    Call,
+    ModelError,
+    Text,
+    require,
+    without_user,
+)
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.session import install_session
@@ -247,8 +255,12 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             )
         if pathless:
             watcher.say(
-                f"{pathless:,} untagged models name no base: since transformers 5 config.json has no _name_or_path; "
-                "`discover='weights'` compares their weights"
+                Text(
+                    f"{pathless:,} untagged models name no base: since transformers 5 config.json has no "
+                    "_name_or_path; ",
+                    Call(discover="weights"),
+                    " compares their weights",
+                )
             )
         if options.discover == "weights" and "finetune" in options.relations:
             from indexer.builds.weight_discovery import Examination

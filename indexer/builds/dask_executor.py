@@ -27,7 +27,7 @@ from uuid import uuid4
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Result
 from indexer.builds.worker import RecordWorker, classify_error
-from indexer.errors import AtlasError, Failed, require, without_user
+from indexer.errors import AtlasError, Call, Failed, Text, require, without_user
 from indexer.records.identity import Unit
 from indexer.records.store import RecordStore
 from indexer.version import __version__
@@ -102,7 +102,7 @@ class DaskExecutor:
 
     def connect(self) -> Client:
         """A client. Raises AtlasError if no scheduler answers."""
-        require("`executor='dask'`", "distributed")
+        require(Text(Call(executor="dask")), "distributed")
         from distributed import Client
 
         for name in ("distributed", "distributed.client", "distributed.core", "distributed.comm"):

@@ -15,7 +15,7 @@ from indexer.builds.options import BuildOptions, DeepenArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.listing.listing import Listing
 from indexer.publish.removal import finish_removals
 
@@ -59,7 +59,7 @@ def deepen(
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
         selected = [model for model in listing.models() if model.id in found.names]
         sampled = {str(row["model"]) for row in found.rows if row["read"] == "sample"}
-        advice = f"Name it: `add(FOLDER, {found.base!r}, read='full')`"
+        advice = Text("Name it: ", Call("add", "FOLDER", found.base, read="full"))
         again = "add it again with --read full"
         refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
         planned = build.plan(selected)

@@ -21,7 +21,7 @@ from typing import Generic
 from indexer.builds.report import Result, U, Worker
 from indexer.child_processes import end_when_closed
 from indexer.console.messages import say_over_the_bar, verbosity
-from indexer.errors import AtlasError, Failed
+from indexer.errors import AtlasError, Call, Failed, Text
 from indexer.network.session import install_session
 from indexer.processes import spawning
 
@@ -74,7 +74,7 @@ def one_by_one(suspects: list[U], worker: Worker[U]) -> Generator[Result[U]]:
         if failed_starts == _DEATHS_ALLOWED:
             raise AtlasError(
                 f"A new process ends before it can read a model ({ended.cause}).",
-                "`workers=1` reads in the process that is there.",
+                Text(Call(workers=1), " reads in the process that is there."),
             )
         for unit in ended.units:
             deaths[unit.identity.digest] += ended.has_begun

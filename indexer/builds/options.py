@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_typ
 from indexer.arguments import kinds_of, plain_value
 from indexer.console.advice import option_of
 from indexer.console.option import Option
-from indexer.errors import BadArgument
+from indexer.errors import BadArgument, Call, Text
 from indexer.names import (
     CONNECTIONS,
     DEFAULT_RELATIONS,
@@ -223,9 +223,13 @@ class BuildOptions:
         if given["read"] is None:
             given["read"] = "full" if given["spectra"] else "sample"
         elif given["read"] == "sample" and given["spectra"]:
-            raise BadArgument("`spectra` needs all rows of every matrix, and `read='sample'` reads some.", "")
+            raise BadArgument(
+                Text("`spectra` needs all rows of every matrix, and ", Call(read="sample"), " reads some."), ""
+            )
         if (given.pop("executor") == "dask") != (given["scheduler"] is not None):
-            raise BadArgument("`executor='dask'` and `scheduler='ADDR'` must be given together.", "")
+            raise BadArgument(
+                Text(Call(executor="dask"), " and ", Call(scheduler="ADDR"), " must be given together."), ""
+            )
         mirrors = given["same_as"] or ()
         mirrors = [typed_id(one.strip()) for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
         if wrong := [one for one in mirrors if not is_listed_id(one)]:

@@ -17,7 +17,7 @@ from indexer.builds.options import BuildArguments, BuildOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
 from indexer.names import RELATIONS
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
@@ -142,8 +142,10 @@ def _publish(
         raise AtlasError(
             f"This publish would take all {before.vectors} vectors of {base.base} out of the atlas: "
             f"no listed model has a record of rank {options.rank} here.",
-            f"Nothing was changed. Bring the records back, or make them again: `build({base.base!r}, "
-            f"rank={options.rank})`",
+            Text(
+                "Nothing was changed. Bring the records back, or make them again: ",
+                Call("build", base.base, rank=options.rank),
+            ),
         )
     build.report = replace(
         build.report,

@@ -21,7 +21,7 @@ from indexer.builds.unknown_starts import UNKNOWN
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.rows import listed_filenames
@@ -217,9 +217,11 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
         of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
         model = next((one for one in of_folders if one.row.get("folder") == row.get("folder")), None)
         if model is None:
-            raise AtlasError(f"{name} is not in this atlas.", "Add it: `add(FOLDER, base)`")
+            raise AtlasError(f"{name} is not in this atlas.", Text("Add it: ", Call("add", "FOLDER", "BASE")))
         if row["sha"] != model.row.get("sha"):
-            raise AtlasError(f"{name} has changed since it was added.", "Add it again: `add(FOLDER, base)`")
+            raise AtlasError(
+                f"{name} has changed since it was added.", Text("Add it again: ", Call("add", "FOLDER", "BASE"))
+            )
         found.append(model.id)
         places[model.id] = replace(reference, id=model.id)
     return found, places

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from indexer.database.connection import Connection
+from indexer.errors import Call, Text
 from indexer.records.adapter_start import DRAWN_KINDS
 
 # SQL on the view models: adapters of the base itself whose factors were drawn, and it is not known from what.
@@ -20,7 +21,9 @@ def unknown_starts(connection: Connection, base: str) -> str:
     )[0]
     if not counts["unknown"]:
         return ""
-    return (
+    return Text(
         f"{counts['unknown']:,} of {counts['adapters']:,} adapters began with random numbers that are not known: "
-        f"they are compared by their output sides. `find_starts(base={base!r})` searches further"
+        "they are compared by their output sides. ",
+        Call("find_starts", base=base),
+        " searches further",
     )

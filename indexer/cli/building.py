@@ -21,7 +21,7 @@ from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
 from indexer.console.terminal import atlas_option, emit, output_options
-from indexer.errors import AtlasError, require
+from indexer.errors import AtlasError, Call, Text, require
 from indexer.quantities import duration_in_words, size_in_words
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def add(model: str, base: str, name: str | None, atlas: str, output: str, **chos
     emit(report.to_dict(), output)
     if not report.is_success:
         raise AtlasError(
-            f"Not indexed: {report.problem or 'an earlier run refused it'}.", f"See: `atlas.show({model!r})`"
+            f"Not indexed: {report.problem or 'an earlier run refused it'}.", Text("See: ", Call("show", model))
         )
 
 

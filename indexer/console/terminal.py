@@ -298,7 +298,7 @@ def explain(error: BaseException) -> str:
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     error = missing_extra(error) or error
     if isinstance(error, AtlasError):
-        return for_command_line(str(error))
+        return for_command_line(error.text).strip()
     if isinstance(error, ModelError):
         return f"{error.detail.rstrip('.')}."
     if isinstance(error, MemoryError):

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from indexer.atlas import mending
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.names import nearest, with_dots
 from indexer.sources.registry import ModelRef, typed_id
 
@@ -279,7 +279,7 @@ def base_named(connection: Connection, name: str) -> str:
             return ending[0]
     known = ", ".join(row["base"] for row in rows) or "none"
     near = nearest(typed, [row["base"] for row in rows])
-    hint = f"Did you mean {' or '.join(near)}?" if near else f"Add it: `build({name!r})`"
+    hint = f"Did you mean {' or '.join(near)}?" if near else Text("Add it: ", Call("build", name))
     raise AtlasError(f"{name!r} is not a base of this atlas; its bases: {known}.", hint)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.quantities import duration_in_words, size_in_words
 
 
@@ -35,8 +35,9 @@ def deepening(atlas: Readable, base: str, models: Sequence[str] = (), *, spectra
     cost = size_in_words(read)
     if rate["per_second"]:
         cost += f", ≈ {duration_in_words(read / rate['per_second'])} at {size_in_words(rate['per_second'])}/s"
-    which = repr(models[0]) if len(models) == 1 else repr(list(models)) if models else f"base={base!r}"
-    return f"Read the rest ({cost}): `deepen({which}{', spectra=True' if spectra else ''})`"
+    which = [models[0] if len(models) == 1 else list(models)] if models else []
+    named = ({} if models else {"base": base}) | ({"spectra": True} if spectra else {})
+    return Text(f"Read the rest ({cost}): ", Call("deepen", *which, **named))
 
 
 def without_a_full_model(atlas: Readable, base: str, count: int, what: str, *, spectra: bool = False) -> AtlasError:

@@ -29,7 +29,7 @@ from indexer.deltas.stored_base import (
     with_checksum,
 )
 from indexer.deltas.svd import spectrum
-from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.names import CONNECTIONS, DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION
@@ -148,7 +148,7 @@ def published_matrices(base: PublishedBase) -> BaseMatrices:
     if not base.file.is_file():
         raise AtlasError(
             f"The block matrices of {base.base} are not in this atlas ({base.file.name} is missing).",
-            f"Fetch them: `build({base.base!r})`",
+            Text("Fetch them: ", Call("build", base.base)),
         )
     return BaseMatrices(base.file, resident=False)
 

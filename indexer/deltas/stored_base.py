@@ -21,7 +21,7 @@ from typing import Any
 from indexer.architectures.architecture import load_architecture
 from indexer.architectures.layout import Layout, Matrix
 from indexer.atlas import AtlasFolder
-from indexer.errors import WRONG_KINDS, AtlasError, ModelError
+from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
@@ -109,14 +109,14 @@ class StoredBase:
             raise OtherVersion(
                 f"The block matrices of {self.base} are of record version {self.description['version']}; this program "
                 f"compares models with those of version {RECORD_VERSION} ({self.path.name}).",
-                f"Run `build({self.base!r})`, which fetches them again.",
+                Text("Run ", Call("build", self.base), ", which fetches them again."),
             )
 
     def _damaged(self, why: str) -> AtlasError:
         name = base_in(self.path)
         return AtlasError(
             f"The block matrices of {name} are damaged: {why} ({self.path.name}).",
-            f"Run `build({name!r})`, which fetches them again.",
+            Text("Run ", Call("build", name), ", which fetches them again."),
         )
 
     @cached_property
@@ -137,7 +137,7 @@ class StoredBase:
         try:
             found: Mapping[str, Any] = load_json(self._header.metadata["base"])
             name = base_in(self.path)
-            repair = f"Run `build({name!r})`, which fetches them again."
+            repair = Text("Run ", Call("build", name), ", which fetches them again.")
             check_version(found.get("version"), f"The file of block matrices of {name}", repair)
             _check_description(found)
         except WRONG_KINDS as error:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.errors import AtlasError, BadArgument, Failed
+from indexer.errors import AtlasError, BadArgument, Call, Failed, Text
 from indexer.names import MEASURES
 from indexer.profiles.layers import Layers, States, eval_mode, nearest_tokens
 from indexer.profiles.probes import Probe
@@ -69,7 +69,9 @@ class ProfileRequest:
     def __post_init__(self) -> None:
         check_recipe(self.recipe)
         if (self.steps is not None or self.rate is not None) and not self.is_original:
-            raise AtlasError("`steps` and `rate` are settings of the original method.", "Add `recipe='original'`.")
+            raise AtlasError(
+                "`steps` and `rate` are settings of the original method.", Text("Add ", Call(recipe="original"), ".")
+            )
 
     @property
     def is_original(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.profiles.layers import HookedLayers, fitting_tokens, patchify
 from indexer.profiles.statistics import normal
 
@@ -49,11 +49,13 @@ def borrowed_patch_embedding(layers: HookedLayers, model: torch.nn.Module, image
     convolution = next((one for one in model.modules() if isinstance(one, torch.nn.Conv2d)), None)
     width = layers.tokens.shape[1]
     if convolution is None or images.patch is None or images.image_shape is None:
-        raise AtlasError("The stem's model does not cut images into patches.", "Name a ViT, or use `stem='image'`.")
+        raise AtlasError(
+            "The stem's model does not cut images into patches.", Text("Name a ViT, or use ", Call(stem="image"), ".")
+        )
     if convolution.out_channels != width:
         raise AtlasError(
             f"The stem makes patches of width {convolution.out_channels}, the model's layers take {width}.",
-            "Use `stem='image'`.",
+            Text("Use ", Call(stem="image"), "."),
         )
     side = images.image_shape[1]
     while (side // images.patch) ** 2 > fitting_tokens(layers, (side // images.patch) ** 2):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_tokens
 from indexer.profiles.statistics import seeded_generator
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
@@ -68,7 +68,8 @@ class Probe:
         if self.ids is None:
             if not layers.takes_images:
                 raise AtlasError(
-                    "This model takes words, not images.", "Give `stem='image'` to put a patch embedding before it."
+                    "This model takes words, not images.",
+                    Text("Give ", Call(stem="image"), " to put a patch embedding before it."),
                 )
             return self.values.to(layers.device)
         most = int(self.ids.max())

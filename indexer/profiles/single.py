@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from indexer.architectures.architecture import load_architecture
-from indexer.errors import AtlasError, Failed, ModelError
+from indexer.errors import AtlasError, Call, Failed, ModelError, Text
 from indexer.machine import check_device
 from indexer.network.hub_errors import as_model_error
 from indexer.network.session import install_session
@@ -198,7 +198,7 @@ def invert_words(
     model = subject.layers
     check_recipe(recipe, "blank")
     if model.takes_images:
-        raise AtlasError(f"{subject.name} takes images, not words.", "Give `images=['FILE']`.")
+        raise AtlasError(f"{subject.name} takes images, not words.", Text("Give ", Call(images=["FILE"]), "."))
     tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Put its tokenizer.json next to its weights.")
     chosen, numbers = model.choose(layers), tokenizer.encode(text)
     if len(numbers) < FEWEST_TOKENS:
@@ -352,5 +352,8 @@ def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[Hooked
         return borrowed_patch_embedding(subject.layers, borrowed.model, borrowed.layers), subject.notes
     notes = subject.notes
     if stem is None:
-        notes = (*notes, "it takes words, so a seeded patch embedding was put before its layers (`stem='image'`)")
+        notes = (
+            *notes,
+            Text("it takes words, so a seeded patch embedding was put before its layers (", Call(stem="image"), ")"),
+        )
     return seeded_patch_embedding(subject.layers, seed), notes

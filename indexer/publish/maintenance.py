@@ -12,7 +12,7 @@ from indexer.database.connection import published_bases
 from indexer.database.deepening import deepening, without_a_full_model
 from indexer.database.reading import EarlierRows, Reading, earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Text
 from indexer.listing.listing import ListedModel, Listing
 from indexer.network.rows import commit_of
 from indexer.publish.origin import import_lines
@@ -278,7 +278,7 @@ def represent(
                 [row["base"]],
             )
             if found["models"]:
-                say(f"{row['base']}: {deepening(connection, row['base'])}")
+                say(Text(f"{row['base']}: ", deepening(connection, row["base"])))
         rows = connection.rows(
             "SELECT base, vectors, length, faiss_file FROM indexes WHERE representation = ? ORDER BY base",
             (name,),

@@ -14,7 +14,7 @@ from typing import Any
 from indexer.atlas import AtlasFolder
 from indexer.database.reading import EarlierRows, earlier_database
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.listing.listing import ListedModel
 from indexer.publish.rows import Entry, moment
 from indexer.records.identity import Identity
@@ -200,7 +200,7 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
     if found is not None and found.rank != rank:
         raise AtlasError(
             f"This atlas holds {base} at rank {found.rank}; vectors of rank {rank} cannot be compared with those.",
-            f"Use `rank={found.rank}`, or another `atlas`.",
+            Text("Use ", Call(rank=found.rank), ", or another `atlas`."),
         )
 
 

@@ -152,7 +152,7 @@ class _Verifier:
                     try:
                         published = read_published(connection, row["base"], row["representation"])
                     except AtlasError as error:
-                        self.report("vectors", f"{row['base']}, {row['representation']}", str(error))
+                        self.report("vectors", f"{row['base']}, {row['representation']}", error.text)
                         continue
                     if published is not None:
                         self.vectors.append((published, _problems_of_centre(published, connection)))
@@ -183,7 +183,7 @@ class _Verifier:
                 stored.check(recheck=True)
                 stored.layout  # noqa: B018 - checked when it is read
             except AtlasError as error:
-                self.report("base", path.name, str(error))
+                self.report("base", path.name, error.text)
                 continue
             except Exception as error:
                 self.report("base", path.name, f"cannot be read: {error}; run `index build --base {base_in(path)}`")
@@ -205,7 +205,7 @@ class _Verifier:
             try:
                 record = store.read(row["record_key"])
             except AtlasError as error:
-                self.report("record", row["model"], str(error))
+                self.report("record", row["model"], error.text)
                 continue
             identity = record.identity
             current.add((identity.model, identity.base))
@@ -221,7 +221,7 @@ class _Verifier:
             try:
                 identity = store.read(digest).identity
             except AtlasError as error:
-                self.report("record", digest, str(error))
+                self.report("record", digest, error.text)
                 continue
             is_missing = self.is_known and (identity.model, identity.base) not in current
             if is_missing and identity.model not in self._withdrawn(identity.base):
@@ -230,7 +230,7 @@ class _Verifier:
             try:
                 store.checked_failure(digest)
             except (OSError, AtlasError) as error:
-                self.report("record", digest, str(error))
+                self.report("record", digest, error.text if isinstance(error, AtlasError) else str(error))
         return without
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
@@ -240,12 +240,12 @@ class _Verifier:
             try:
                 check_file(self.folder.root, one.file, recheck=True)
             except AtlasError as error:
-                self.report("vectors", one.file.name, str(error))
+                self.report("vectors", one.file.name, error.text)
                 continue
             try:
                 index = one.opened(self.folder.root)
             except AtlasError as error:
-                self.report("vectors", what, str(error))
+                self.report("vectors", what, error.text)
                 continue
             for problem in centre_problems:
                 self.report("centre", what, problem)
@@ -357,7 +357,7 @@ def _problems_of_centre(published: Published, connection: Connection) -> list[st
     try:
         centre = read_centre(connection, published.base, published.representation)
     except AtlasError as error:
-        return [str(error)]
+        return [error.text]
     if centre is None:
         return ["names a centre that is missing"]
     found = []

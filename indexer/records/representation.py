@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.sketch import DRAW, FIXED_LENGTH, OUTPUT_POWER, USUAL_BUDGET, block_length, sketched
 from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
@@ -111,11 +111,11 @@ class Representation:
             if record.is_sampled and self.needs != "v":
                 raise AtlasError(
                     f"{self.name!r} needs all rows, but only a sample of {record.identity.model} was read.",
-                    f"Read the rest: `deepen({record.identity.model!r})`",
+                    Text("Read the rest: ", Call("deepen", record.identity.model)),
                 )
             raise AtlasError(
                 f"The record of {record.identity.model} holds no factors, so {self.name!r} cannot be computed.",
-                "Build again with `keep_factors=True`.",
+                Text("Build again with ", Call(keep_factors=True), "."),
             )
         return self.of(record)
 

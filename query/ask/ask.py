@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.console.option import Argument, Option
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Text
 from indexer.records.tokens import FROZEN, UNSURE
 from query.ask.evidence import Features, Reader
 from query.ask.models import Candidates, read_candidates
@@ -20,7 +20,7 @@ from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standin
 from query.ask.shares import Shares, other_rates, shares_of, token_counts
 from query.lookup import resolve_model
 from query.options import Base, Device, Where
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
 from query.texts import Texts, given_texts, read_texts
 from query.trace.evidence import token_evidence
@@ -29,7 +29,6 @@ from query.trace.trace import longest_input, met_probabilities, tokenizer_for
 from query.wording import percent
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 MOST_TEXTS = 200  # of a file; more texts hardly change the answer
@@ -46,7 +45,7 @@ _MOST_TIES = 256  # models with equal scores that names may sort
 
 
 def _command(
-    call: Call, files: Annotated[Sequence[str], Argument(metavar="FILE", is_repeated=True)] = (), **options: Any
+    call: Invocation, files: Annotated[Sequence[str], Argument(metavar="FILE", is_repeated=True)] = (), **options: Any
 ) -> None:
     is_of_model = options["model"] is not None
     if bool(options["among"]) != is_of_model or (not is_of_model and len(files) != 1):
@@ -258,7 +257,7 @@ def _shares(
         return None, ["the shares of the files are not known: its embedding does not say which tokens it met"]
     tokenizer, why = tokenizer_for(atlas, asked, name, row, evidence)
     if tokenizer is None:
-        return None, [f"the shares of the files are not known: {why}"]
+        return None, [Text("the shares of the files are not known: ", why)]
     length = kept_tokens(longest_input(atlas, asked.base, evidence), evidence.pairs) or USUAL_LONGEST
     counted = [token_counts(one.texts, tokenizer, evidence, length) for one in texts]
     is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)

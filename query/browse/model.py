@@ -15,6 +15,7 @@ from query.depth.depth import read_profiled
 from query.facts import Place, facts_of
 from query.layers import stored_layers
 from query.lookup import indexed_model
+from query.results import plain
 from query.show import shown_model
 from query.similar import stored_neighbours
 
@@ -49,7 +50,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         )
         ids = {row["model"]: row["neighbour_id"] for row in rows}
         near = stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")
-        neighbours = [one.as_row() | {"id": ids.get(one.model)} for one in near]
+        neighbours = [plain(one) | {"id": ids.get(one.model)} for one in near]
     predictions = atlas.rows(
         "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
         "WHERE model_id = ? ORDER BY rank",

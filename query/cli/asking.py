@@ -2,7 +2,7 @@
 
 A question whose command does more than ask and print has a function for that beside it, which ``question`` names::
 
-    def _command(call: Call, model: str, of: Annotated[str, Option("Measure.")] = "norm", **options: Any) -> None: ...
+    def _command(run: Invocation, model: str, of: Annotated[str, Option("Measure.")] = "norm", **options: Any): ...
 
 It gets the parsed options of the question by name, and its own, those that it describes. Options that follow from the
 class of the answer (``--out``, ``--theme``, ``--details``) are used by ``call.show``, unless it describes them itself.
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from indexer.arguments import annotation_of
-from indexer.console.option import Described, Option, click_parameter, described, is_negated, types_in
+from indexer.console.option import Described, Option, click_parameter, described, is_negated
 from indexer.console.terminal import DEFAULT_ATLAS, atlas_option, emit, output_options
 from indexer.errors import AtlasError
 from query.cli import batch
 from query.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
 from query.options import DETAILS, DRAW, THEME
 from query.registry import Entry, help_of
+from query.results import answer_classes
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
@@ -35,8 +35,8 @@ R = TypeVar("R", bound="Result")
 _PRINTED = ("out", "theme", "details")
 
 
-class Call:
-    """One run of a command.
+class CommandInvocation:
+    """One run of a command: a ``query.registry.Invocation``.
 
     ``output``: table, json, jsonl or csv. ``file``: where a picture is written, checked before any work, or None.
     ``theme`` and ``details``: as typed.
@@ -129,10 +129,10 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
         given |= {key: not given.pop(f"no_{key}") for key in negated}
         printed = {key: given.get(key) for key in _PRINTED}
         of_class = {key: value for key, value in printed.items() if key not in is_asked}
-        call = Call(
+        call = CommandInvocation(
             entries[0].name, atlas, output, of_class.get("out"), printed["theme"], bool(of_class.get("details"))
         )
-        (face or Call.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
+        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
 
     parameters = [click_parameter(one.name, one.type, one.option, one.default) for one in (*options, *printing)]
     typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}
@@ -141,6 +141,7 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(_with_last(run))
     assert isinstance(made, QuestionCommand)
     made.example = record.example
+    made.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
     return made
 
 
@@ -174,19 +175,15 @@ def _options(functions: Sequence[Callable[..., Any]], face: Callable[..., None] 
 
 def _printing(functions: Sequence[Callable[..., Any]]) -> list[Described]:
     """``--out``, ``--theme`` and ``--details``, where the classes of the answers have them."""
-    from query.results import Drawn, Result
+    from query.results import Drawn
 
-    classes = [one for function in functions for one in types_in(_answer_of(function))]
+    classes = [one for function in functions for one in answer_classes(function)]
     found: list[Described] = []
-    if any(isinstance(one, type) and issubclass(one, Drawn) for one in classes):
+    if any(issubclass(one, Drawn) for one in classes):
         from query.results import ThemeName
 
         found.append(Described("out", str | None, Option(DRAW, metavar="FILE"), None))
         found.append(Described("theme", ThemeName, THEME, "light"))
-    if any(isinstance(one, type) and issubclass(one, Result) and one.has_details() for one in classes):
+    if any(one.has_details() for one in classes):
         found.append(Described("details", bool, DETAILS, False))
     return found
-
-
-def _answer_of(function: Callable[..., Any]) -> Any:
-    return annotation_of(function, inspect.signature(function).return_annotation)

@@ -11,7 +11,7 @@ import click
 
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import Progress, emit, say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Text
 from query.texts import read_stdin, text_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def print_batch(
             for one in found:
                 if one.answer is not None:
                     yield from ({"asked": one.asked} | row for row in rows_of(one.asked, one.answer))
-                    named = (note if one.asked in note else f"{one.asked}: {note}" for note in one.answer.notes)
+                    named = (note if one.asked in note else Text(f"{one.asked}: ", note) for note in one.answer.notes)
                     notes.extend(named)
                 else:
                     failed += 1

@@ -130,6 +130,12 @@ def browse(base: str | None, port: int, opens: bool, method: str | None, atlas: 
             raise type(stop)("the page is no longer served.") from stop
 
 
+def _rows_of_schema() -> tuple[type[Any], ...]:
+    from query.glossary import SchemaColumn, SchemaObject
+
+    return SchemaObject, SchemaColumn
+
+
 OTHERS = (schema, explain_word, serve, browse)
 for _command, _example in (
     (schema, "schema models"),
@@ -138,3 +144,4 @@ for _command, _example in (
     (browse, "browse --base roberta-base"),
 ):
     _command.example = _example
+schema.answers = _rows_of_schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,17 +23,21 @@ LONGEST_LINE = 100  # columns; longer sentences are broken on a wide terminal
 
 
 class QuestionCommand(click.Command):
-    """A command whose help explains the columns of its answer. ``example``: a command line without the program."""
+    """A command whose help explains the columns of its answers: the classes that ``answers()`` gives.
+
+    ``example``: a command line without the program.
+    """
 
     example = ""
+    answers: Callable[[], Sequence[type[Any]]] = tuple
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The columns, then the example."""
-        from query.glossary import columns_of
+        from query.glossary import documented
 
-        if columns := columns_of(self.name or ""):
+        if columns := documented(self.answers()):
             with formatter.section("Columns"):
-                formatter.write_dl(columns)
+                formatter.write_dl(list(columns.items()))
         super().format_epilog(ctx, formatter)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from query.clusters.methods import Floats, shuffled_silhouettes, silhouettes
+from query.results import Doc
 from query.statistics.authors import AuthorRuns
 from query.statistics.neighbours import Integers, codes_of
 
@@ -43,14 +45,38 @@ class Agreement:
     ``models``: how many took part.
     """
 
-    labels: str
-    measure: str
-    among: str
-    value: float | None
-    chance: float | None
-    p_value: float | None
-    models: int
-    against: str
+    labels: Annotated[str, Doc("What the clusters are compared with: datasets, authors or tasks.")]
+    measure: Annotated[str, Doc("Name of the measure.")]
+    among: Annotated[
+        str,
+        Doc(
+            "Which models or pairs count: all with a label, those in a cluster, pairs across authors or datasets, "
+            "or pairs on one dataset."
+        ),
+    ]
+    value: Annotated[float | None, Doc("Value of the measure.")]
+    chance: Annotated[
+        float | None,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    ]
+    models: Annotated[int, Doc("Number of models that were clustered.")]
+    against: Annotated[
+        str,
+        Doc(
+            "What the value is compared with: shufflings of labels or of whole sweeps, or clouds of points "
+            "without groups."
+        ),
+    ]
 
 
 def compared(

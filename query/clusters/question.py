@@ -10,15 +10,14 @@ from query.clusters import study
 from query.clusters.result import Clusters
 from query.options import Base, Representation, Seed
 from query.population import notes_on_sampled, read_population, tasks_of
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     method: Literal["hdbscan", "kmeans"],
     min_size: int | None,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from query.clusters.agreement import Agreement
 from query.clusters.methods import OUTLIER
+from query.columns import Author, BaseId, ModelId, ModelNumber, Notes, Relation, Vectors
 from query.population import LeftOut
-from query.results import Result, to_frame
+from query.results import Doc, Hidden, If, Result, columns, plain, to_frame
 from query.wording import counted, decimal
 
 if TYPE_CHECKING:
@@ -20,24 +22,24 @@ AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline
 
 @dataclass(frozen=True)
 class Member:
-    """One model that was clustered. ``dataset``: the one it counts under (``leading_datasets``), or None.
+    """One model that was clustered. ``dataset``: see ``leading_datasets``; ``task``: see ``population.tasks_of``.
 
-    ``cluster``: -1 for an outlier. ``strength``: how firmly it belongs, 0 to 1 (hdbscan: HDBSCAN's probability;
-    kmeans: the cosine with the centre). ``nearest``: an outlier's highest cosine with any other model. ``task``: what
-    it does (``population.tasks_of``); None if unknown or not asked for.
+    ``strength``: HDBSCAN's probability, or of k-means the cosine with the centre. ``nearest``: a cosine.
     """
 
-    model_id: int
-    model: str
-    author: str
-    relation: str
-    dataset: str | None
-    datasets: tuple[str, ...]
-    cluster: int
-    strength: float
-    is_central: bool
-    nearest: float | None
-    task: str | None = None
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    dataset: Annotated[str | None, Doc("The dataset that most members name; for a model, the one it counts under.")]
+    datasets: Annotated[tuple[str, ...], Doc("Datasets of the members, and how many models each has.")]
+    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    strength: Annotated[float, Doc("How firmly the model belongs to its cluster, from 0 to 1.")]
+    is_central: Annotated[bool, Doc("Whether it is the central model of its cluster.")]
+    nearest: Annotated[float | None, Doc("Similarity of a model in no cluster to its nearest model, from -1 to 1.")]
+    task: Annotated[
+        str | None, Doc("What the model does, by its head and its labels; empty if not known or not asked for.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -45,22 +47,32 @@ class Cluster:
     """One cluster; counts are in descending order. ``datasets`` counts each model once, under its ``dataset``.
 
     ``central``: the member with the highest cosine with the cluster's centre (its mean direction), which is also the
-    member with the highest mean cosine with all members; ties by id. ``cohesion``: mean cosine over pairs of members,
-    None for a single member. ``documented``: members that name a dataset. ``probably``: the dataset of most of them,
-    and ``share`` their share. ``undocumented``: the members for which ``probably`` is a guess.
+    member with the highest mean cosine with all members; ties by id. ``cohesion``: None for a single member.
     """
 
-    cluster: int
-    size: int
-    datasets: dict[str, int]
-    authors: dict[str, int]
-    central: str
-    cohesion: float | None
-    documented: int
-    probably: str | None
-    share: float | None
-    undocumented: tuple[str, ...]
-    relations: dict[str, int]
+    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    size: Annotated[int, Doc("Number of models in it.")]
+    datasets: Annotated[dict[str, int], Doc("Datasets of the members, and how many models each has.")]
+    authors: Annotated[dict[str, int], Doc("Authors of the members, and how many models each has.")]
+    central: Annotated[str, Doc("The member that is most like the others.")]
+    cohesion: Annotated[float | None, Doc("Mean similarity over pairs of members, from -1 to 1.")]
+    documented: Annotated[int, Doc("Number of members that name a dataset.")]
+    probably: Annotated[str | None, Doc("The dataset that most members name: a guess for members that name none.")]
+    share: Annotated[float | None, Doc("Share of the documented members that name this dataset, from 0 to 1.")]
+    undocumented: Annotated[tuple[str, ...], Doc("Members that name no dataset.")]
+    relations: Annotated[dict[str, int], Doc("Relations of the members, and how many models have each.")]
+    members: Annotated[tuple[str, ...], Doc("Models of the cluster, by id.")] = ()
+
+
+@dataclass(frozen=True)
+class ClusteredTask:
+    """The models of one task (``population.tasks_of``)."""
+
+    task: Annotated[str, Doc("What the models do, by their heads and their labels.")]
+    models: Annotated[int, Doc("Number of models of the task.")]
+    datasets: Annotated[list[str], Doc("Datasets of these models.")]
+    clusters: Annotated[list[int], Doc("Clusters that hold these models.")]
+    outliers: Annotated[int, Doc("Number of these models in no cluster.")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,20 +85,30 @@ class Clusters(Result):
     """
 
     HAS_DETAILS = True
+    ROWS = "clusters"
+    COLUMNS = ()  # rows are of three kinds
+    IS_SHEET = True
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "dataset": "The dataset that most members name; for a model, the one it counts under.",
+        "p": (
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    }
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("share", "authors", "cohesion", "among", "p", "nearest", "undocumented")
 
-    base: str
-    representation: str
-    method: str
-    min_size: int | None
-    count: int | None
-    clusters: tuple[Cluster, ...]
-    members: tuple[Member, ...]
-    agreement: tuple[Agreement, ...]
-    left_out: LeftOut
-    notes: tuple[str, ...] = ()
-    by: str = "dataset"
+    base: BaseId
+    representation: Vectors
+    method: Annotated[str, Doc("How the clusters were found: hdbscan or kmeans.")]
+    min_size: Annotated[int | None, Doc("Size of the smallest cluster (hdbscan).")]
+    count: Annotated[int | None, Doc("Number of clusters (kmeans).")]
+    clusters: Annotated[tuple[Cluster, ...], Doc("The clusters, the largest first.")]
+    members: Annotated[tuple[Member, ...], Hidden()]
+    agreement: Annotated[tuple[Agreement, ...], Doc("Every measure of agreement, with its chance level.")]
+    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")]
+    notes: Notes = ()
+    by: Annotated[str, Hidden()] = "dataset"
 
     @property
     def labels(self) -> dict[int, int]:
@@ -94,7 +116,100 @@ class Clusters(Result):
         return {member.model_id: member.cluster for member in self.members}
 
     @property
-    def outliers(self) -> list[Member]:
+    def models(self) -> Annotated[int, Doc("Number of models that were clustered.")]:
+        """All that took part."""
+        return len(self.members)
+
+    @property
+    def documented(self) -> Annotated[int, Doc("Number of models that name a dataset.")]:
+        """Those that agreement with datasets is about."""
+        return sum(member.dataset is not None for member in self.members)
+
+    @property
+    def clustered(self) -> Annotated[int, Doc("Number of models in a cluster.")]:
+        """The others are outliers."""
+        return sum(cluster.size for cluster in self.clusters)
+
+    @property
+    def clustered_share(
+        self,
+    ) -> Annotated[float | None, Doc("Share of the models that are in a cluster, from 0 to 1.")]:
+        """None without models."""
+        return self.clustered / self.models if self.members else None
+
+    @property
+    def outliers(self) -> Annotated[int, Doc("Number of models in no cluster.")]:
+        """See ``outlier_models``."""
+        return self.models - self.clustered
+
+    @property
+    def ari(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc(
+            "Adjusted Rand index: how many pairs of models both put together or both keep apart; 1: the same "
+            "groups, 0: chance."
+        ),
+    ]:
+        """With datasets, each outlier being a cluster of its own."""
+        return self.value("datasets", "ari")
+
+    @property
+    def ami(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc(
+            "Adjusted mutual information: how much the cluster of a model says of its label; 1: everything, 0: chance."
+        ),
+    ]:
+        """With datasets, each outlier being a cluster of its own."""
+        return self.value("datasets", "ami")
+
+    @property
+    def homogeneity(
+        self,
+    ) -> Annotated[float | None, Doc("How close the clusters come to holding one label each; 1: no cluster is mixed.")]:
+        """Of clustered models, with datasets."""
+        return self.value("datasets", "homogeneity", "clustered")
+
+    @property
+    def completeness(
+        self,
+    ) -> Annotated[
+        float | None, Doc("How close the labels come to lying in one cluster each; 1: no label is scattered.")
+    ]:
+        """Of clustered models, with datasets."""
+        return self.value("datasets", "completeness", "clustered")
+
+    @property
+    def silhouette(
+        self,
+    ) -> Annotated[float | None, Doc("How much closer models are to their own group than to the next, from −1 to 1.")]:
+        """That of the clusters."""
+        return self.value("clusters", "silhouette", "clustered")
+
+    @property
+    def tasks(self) -> Annotated[list[ClusteredTask], Doc("A row for each task (--by task)."), If()]:
+        """Empty unless the clusters were compared with tasks."""
+        if self.by != "task":
+            return []
+        names = sorted({member.task for member in self.members if member.task is not None})
+        of_task = {name: [one for one in self.members if one.task == name] for name in names}
+        return [
+            ClusteredTask(
+                task=name,
+                models=len(members),
+                datasets=sorted({one.dataset for one in members if one.dataset}),
+                clusters=sorted({one.cluster for one in members if one.cluster != OUTLIER}),
+                outliers=sum(one.cluster == OUTLIER for one in members),
+            )
+            for name, members in of_task.items()
+        ]
+
+    @property
+    def outlier_models(self) -> Annotated[list[Member], Doc("Models in no cluster, the most isolated first.")]:
         """Models outside every cluster, the most isolated first."""
         outside = [member for member in self.members if member.cluster == OUTLIER]
         return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
@@ -104,38 +219,6 @@ class Clusters(Result):
         rows = (row for row in self.agreement if (row.labels, row.measure, row.among) == (labels, measure, among))
         return next((row.value for row in rows), None)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object.
-
-        ``ari`` and ``ami`` compare with datasets, each outlier being a cluster of its own; ``homogeneity`` and
-        ``completeness`` compare clustered models with datasets; ``silhouette`` is that of the clusters. ``agreement``
-        has their chance levels, and the same for authors.
-        """
-        placed = sum(cluster.size for cluster in self.clusters)
-        outside = ("model_id", "model", "author", "relation", "datasets", "nearest")
-        return {
-            "clusters": [asdict(one) | {"members": self.names_in(one.cluster)} for one in self.clusters],
-            "ari": self.value("datasets", "ari"),
-            "ami": self.value("datasets", "ami"),
-            "homogeneity": self.value("datasets", "homogeneity", "clustered"),
-            "completeness": self.value("datasets", "completeness", "clustered"),
-            "silhouette": self.value("clusters", "silhouette", "clustered"),
-            "base": self.base,
-            "representation": self.representation,
-            "method": self.method,
-            "min_size": self.min_size,
-            "count": self.count,
-            "models": len(self.members),
-            "documented": sum(member.dataset is not None for member in self.members),
-            "clustered": placed,
-            "clustered_share": placed / len(self.members) if self.members else None,
-            "outliers": len(self.members) - placed,
-            "outlier_models": [{name: getattr(member, name) for name in outside} for member in self.outliers],
-            "agreement": [asdict(row) for row in self.agreement],
-            "left_out": asdict(self.left_out),
-            "notes": list(self.notes),
-        } | ({"tasks": self.to_rows("task")} if self.by == "task" else {})
-
     def names_in(self, cluster: int) -> list[str]:
         """The models of one cluster, by id."""
         return [member.model for member in self.members if member.cluster == cluster]
@@ -143,7 +226,7 @@ class Clusters(Result):
     @property
     def headline(self) -> str:
         """How many models are in how many clusters, and whether clusters and datasets agree."""
-        placed = sum(cluster.size for cluster in self.clusters)
+        placed = self.clustered
         if not placed:
             return f"None of {counted(len(self.members), 'model')} lies in a cluster."
         found = (
@@ -161,35 +244,26 @@ class Clusters(Result):
     def to_rows(self, by: str = "cluster") -> list[dict[str, Any]]:
         """A row for each cluster, each member (``by="model"``) or each task. Raises ValueError for another ``by``."""
         if by == "model":
-            return [asdict(member) for member in self.members]
+            return [plain(member) for member in self.members]
         if by == "task":
-            names = sorted({member.task for member in self.members if member.task is not None})
-            of_task = {name: [one for one in self.members if one.task == name] for name in names}
-            return [
-                {
-                    "task": name,
-                    "models": len(held),
-                    "datasets": sorted({one.dataset for one in held if one.dataset}),
-                    "clusters": sorted({one.cluster for one in held if one.cluster != OUTLIER}),
-                    "outliers": sum(one.cluster == OUTLIER for one in held),
-                }
-                for name, held in of_task.items()
-            ]
+            return [plain(task) for task in self.tasks]
         if by != "cluster":
             raise ValueError(f"unknown rows {by!r} (choose cluster, model or task)")
+        # Names without their counts, which would be as many columns of a CSV; members are rows of ``by="model"``.
         counts = ("datasets", "authors", "relations")
+        rows = [plain(cluster) for cluster in self.clusters]
         return [
-            {name: list(value) if name in counts else value for name, value in asdict(cluster).items()}
-            for cluster in self.clusters
+            {name: list(value) if name in counts else value for name, value in row.items() if name != "members"}
+            for row in rows
         ]
 
     def to_df(self, by: str = "model") -> pandas.DataFrame:
         """The rows of :meth:`to_rows`, by default one per model, as a data frame."""
-        columns = [field.name for field in fields(Member)] if by == "model" else ()
-        return to_frame(self.to_rows(by), columns)
+        names = [one.key for one in columns(Member)] if by == "model" else ()
+        return to_frame(self.to_rows(by), names)
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The numbers of ``to_dict``, shorter: the first names, in separate tables.
+        """Separate tables of the numbers and the first names, which have more columns than a terminal.
 
         ``details``: all names, and every number of ``agreement``.
         """
@@ -216,7 +290,7 @@ class Clusters(Result):
                 }
             )
         tables: dict[str, list[dict[str, Any]]] = {"clusters": clusters, "most central": central}
-        isolated = [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outliers]
+        isolated = [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
         for title, rows in (("undocumented", undocumented), ("most isolated", isolated)):
             if details or len(rows) <= _SHOWN:
                 tables[title] = rows

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from indexer.console.messages import say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from query.clusters.agreement import FEW_WAYS, Agreement, against_clouds, compared, compared_across, silhouette_of
 from query.clusters.methods import (
     OUTLIER,
@@ -64,9 +64,9 @@ def clusters(
     if method not in METHODS:
         raise AtlasError(f"Unknown clustering method {method!r} (choose {' or '.join(METHODS)}).", "")
     if method == "hdbscan" and count is not None:
-        raise AtlasError("`count` does not apply to hdbscan.", "Omit it, or use `method='kmeans'`.")
+        raise AtlasError("`count` does not apply to hdbscan.", Text("Omit it, or use ", Call(method="kmeans"), "."))
     if method == "kmeans" and min_size is not None:
-        raise AtlasError("`min_size` does not apply to kmeans.", "Omit it, or use `method='hdbscan'`.")
+        raise AtlasError("`min_size` does not apply to kmeans.", Text("Omit it, or use ", Call(method="hdbscan"), "."))
     if count is not None and count > models:
         raise AtlasError(f"{models} models cannot form {count} clusters.", "Lower `count`, or omit it.")
     if min(min_size or 2, count or 2) < 2:
@@ -152,9 +152,15 @@ def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
     if models < 2:
         return ["There is only one model to cluster." if models else "There is no model to cluster."]
     if clusters.min_size is not None and models < clusters.min_size:
-        return [f"{models} models are too few for clusters of at least {clusters.min_size}; try `min_size=2`."]
+        return [
+            Text(
+                f"{models} models are too few for clusters of at least {clusters.min_size}; try ", Call(min_size=2), "."
+            )
+        ]
     if not groups:
-        return ["No group of models is denser than its surroundings; `method='kmeans'` divides them anyway."]
+        return [
+            Text("No group of models is denser than its surroundings; ", Call(method="kmeans"), " divides them anyway.")
+        ]
     if len(groups) == 1 and (groups[0].cohesion or 0.0) > _EQUAL:
         return ["All vectors are equal and form one cluster."]
     if clusters.count is not None and len(groups) < clusters.count:
@@ -239,6 +245,7 @@ def described(
                 share=next(iter(held.values())) / documented if documented else None,
                 undocumented=tuple(kept.models[row] for row in rows if datasets[row] is None),
                 relations=_counted([kept.relations[row] for row in rows]),
+                members=tuple(kept.models[row] for row in rows),
             )
         )
     nearest = _nearest(points, np.flatnonzero(found < 0))

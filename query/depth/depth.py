@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -13,12 +13,13 @@ from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES
 from indexer.sources.registry import ModelRef
+from query.columns import BaseId, ModelId, Notes
 from query.figures import Panels, add_legend, add_title, in_rows, model_label
 from query.lookup import reference_of
 from query.options import Base, Model, OptionalModel
-from query.registry import question
+from query.registry import Invocation, question
 from query.resolved import READERS
-from query.results import Drawn, ThemeName
+from query.results import Doc, Drawn, ThemeName
 from query.wording import percent
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from indexer.profiles.single import Profile
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 LayerRow = dict[str, Any]
@@ -128,23 +128,57 @@ class Depth(Drawn):
     """
 
     HAS_DETAILS = True
+    # Of a row, whose columns are those of the table ``depth_of_models``.
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "layer": "Number of the layer, from 1.",
+        "tolerance": (
+            "Noise on the layer's output at which half of the input's tokens are lost to the best decoder, in "
+            "units of the output's own spread. Small: a little noise is enough to hide the input."
+        ),
+        "tolerance_own": (
+            "The same with noise that has the covariance of the layer's output, so that low rank counts too."
+        ),
+        "readable": "Share of tokens that a linear map recovers from the output at their position, from 0 to 1.",
+        "recovered": (
+            "Share of tokens that 30 steps of gradient descent on the input recover from the output, from 0 to 1."
+        ),
+        "verified": (
+            "Share of tokens that an exact search recovered, with a certificate, from 0 to 1. It is near 1 everywhere."
+        ),
+        "reach": (
+            "Number of input positions that an output position depends on (exponential of the entropy of "
+            "squared gradients)."
+        ),
+        "cka": (
+            "Linear centred kernel alignment with the same layer of the base, from 0 to 1; 1 is the same up to "
+            "rotation."
+        ),
+        "drift": (
+            "Distance of the outputs from the base's, over the spread of the base's outputs; 0 means no difference."
+        ),
+        "image_error": (
+            "Distance of the image found from the true one, over the spread of the true one's pixels; 0 is perfect."
+        ),
+        "delta": "Norm of the weight changes up to this layer, over the norm of the base's weights.",
+        "own_delta": "The same for this layer alone.",
+    }
     ROWS = "layers"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
-    model: str
-    base: str
-    against: str
-    probe: str
-    sequences: int | None
-    tokens: int | None
-    seed: int
-    recipe: str
-    layers: LayerRows
-    against_layers: LayerRows
-    untrained_layers: LayerRows
-    sentence: str
-    notes: tuple[str, ...]
+    model: ModelId
+    base: BaseId
+    against: Annotated[str, Doc("The model compared with: base, untrained, or an id.")]
+    probe: Annotated[str, Doc("Name of the texts or images that were given to the model.")]
+    sequences: Annotated[int | None, Doc("Number of inputs.")]
+    tokens: Annotated[int | None, Doc("Length of the inputs; empty for images.")]
+    seed: Annotated[int, Doc("Random seed.")]
+    recipe: Annotated[str, Doc("How inputs were recovered.")]
+    layers: Annotated[LayerRows, Doc("A row for each layer.")]
+    against_layers: Annotated[LayerRows, Doc("The same of the model compared with; empty if it has no such profile.")]
+    untrained_layers: Annotated[LayerRows, Doc("The same of an untrained twin; empty if it has no such profile.")]
+    sentence: Annotated[str, Doc("How the model differs from the one compared with.")]
+    notes: Notes
 
     @property
     def headline(self) -> str:
@@ -219,7 +253,7 @@ def _draw_curve(panel: Any, rows: LayerRows, name: str, colour: str, style: str,
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: OptionalModel = None,
     *,
     against: str,

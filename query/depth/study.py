@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.errors import AtlasError
+from query.columns import Authors, BaseId, Datasets, ModelId, Models, Notes
 from query.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.figures import Panels, add_legend, add_title, in_rows, label
 from query.options import Base
 from query.registry import question
-from query.results import Drawn, ThemeName, to_frame
+from query.results import Doc, Drawn, Hidden, ThemeName, plain, to_frame
 from query.sampled import SAMPLE
 from query.statistics.authors import FEWEST_AUTHORS, AuthorRuns, spearman, too_few
 from query.statistics.neighbours import codes_of
@@ -54,13 +55,19 @@ class Agreement:
     interval over authors (``query.statistics.authors.spearman``); None if there are fewer than five.
     """
 
-    measure: str
-    layer: int | None
-    of: str
-    models: int
-    rho: float
-    low: float | None
-    high: float | None
+    measure: Annotated[str, Doc("The column of the first table that is compared with the weight change.")]
+    layer: Annotated[int | None, Doc("Number of the layer, from 1; empty: within all layers together.")]
+    of: Annotated[str, Doc("Which weight change: delta (up to the layer) or own_delta (the layer alone).")]
+    models: Models
+    rho: Annotated[
+        float,
+        Doc(
+            "Spearman's rank correlation over the models of each layer, from -1 to 1, of the weight change with "
+            "the change of the measure."
+        ),
+    ]
+    low: Annotated[float | None, Doc("Lower end of the 95 % interval of rho, over authors.")]
+    high: Annotated[float | None, Doc("Upper end of the 95 % interval of rho, over authors.")]
 
 
 @dataclass(frozen=True)
@@ -70,18 +77,38 @@ class InputLoss:
     ``value`` and ``base_value`` are those of ``measure`` at the last layer.
     """
 
-    model: str
-    measure: str
-    layer: int
-    value: float
-    base_value: float
-    datasets: tuple[str, ...]
-    delta: float | None
+    model: ModelId
+    measure: Annotated[str, Doc("The column of the first table that is compared with the weight change.")]
+    layer: Annotated[int, Doc("The layer from which on it keeps less of its input than the base.")]
+    value: Annotated[float, Doc("The measure at the last layer.")]
+    base_value: Annotated[float, Doc("The same of the base.")]
+    datasets: Datasets
+    delta: Annotated[
+        float | None, Doc("Norm of the weight changes up to this layer, over the norm of the base's weights.")
+    ]
+
+
+@dataclass(frozen=True)
+class DataShare:
+    """How much of a measure at the last layer the data sets explain."""
+
+    measure: Annotated[str, Doc("The measure.")]
+    models: Annotated[int, Doc("Number of models that name exactly one dataset.")]
+    share: Annotated[
+        float,
+        Doc(
+            "Share of the variance between sweeps (an author's models on one dataset) that their datasets "
+            "explain, from "
+            "0 to 1."
+        ),
+    ]
+    chance: Annotated[float, Doc("The mean of the share over random labels.")]
+    p: Annotated[float, Doc("How often randomly shuffled labels score at least as high.")]
 
 
 @dataclass(frozen=True, repr=False)
 class DepthStudy(Drawn):
-    """``means`` has a row for each layer: mean and standard deviation over models of every measure, and the base's.
+    """``layers`` has a row for each layer: mean and standard deviation over models of every measure, and the base's.
 
     ``data_share``: the share of the variance of a measure at the last layer that lies between data sets (η²), with the
     share expected by chance, and p. A sweep (one author, one data set) counts as one model with the mean of its models,
@@ -89,24 +116,34 @@ class DepthStudy(Drawn):
     """
 
     HAS_DETAILS = True
-    ROWS = "means"
-    KEYS = (
-        "base", "probe", "models", "authors", "means as layers", "agreements as agreement", "forgetful", "data_share",
-        "notes",
-    )  # fmt: skip
+    ROWS = "layers"
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded."
+    }
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("chance", "models", "datasets", "95 %", "drift", "cka", "tolerance_own")
 
-    base: str
-    probe: str
-    models: int
-    authors: int
-    means: tuple[LayerRow, ...]
-    agreements: tuple[Agreement, ...]
-    forgetful: tuple[InputLoss, ...]
-    data_share: tuple[dict[str, Any], ...]
-    profiles: tuple[Profiled, ...]
-    notes: tuple[str, ...]
+    base: BaseId
+    probe: Annotated[str, Doc("Name of the texts or images that were given to the models.")]
+    models: Models
+    authors: Authors
+    layers: Annotated[
+        tuple[LayerRow, ...],
+        Doc("A row for each layer: mean and standard deviation over models of every measure, and the base's."),
+    ]
+    agreement: Annotated[
+        tuple[Agreement, ...], Doc("Rank correlation of the weight change with the change of each measure.")
+    ]
+    forgetful: Annotated[tuple[InputLoss, ...], Doc("Models that keep less of their input than the base.")]
+    data_share: Annotated[
+        tuple[DataShare, ...],
+        Doc(
+            "Share of the variance between sweeps (an author's models on one dataset) that their datasets "
+            "explain, from 0 to 1."
+        ),
+    ]
+    profiles: Annotated[tuple[Profiled, ...], Hidden()]
+    notes: Notes
 
     @property
     def headline(self) -> str:
@@ -118,11 +155,11 @@ class DepthStudy(Drawn):
 
     def table(self, *, details: bool = False) -> dict[str, Any]:
         """The same for eighty columns; ``details``: agreement layer by layer as well."""
-        pooled = [one for one in self.agreements if one.of == "delta" and (details or one.layer is None)]
+        pooled = [one for one in self.agreement if one.of == "delta" and (details or one.layer is None)]
         means = [
             {name: row[name] if name == "layer" else f"{row[name]:.2f} ± {row[f'{name}_sd']:.2f}"
              for name in row if name == "layer" or f"{name}_sd" in row}
-            for row in self.means
+            for row in self.layers
         ]  # fmt: skip
         return {
             "mean (± sd over models)": means,
@@ -136,11 +173,11 @@ class DepthStudy(Drawn):
                  "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
                 for one in self.forgetful
             ],
-            "explained by the data set (η²)": list(self.data_share),
+            "explained by the data set (η²)": [plain(one) for one in self.data_share],
         }  # fmt: skip
 
     def to_df(self) -> pandas.DataFrame:
-        """A row for each model and layer with everything."""
+        """A row for each model and layer with everything; rows are means over models."""
         return to_frame([{"model": one.model, **row} for one in self.profiles for row in one.layers])
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
@@ -249,8 +286,8 @@ def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> Dept
         probe=models[0].probe,
         models=len(models),
         authors=len(set(authors)),
-        means=tuple(_means(layers, values, base_values)),
-        agreements=tuple(_agreements(layers, values, changes, np.array(authors))),
+        layers=tuple(_means(layers, values, base_values)),
+        agreement=tuple(_agreements(layers, values, changes, np.array(authors))),
         forgetful=tuple(_input_losses(models, of_base[0], datasets)),
         data_share=tuple(_data_shares(changes, datasets, authors, random)),
         profiles=tuple(models),
@@ -302,7 +339,7 @@ def _data_shares(
     datasets: Sequence[tuple[str, ...]],
     authors: Sequence[str],
     random: np.random.Generator,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[DataShare]:
     """η² at the last layer over sweeps that name exactly one data set, and its mean over permutations."""
     named = [place for place, names in enumerate(datasets) if len(names) == 1]
     for name, change in changes.items():
@@ -318,8 +355,7 @@ def _data_shares(
         observed = float(eta_squared(of_sweep, carried[None, :])[0])
         by_chance = eta_squared(of_sweep, runs.permuted(carried, random, DRAWS))
         p = (1 + int((by_chance >= observed - _TIE).sum())) / (1 + DRAWS)
-        yield {"measure": name, "models": len(known), "share": observed,
-               "chance": float(by_chance.mean()), "p": p}  # fmt: skip
+        yield DataShare(name, len(known), observed, float(by_chance.mean()), p)
 
 
 def eta_squared(values: Floats, groups: NDArray[np.intp]) -> Floats:

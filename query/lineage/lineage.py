@@ -15,7 +15,7 @@ import numpy as np
 
 from indexer.console.messages import say
 from indexer.console.option import Option
-from indexer.errors import AtlasError, ModelError, require, unreadable
+from indexer.errors import AtlasError, Call, ModelError, Text, require, unreadable
 from indexer.shared_state import one_blas_thread
 from indexer.sources.registry import ModelRef, author_of
 from indexer.vectors.centre import BY_OUTPUT, FULL
@@ -45,7 +45,7 @@ from query.lineage.stored import store as keep
 from query.lineage.thresholds import SURE, Thresholds, probability
 from query.lookup import describe_unindexed, indexed_model, names_base, read_described
 from query.options import Base, Model, OptionalModel
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import READERS, ResolvedModel, is_unrelated, no_record, not_there, thresholds, unknown_model
 from query.sampled import SAMPLE
 from query.wording import counted
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from indexer.deltas.single import Described
     from indexer.records.parts import Floats, ModelParts
     from indexer.records.record import Record
-    from query.cli.asking import Call
     from query.reader import AtlasReader, IndexedModel
     from query.results import ThemeName
 
@@ -96,7 +95,7 @@ class _Selection:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: OptionalModel = None,
     *,
     every: Annotated[
@@ -279,7 +278,9 @@ def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, stor
     use dates.
     """
     if store and not dates:
-        raise AtlasError("Only answers that may use dates can be stored.", "Leave out `store` or `dates=False`.")
+        raise AtlasError(
+            "Only answers that may use dates can be stored.", Text("Leave out `store` or ", Call(dates=False), ".")
+        )
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     answers: list[Lineage] = []
     in_a_row, failure = 0, ""
@@ -562,8 +563,13 @@ class Tracer:
         if possible and not candidates:
             raise AtlasError(
                 f"Lineage needs the records of {self.base}, and this atlas contains none with factors.",
-                f"Build it without `keep_factors=False` (`build({self.base!r})`), or pull one that was pushed "
-                "--with-records.",
+                Text(
+                    "Build it without ",
+                    Call(keep_factors=False),
+                    " (",
+                    Call("build", self.base),
+                    "), or pull one that was pushed --with-records.",
+                ),
             )
         if missing := len(possible) - len(candidates):
             log.notes.append(

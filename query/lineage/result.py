@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from indexer.errors import Text
+from query.columns import BaseId, ModelId, Notes
 from query.figures import THEMES, drawn_alone, label, new_figure
-from query.results import Drawn, Listed, Rows, ThemeName
+from query.results import After, Detail, Doc, Drawn, Hidden, Listed, Rounded, Rows, ThemeName
 from query.wording import counted
 
 if TYPE_CHECKING:
@@ -62,35 +64,61 @@ class Edge:
 
     Attributes:
         child: name of the model.
-        parent: name of a model of the atlas, or of the base; None where it is not known.
-        kind: one of the kinds above.
-        coefficient: the parent's weight in the child; 1 but for merges.
-        residual: share of the child's ‖δ‖² that its edges together do not explain; ``left`` in JSON.
-        evidence: the reason in a few words; ``because`` in JSON.
-        method: of a merge.
-        direction: "known", or "unknown" where the child may as well be the parent.
-        card: what the child's card says, one of the constants above.
-        probability: that the edge is right; None before it is calculated.
-        same: other models that the weights cannot distinguish from the parent.
+        kind: one of the kinds above; ``card``: one of the constants above.
+        probability: None before it is calculated.
         parent_id: of the parent, where it is a model of the atlas.
         is_proven: whether equal weights prove the edge, rather than sizes and angles.
         signals: of a continued or tuned model, the measurements behind the probability.
     """
 
-    child: str
-    parent: str | None
-    kind: str
-    coefficient: float
-    residual: float
-    evidence: str = ""
-    method: str | None = None
-    direction: str = "known"
-    card: str = NOT_DECLARED
-    probability: float | None = None
-    same: tuple[str, ...] = ()
-    parent_id: int | None = None
-    is_proven: bool = True
-    signals: Mapping[str, float] = field(default_factory=dict)
+    child: Annotated[str, Hidden()]
+    parent: Annotated[
+        str | None, Doc("The model that it was made from; empty for the base, or if the source is not in the atlas.")
+    ]
+    kind: Annotated[
+        str,
+        Doc(
+            "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
+            "(saved in another precision), quantised copy, untrained adapter, or unrelated."
+        ),
+    ]
+    coefficient: Annotated[float, Doc("Weight of the parent: 1, or another number in a merge."), Rounded(4)]
+    residual: Annotated[
+        float,
+        Doc(
+            "Share of the energy (squared norm) of the model's change that its parents do not explain, from 0 to "
+            "1. Small: they explain it."
+        ),
+        Rounded(6),
+    ]
+    evidence: Annotated[str, Doc("The evidence, in a few words."), After("direction")] = ""
+    method: Annotated[
+        str | None, Doc("Recipe of a merge: linear, task arithmetic, slerp, layer by layer, or “ties or dare”.")
+    ] = None
+    direction: Annotated[
+        str, Doc("known, or unknown if neither weights nor dates show which of the two came first.")
+    ] = "known"
+    card: Annotated[
+        str,
+        Doc(
+            "Whether the model card agrees: confirmed, contradicted or not declared; unsure if the step itself is "
+            "uncertain."
+        ),
+        After("residual"),
+    ] = NOT_DECLARED
+    probability: Annotated[
+        float | None,
+        Doc(
+            "Probability that this step is right, from 0 to 1; of a copy of unknown direction, that the two have "
+            "the same weights."
+        ),
+        Rounded(4),
+        After("card"),
+    ] = None
+    same: Annotated[tuple[str, ...], Doc("Models that the weights cannot distinguish from the parent."), Detail()] = ()
+    parent_id: Annotated[int | None, Hidden()] = None
+    is_proven: Annotated[bool, Hidden()] = True
+    signals: Annotated[Mapping[str, float], Hidden()] = field(default_factory=dict)
 
     @property
     def description(self) -> str:
@@ -106,21 +134,6 @@ class Edge:
         how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
         return f"{how} from {self.parent}{comma}{otherwise}"
 
-    def as_row(self) -> dict[str, Any]:
-        """The keys of the command's JSON."""
-        return {
-            "parent": self.parent,
-            "kind": self.kind,
-            "coefficient": round(self.coefficient, 4),
-            "left": round(self.residual, 6),
-            "card": self.card,
-            "probability": None if self.probability is None else round(self.probability, 4),
-            "method": self.method,
-            "direction": self.direction,
-            "because": self.evidence,
-            "same": list(self.same),
-        }
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -135,33 +148,42 @@ class Lineage(Drawn, Listed[Edge]):
     """Where one model comes from.
 
     Attributes:
-        edges: one for each parent, or one for the base; none where the weights could not be read.
-        bytes_read: bytes of weights read for this answer.
-        models_read: number of models they belong to.
-        answered_at: when the stored answer was computed (UTC); None if the weights were read now.
+        edges: none where the weights could not be read.
+        answered_at: None if the weights were read now.
         failure: why the weights could not be read; ``edges`` are then the stored ones.
         expected: the base or model that it should be made from, if one was given.
     """
 
     ROWS = "edges"
+    EACH_ROW = ("bytes_read", "answered_at", "verdict")
     SHOW_HEADLINE = True
-    KEYS = ("model", "base", "verdict", "edges as parents", "bytes_read", "models_read", "_time as told", "notes")
-    DETAILS = ("same", "bytes_read", "told", "verdict")
-    OPTIONAL_COLUMNS = ("left", "coefficient", "method", "direction", "because", "probability")
+    OPTIONAL_COLUMNS = ("residual", "coefficient", "method", "direction", "evidence", "probability")
 
-    model: str
-    base: str
-    model_id: int | None
-    edges: tuple[Edge, ...]
-    bytes_read: int
-    models_read: int
-    notes: tuple[str, ...] = ()
-    answered_at: datetime | None = None
-    failure: str = ""
-    expected: str | None = None
+    model: ModelId
+    base: BaseId
+    model_id: Annotated[int | None, Hidden()]
+    edges: Annotated[tuple[Edge, ...], Doc("Its parents, or one row for the base.")]
+    bytes_read: Annotated[int, Doc("Bytes of weights that were read for the answer."), Detail()]
+    models_read: Annotated[int, Doc("Number of models whose weights were read for the answer.")]
+    notes: Notes = ()
+    answered_at: Annotated[
+        datetime | None, Doc("When the answer was computed, in UTC; empty if the weights were read just now."), Detail()
+    ] = None
+    failure: Annotated[str, Hidden()] = ""
+    expected: Annotated[str | None, Hidden()] = None
 
     @property
-    def verdict(self) -> str:
+    def verdict(
+        self,
+    ) -> Annotated[
+        str,
+        Doc(
+            "derived (made from the base, perhaps by way of other models), copy (of the base), unrelated (to the "
+            "base), or unknown."
+        ),
+        Detail(),
+        After("base"),
+    ]:
         """One word: derived (from the base or from models of it), copy (of the base), unrelated, or unknown."""
         if not self.edges:
             return UNKNOWN
@@ -190,15 +212,6 @@ class Lineage(Drawn, Listed[Edge]):
         steps = "; ".join(f"{edge.description} (its card: {edge.card})" for edge in self.edges)
         return f"{self.model}, by its weights: {steps}."
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The command's JSON: one row for each edge."""
-        more = {"bytes_read": self.bytes_read, "told": self._time, "verdict": self.verdict}
-        return [edge.as_row() | more for edge in self.edges]
-
-    @property
-    def _time(self) -> str | None:
-        return None if self.answered_at is None else self.answered_at.isoformat(timespec="seconds")
-
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The model and its parents as a tree."""
         return tree_figure(self.edges, self.base, theme, self.model, ax)
@@ -209,27 +222,29 @@ class Lineages(Rows[Lineage], Drawn):
     """The lineage of every indexed model of a base: a list of :class:`Lineage`."""
 
     SHOW_HEADLINE = True
-    DETAILS, OPTIONAL_COLUMNS = Lineage.DETAILS, Lineage.OPTIONAL_COLUMNS
+    ROWS = "models"
+    HAS_DETAILS = True
+    OPTIONAL_COLUMNS = Lineage.OPTIONAL_COLUMNS
 
-    base: str
-    items: tuple[Lineage, ...]
+    base: BaseId
+    models: Annotated[tuple[Lineage, ...], Doc("The answer for each model.")]
 
     @property
     def headline(self) -> str:
         """How many were made from another fine-tune."""
         continued = sum(
-            any(edge.parent_id is not None and edge.direction == "known" for edge in one.edges) for one in self.items
+            any(edge.parent_id is not None and edge.direction == "known" for edge in one.edges) for one in self.models
         )
-        return f"Of {counted(len(self.items), 'model')} of {self.base}, {continued:,} were made from another of them."
+        return f"Of {counted(len(self.models), 'model')} of {self.base}, {continued:,} were made from another of them."
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The notes on single models, and one sentence for each reason why some could not be read."""
-        failures = Counter(one.failure for one in self.items if one.failure)
+        failures = Counter(one.failure for one in self.models if one.failure)
         return (
-            *(f"{one.model}: {note}" for one in self.items for note in one.notes),
+            *(Text(f"{one.model}: ", note) for one in self.models for note in one.notes),
             *(
-                f"{counted(count, 'model')} of {len(self.items):,} could not be read ({failure.rstrip('.')}); their "
+                f"{counted(count, 'model')} of {len(self.models):,} could not be read ({failure.rstrip('.')}); their "
                 "stored answers are kept."
                 for failure, count in failures.items()
             ),
@@ -238,20 +253,20 @@ class Lineages(Rows[Lineage], Drawn):
     @property
     def unanswered(self) -> tuple[str, ...]:
         """The models whose weights could not be read."""
-        return tuple(one.model for one in self.items if one.failure)
+        return tuple(one.model for one in self.models if one.failure)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """The edges of all models."""
-        return tuple(edge for one in self.items for edge in one.edges)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The base and the answer for each model."""
-        return {"base": self.base, "models": [one.to_dict() for one in self.items]}
+        return tuple(edge for one in self.models for edge in one.edges)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One row for each edge."""
-        return [{"model": one.model, **row} for one in self.items for row in one.to_rows()]
+        """The rows of every answer, one for each edge, with its model."""
+        return [{"model": one.model, **row} for one in self.models for row in one.to_rows()]
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The same as a table."""
+        return [{"model": one.model, **row} for one in self.models for row in one.table(details=details)]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""

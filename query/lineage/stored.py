@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from indexer.errors import Call, Text
 from query.lineage.result import CONFIRMED, CONTRADICTED, NOT_DECLARED, UNRELATED, Edge, Lineage
 
 if TYPE_CHECKING:
@@ -144,7 +145,11 @@ def stored_lineage(atlas: AtlasReader, model_id: int) -> Lineage | None:
         return None
     edges = tuple(_edge(row) for row in rows)
     model, base, answered_at = rows[0]["child"], rows[0]["base"], rows[0]["answered_at"]
-    note = f"This answer was stored in the atlas on {answered_at:%Y-%m-%d}; to read the weights again: `fresh=True`."
+    note = Text(
+        f"This answer was stored in the atlas on {answered_at:%Y-%m-%d}; to read the weights again: ",
+        Call(fresh=True),
+        ".",
+    )
     notes = (note, *notes_on_card(atlas, model, declared_by(atlas, model_id, base), edges, base))
     return Lineage(model, base, model_id, edges, 0, 0, notes, answered_at)
 

@@ -6,10 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.errors import AtlasError
+from query.columns import Models
 from query.population import Population, leading_datasets
+from query.results import Doc
 
 if TYPE_CHECKING:
     from query.clusters.result import Cluster
@@ -32,8 +34,8 @@ _TEXTS = ("VARCHAR", "BOOLEAN", "VARCHAR[]")
 class Group:
     """Points of one colour: ``models`` of them."""
 
-    group: str
-    models: int
+    group: Annotated[str, Doc("The group that gives the point its colour.")]
+    models: Models
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
+from query.columns import Author, BaseId, Datasets, ModelId, ModelNumber, Notes, Relation, Vectors
 from query.figures import FORMATS, checked_output, draw, write_output
-from query.map.coloring import ColorGroups, Coloring, coloring, scaled
+from query.map.coloring import ColorGroups, Coloring, Group, coloring, scaled
 from query.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
 from query.map.page import coloring_data, facet, map_page, number, payload
 from query.map.picture import map_figure
@@ -28,8 +29,8 @@ from query.map.projection import METHODS, Projection, most_neighbours, project, 
 from query.options import Base, Representation, Seed
 from query.population import LeftOut, Population, distinct, notes_on_sampled, read_population
 from query.reader import PUBLIC_HUB
-from query.registry import question
-from query.results import Drawn, plain
+from query.registry import Invocation, question
+from query.results import After, Detail, Doc, Drawn, Hidden, If, Shown
 from query.statistics.likeness import points
 from query.tables import parquet_of
 from query.wording import counted
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from query.cli.asking import Call
     from query.reader import AtlasReader
     from query.results import ThemeName
 
@@ -53,18 +53,35 @@ MOST_CLUSTERED = 5000  # with more models, finding clusters takes minutes, so th
 class MapPoint:
     """One model: ``x`` and ``y`` in the plane; ``group`` or ``value`` gives its colour, None if not known."""
 
-    model_id: int
-    model: str
-    author: str
-    relation: str
-    datasets: tuple[str, ...]
-    downloads: int | None
-    x: float
-    y: float
-    group: str | None
-    value: float | None
-    licence: str | None = None
-    created: datetime | None = None
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    datasets: Datasets
+    downloads: Annotated[int | None, Doc("Downloads in the last 30 days.")]
+    x: Annotated[float, Doc("Place on the map from left to right; it has no unit.")]
+    y: Annotated[float, Doc("Place on the map from bottom to top; it has no unit.")]
+    group: Annotated[str | None, Doc("The group that gives the point its colour.")]
+    value: Annotated[float | None, Doc("The number that gives the point its colour.")]
+    licence: Annotated[str | None, Doc("Licence on the card.")] = None
+    created: Annotated[datetime | None, Doc("When the repository was made, in UTC.")] = None
+
+
+@dataclass(frozen=True)
+class OtherGroups:
+    """The groups that have no colour of their own."""
+
+    groups: Annotated[int, Doc("Number of groups.")]
+    models: Annotated[int, Doc("Number of their models.")]
+
+
+@dataclass(frozen=True)
+class ColorScale:
+    """A scale of colours."""
+
+    low: Annotated[float, Doc("Lower end of the scale.")]
+    high: Annotated[float, Doc("Upper end of the scale.")]
+    kind: Annotated[str, Doc("linear, log or time (seconds since 1970).")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,30 +95,60 @@ class ModelMap(Drawn):
     ``from_folders``: models that have no page there.
     """
 
-    HAS_DETAILS = True
     ROWS = "points"
-    COLUMNS = tuple(MapPoint.__dataclass_fields__)
+    IS_SHEET = True
     OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
 
-    base: str
-    representation: str
-    method: str
-    seed: int
-    points: tuple[MapPoint, ...]
-    coloring: Coloring
-    explained_variance: tuple[float, float] | None = None
-    left_out: LeftOut = field(default_factory=LeftOut)
-    notes: tuple[str, ...] = ()
-    other_colorings: tuple[Coloring, ...] = field(default=(), repr=False)
-    neighbours: tuple[tuple[NearPoint, ...], ...] = field(default=(), repr=False)
-    parents: Mapping[int, tuple[Parent, ...]] = field(default_factory=dict, repr=False)
-    hub: str = PUBLIC_HUB
-    from_folders: frozenset[str] = field(default=frozenset(), repr=False)
+    base: BaseId
+    representation: Vectors
+    method: Annotated[str, Doc("How the points were placed: umap, tsne or pca.")]
+    seed: Annotated[int, Doc("Random seed.")]
+    points: Annotated[tuple[MapPoint, ...], Doc("The points."), Shown(), Detail(), After("left_out")]
+    coloring: Annotated[Coloring, Hidden()]
+    explained_variance: Annotated[
+        tuple[float, float] | None, Doc("For pca: the shares of the variance along x and y.")
+    ] = None
+    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")] = field(default_factory=LeftOut)
+    notes: Notes = ()
+    other_colorings: Annotated[tuple[Coloring, ...], Hidden()] = field(default=(), repr=False)
+    neighbours: Annotated[tuple[tuple[NearPoint, ...], ...], Hidden()] = field(default=(), repr=False)
+    parents: Annotated[Mapping[int, tuple[Parent, ...]], Hidden()] = field(default_factory=dict, repr=False)
+    hub: Annotated[str, Hidden()] = PUBLIC_HUB
+    from_folders: Annotated[frozenset[str], Hidden()] = field(default=frozenset(), repr=False)
 
     @property
-    def color(self) -> str:
-        """The column that the points are coloured by."""
+    def color(self) -> Annotated[str, Doc("The column that the points are coloured by."), After("method")]:
+        """See ``coloring``."""
         return self.coloring.column
+
+    @property
+    def models(self) -> Annotated[int, Doc("Number of models on the map."), After("color")]:
+        """That of the points."""
+        return len(self.points)
+
+    @property
+    def groups(self) -> Annotated[list[Group], Doc("Groups with a colour of their own."), After("models")]:
+        """Empty if the points are coloured by a number."""
+        return list(self.coloring.shown) if isinstance(self.coloring, ColorGroups) else []
+
+    @property
+    def others(self) -> Annotated[OtherGroups | None, Doc("All other groups, in grey."), If(), After("groups")]:
+        """None if the points are coloured by a number."""
+        if not isinstance(self.coloring, ColorGroups):
+            return None
+        return OtherGroups(len(self.coloring.rest), sum(group.models for group in self.coloring.rest))
+
+    @property
+    def scale(self) -> Annotated[ColorScale | None, Doc("The scale of the colours."), If(), After("others")]:
+        """None if the points are coloured by group."""
+        scale = self.coloring
+        return None if isinstance(scale, ColorGroups) else ColorScale(scale.low, scale.high, scale.kind)
+
+    @property
+    def unknown(self) -> Annotated[int, Doc("Number of models whose group, or number, is not known."), After("scale")]:
+        """These points have no colour."""
+        coloring = self.coloring
+        return coloring.codes.count(-1) if isinstance(coloring, ColorGroups) else coloring.values.count(None)
 
     @property
     def headline(self) -> str:
@@ -122,37 +169,6 @@ class ModelMap(Drawn):
     def axes(self) -> tuple[str, str] | None:
         """Labels of x and y for pca; None for other methods, whose axes have no meaning."""
         return axis_labels(self.method, self.explained_variance)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object. ``groups`` have a colour of their own; ``others`` are all other groups."""
-        if isinstance(self.coloring, ColorGroups):
-            rest = self.coloring.rest
-            colours = {
-                "groups": plain(self.coloring.shown),
-                "others": {"groups": len(rest), "models": sum(group.models for group in rest)},
-                "unknown": self.coloring.codes.count(-1),
-            }
-        else:
-            scale = self.coloring
-            bounds = {"low": scale.low, "high": scale.high, "kind": scale.kind}
-            colours = {"groups": [], "scale": bounds, "unknown": scale.values.count(None)}
-        return {
-            "base": self.base,
-            "representation": self.representation,
-            "method": self.method,
-            "color": self.color,
-            "models": len(self.points),
-            **colours,
-            "explained_variance": plain(self.explained_variance),
-            "seed": self.seed,
-            "left_out": plain(self.left_out),
-            "notes": list(self.notes),
-        }
-
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The object; ``details``: with the points."""
-        facts = {name: value for name, value in self.to_dict().items() if name != "notes"}
-        return facts | ({"points": self.to_rows()} if details else {})
 
     @property
     def places(self) -> NDArray[np.float64]:
@@ -214,7 +230,7 @@ def checked_map_file(path: str | Path) -> Path:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     method: Literal["umap", "tsne", "pca"] | None,
     color: str,
@@ -303,7 +319,7 @@ def models_to_place(atlas: AtlasReader, base: str | None, representation: str = 
         why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
         raise AtlasError(
             f"No model of {population.base} can be placed on a map{why}.",
-            f"Index more: `build({population.base!r})`",
+            Text("Index more: ", Call("build", population.base)),
         )
     return population
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexer.console.messages import say
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from query.options import Base, Representation
 from query.predict.classifier import NONE_OF_THESE, TOO_FEW, fit
 from query.predict.measurements import TOGETHER
@@ -82,7 +82,7 @@ def evaluate_models(
             if models.models
             else "No model of this base has both a vector and a known dataset: there is nothing to evaluate."
         )
-        raise AtlasError(reason, f"Index more models: `build({base!r})`")
+        raise AtlasError(reason, Text("Index more models: ", Call("build", base)))
     if len(models.models) >= _MANY:
         say(f"Predicting {len(models.models):,} models, each from models of other authors …")
     training = TrainingSet(models, k)

@@ -16,7 +16,7 @@ import numpy as np
 
 from indexer.console.option import Option
 from indexer.console.terminal import Progress, emit, say
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
 from indexer.records.difference import (
     ALIKE,
     difference_of,
@@ -45,7 +45,7 @@ from query.predict.training_set import (
     TrainingSet,
     has_vocabulary,
 )
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import (
     ResolvedModel,
     facts_of_record,
@@ -55,14 +55,13 @@ from query.resolved import (
     thresholds,
     vector_of_record,
 )
-from query.results import Answered, answered
+from query.results import Answered, answered, plain
 from query.statistics.neighbours import Floats
 from query.texts import STDIN
 from query.wording import percent
 
 if TYPE_CHECKING:
     from query.atlas import Atlas
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 # The share of models on unknown data is estimated if there are at least this many models.
@@ -98,7 +97,7 @@ class Target:
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     model: OptionalModel = None,
     *,
     k: int,
@@ -138,7 +137,9 @@ def _command(
             call.show(atlas.evaluate_prediction(base, k=k, representation=representation), drawn=file)
 
 
-def _show_many(call: Call, atlas: Atlas, names: Sequence[str] | None, store: bool, options: Mapping[str, Any]) -> None:
+def _show_many(
+    call: Invocation, atlas: Atlas, names: Sequence[str] | None, store: bool, options: Mapping[str, Any]
+) -> None:
     """Print predictions for ``names``, or for the models of a base without a dataset; a table has only the best answer.
 
     Raises AtlasError at the end if a model has no answer.
@@ -152,13 +153,10 @@ def _show_many(call: Call, atlas: Atlas, names: Sequence[str] | None, store: boo
 
     def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
         kept.append(prediction)
-        model = {"model": prediction.model}
         if call.output != "table":
-            return [model | row for row in prediction.to_rows()]
-        best = prediction.answers[0]
-        answer = {"dataset": best.dataset, "probability": best.probability}
-        counts = {"agreement": prediction.agreement(best), "authors": best.authors}
-        return [(model if name != prediction.model else {}) | answer | counts]
+            return [{"model": prediction.model} | row for row in prediction.to_rows()]
+        best = plain(prediction.best, table=True)
+        return [best if name != prediction.model else {key: best[key] for key in best if key != "model"}]
 
     try:
         with Progress(count, "models") as progress:
@@ -174,7 +172,7 @@ def _show_many(call: Call, atlas: Atlas, names: Sequence[str] | None, store: boo
             _keep(call, atlas, kept)
 
 
-def _keep(call: Call, atlas: Atlas, predictions: Sequence[Prediction]) -> None:
+def _keep(call: Invocation, atlas: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
     stored = call.asked(atlas, keep, predictions)
     skipped = len(predictions) - stored
@@ -437,7 +435,7 @@ def predict_target(
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
             f"{target.author or 'its own'} to compare with.",
-            f"Index more models: `build({target.base!r})`",
+            Text("Index more models: ", Call("build", target.base)),
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
     everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary, target.start)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
+from query.columns import OF_A_BATCH, Author, BaseId, Dataset, Datasets, ModelId, Notes, Vectors
 from query.figures import Panels, add_legend, add_title, label
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.measurements import EVIDENCE, in_words
 from query.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
-from query.results import Drawn, Listed, ThemeName, to_frame
-from query.wording import counted, decimal, percent, span
+from query.results import Detail, Doc, Drawn, Format, Hidden, Listed, ThemeName, columns, to_frame
+from query.wording import counted, decimal, percent, short, span
 
 if TYPE_CHECKING:
     import pandas
@@ -34,19 +35,19 @@ _TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "togeth
 class Duplicate:
     """A model of the atlas with the same weights, and the datasets it names."""
 
-    model: str
-    datasets: tuple[str, ...]
+    model: Annotated[str, Doc("A model with the same weights.")]
+    datasets: Datasets
 
 
 @dataclass(frozen=True)
 class NeighbourVote:
     """The vote of a sweep, cast by its nearest model."""
 
-    model: str
-    author: str
-    datasets: tuple[str, ...]
-    similarity: float
-    vote: float
+    model: ModelId
+    author: Author
+    datasets: Datasets
+    similarity: Annotated[float, Doc("Similarity of the two models.")]
+    vote: Annotated[float, Doc("Its vote; that of the nearest is 1.")]
 
 
 @dataclass(frozen=True)
@@ -61,20 +62,57 @@ class Answer:
         models: the models that voted for it, the largest vote first.
     """
 
-    dataset: str
-    probability: float
-    votes: float
-    authors: int
-    vectors: float | None
-    head: float | None
-    declared: bool
-    models: tuple[str, ...]
-    vocabulary: float | None = None
+    dataset: Dataset
+    probability: Annotated[
+        float,
+        Doc("Probability that the model was tuned on this dataset, from 0 to 1; those of all answers sum to 1."),
+        Format(short, in_details=False),
+    ]
+    votes: Annotated[
+        float,
+        Doc(
+            "Votes for this dataset by the nearest models. The nearest one's vote is 1; the less similar the "
+            "others are, the less they count."
+        ),
+        Format(short, in_details=False),
+    ]
+    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+    vectors: Annotated[
+        float | None, Doc("The probability by the weight changes alone, from 0 to 1."), Format(short, in_details=False)
+    ]
+    head: Annotated[
+        float | None,
+        Doc("The probability by the classifier in config.json (its label names) alone, from 0 to 1."),
+        Format(short, in_details=False),
+    ]
+    declared: Annotated[
+        bool, Doc("Whether the model names this dataset itself, which does not affect the probability."), Detail()
+    ]
+    models: Annotated[tuple[str, ...], Doc("The models that voted for it, the largest vote first."), Detail()]
+    vocabulary: Annotated[
+        float | None,
+        Doc(
+            "The probability by the tokens of the training text alone (the representation vocabulary), from 0 to "
+            "1; adapters have none."
+        ),
+        Format(short, in_details=False),
+    ] = None
 
 
 def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
     """The most probable first."""
     return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
+
+
+@dataclass(frozen=True)
+class BestAnswer:
+    """The most probable answer for one of many models."""
+
+    model: ModelId
+    dataset: Annotated[str, Doc("The most probable dataset, or “none of these”.")]
+    probability: Annotated[float, Doc("Its probability, from 0 to 1.")]
+    agreement: Annotated[float, Doc("Share of all votes that name the dataset, from 0 to 1.")]
+    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,31 +133,33 @@ class Prediction(Listed[Answer]):
         fitted: the answers and the share before ``with_unknown_share``; None if it was not used.
     """
 
-    KEYS = (
-        "model", "base", "representation", "k", "evidence", "calibrated", "declared", "repeats", "answers", "voters",
-        "notes", "unknown_share",
-    )  # fmt: skip
+    ROWS = "answers"
+    EACH_ROW = ("calibrated",)
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "agreement": "Share of all votes that name the dataset, from 0 to 1."
+    } | OF_A_BATCH
     SHOW_HEADLINE = True
-    DETAILS = ("declared", "models", "calibrated")
     OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
 
-    model: str
-    base: str
-    representation: str
-    k: int
-    evidence: str
-    calibrated: bool
-    declared: tuple[str, ...]
-    repeats: tuple[Duplicate, ...]
-    answers: tuple[Answer, ...]
-    voters: tuple[NeighbourVote, ...]
-    notes: tuple[str, ...] = ()
-    unknown_share: float = 0.5
-    fitted: tuple[tuple[Answer, ...], float] | None = field(default=None, repr=False)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The answers of ``shown_answers``."""
-        return [asdict(answer) | {"calibrated": self.calibrated} for answer in self.shown_answers()]
+    model: ModelId
+    base: BaseId
+    representation: Vectors
+    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    evidence: Annotated[str, Doc("What the prediction is made from: together, vectors, head or vocabulary.")]
+    calibrated: Annotated[
+        bool,
+        Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset."),
+        Detail(),
+    ]
+    declared: Annotated[tuple[str, ...], Doc("Datasets that the model names itself.")]
+    repeats: Annotated[tuple[Duplicate, ...], Doc("Models with the same weights, and the datasets they name.")]
+    answers: Annotated[tuple[Answer, ...], Doc("Datasets, the most probable first, and “none of these”.")]
+    voters: Annotated[tuple[NeighbourVote, ...], Doc("The votes, the largest first.")]
+    notes: Notes = ()
+    unknown_share: Annotated[float, Doc("Share of models assumed to be tuned on data that no other author names.")] = (
+        0.5
+    )
+    fitted: Annotated[tuple[tuple[Answer, ...], float] | None, Hidden()] = field(default=None, repr=False)
 
     def _entries(self) -> list[Answer]:
         return self.shown_answers()
@@ -147,6 +187,12 @@ class Prediction(Listed[Answer]):
         ]
         return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
 
+    @property
+    def best(self) -> BestAnswer:
+        """The most probable answer, as a row among those of other models."""
+        first = self.answers[0]
+        return BestAnswer(self.model, first.dataset, first.probability, self.agreement(first), first.authors)
+
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
         total = sum(voter.vote for voter in self.voters)
@@ -165,40 +211,55 @@ class Prediction(Listed[Answer]):
             f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
         )
 
-    def table(self, *, details: bool = False) -> Any:
-        """The rows, rounded and with fewer columns; ``details``: all columns."""
-        rows = super().table(details=details)
-        if not details:
-            for row in rows:
-                row |= {name: round(cell, 4) for name, cell in row.items() if isinstance(cell, float)}
-        return rows
-
     def to_df(self) -> pandas.DataFrame:
-        """A row for each answer."""
-        return to_frame(self.answers, list(Answer.__dataclass_fields__))
+        """A row for each answer, also for those that are too improbable to be printed."""
+        return to_frame(self.answers, [one.key for one in columns(Answer)])
 
 
 @dataclass(frozen=True)
 class NoneScore:
-    """The scores of "none of these": ``share``, how often it is true, and ``probability``, its mean probability.
+    """The scores of "none of these".
 
-    ``hidden_probability`` and ``hidden_accuracy``: its mean probability, and how often it is the best answer, if models
-    that share a dataset with the predicted one may not vote. ``auroc``: the probability that it is more probable for a
-    model whose datasets are hidden in this way than for one whose dataset another author names; None without both.
-    ``accuracy_0`` … ``accuracy_75``: how often the best answer is right if this percentage of the models are hidden
-    ones, and the prior of "none of these" is that share.
+    Where it is hidden, models that share a dataset with the predicted one may not vote. ``auroc``: None without hidden
+    models and models whose dataset another author names. ``accuracy_0`` … ``accuracy_75``: the prior of "none of these"
+    is that share.
     """
 
-    evidence: str
-    share: float
-    probability: float
-    hidden_probability: float
-    hidden_accuracy: float
-    auroc: float | None = None
-    accuracy_0: float | None = None
-    accuracy_25: float | None = None
-    accuracy_50: float | None = None
-    accuracy_75: float | None = None
+    evidence: Annotated[
+        str,
+        Doc(
+            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
+            "vectors and head; majority and chance are baselines."
+        ),
+    ]
+    share: Annotated[float, Doc("How often “none of these” is true, from 0 to 1.")]
+    probability: Annotated[float, Doc("Mean probability of “none of these”, from 0 to 1.")]
+    hidden_probability: Annotated[
+        float, Doc("Mean probability of “none of these” where all models on the right dataset are hidden, from 0 to 1.")
+    ]
+    hidden_accuracy: Annotated[float, Doc("How often “none of these” is then the best answer, from 0 to 1.")]
+    auroc: Annotated[
+        float | None,
+        Doc(
+            "How often “none of these” is more probable for a model whose dataset is hidden than for one whose "
+            "dataset is not; 0.5: no better than chance."
+        ),
+    ] = None
+    accuracy_0: Annotated[
+        float | None, Doc("Accuracy if no model has its dataset hidden, and “none of these” is expected for none.")
+    ] = None
+    accuracy_25: Annotated[
+        float | None,
+        Doc("Accuracy if 25 % of the models have their dataset hidden, and “none of these” is expected for 25 %."),
+    ] = None
+    accuracy_50: Annotated[
+        float | None,
+        Doc("Accuracy if 50 % of the models have their dataset hidden, and “none of these” is expected for 50 %."),
+    ] = None
+    accuracy_75: Annotated[
+        float | None,
+        Doc("Accuracy if 75 % of the models have their dataset hidden, and “none of these” is expected for 75 %."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -208,15 +269,20 @@ class PredictedModel:
     ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
     """
 
-    model: str
-    author: str
-    datasets: tuple[str, ...]
-    weight: float
-    answer: str
-    probability: float
-    right: float
-    log_loss: float
-    none: float
+    model: ModelId
+    author: Author
+    datasets: Datasets
+    weight: Annotated[
+        float,
+        Doc("How much the model counts in the means: runs by one author on the same data count as one model together."),
+    ]
+    answer: Annotated[str, Doc("The most probable dataset.")]
+    probability: Annotated[float, Doc("Probability of the answer, from 0 to 1.")]
+    right: Annotated[
+        float, Doc("The answer's share among the datasets of the model; 1 if it is its only dataset, 0 if it is wrong.")
+    ]
+    log_loss: Annotated[float, Doc("-ln(probability of the right answer), in nats; 0 is perfect.")]
+    none: Annotated[float, Doc("Probability of “none of these”, from 0 to 1.")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -230,30 +296,29 @@ class Evaluation(Drawn):
 
     HAS_DETAILS = True
     ROWS = "outcomes"
-    COLUMNS = tuple(PredictedModel.__dataclass_fields__)
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
 
-    base: str
-    representation: str
-    k: int
-    models: int
-    sweeps: int
-    authors: int
-    datasets: int
-    with_head: int
-    with_vocabulary: int
-    calibrated: bool
-    scores: tuple[PredictionScore, ...]
-    intervals: tuple[Interval, ...]
-    none_of_these: tuple[NoneScore, ...]
-    reliability: tuple[Bin, ...]
-    notes: tuple[str, ...] = ()
-    outcomes: tuple[PredictedModel, ...] = field(default=(), repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object, without the single models."""
-        return {name: value for name, value in super().to_dict().items() if name != "outcomes"}
+    base: BaseId
+    representation: Vectors
+    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    models: Annotated[int, Doc("Number of models that were predicted.")]
+    sweeps: Annotated[int, Doc("Sets of runs by one author on the same data; each counts as one model in the means.")]
+    authors: Annotated[int, Doc("Number of their authors.")]
+    datasets: Annotated[int, Doc("Number of datasets that they name.")]
+    with_head: Annotated[int, Doc("Models whose config.json describes a classifier.")]
+    with_vocabulary: Annotated[
+        int, Doc("Models with a vocabulary vector, which describes the tokens of their training text.")
+    ]
+    calibrated: Annotated[
+        bool, Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
+    ]
+    scores: Annotated[tuple[PredictionScore, ...], Doc("The scores by evidence.")]
+    intervals: Annotated[tuple[Interval, ...], Doc("95 % intervals of the scores over authors, by evidence.")]
+    none_of_these: Annotated[tuple[NoneScore, ...], Doc("The scores of “none of these”, by evidence.")]
+    reliability: Annotated[tuple[Bin, ...], Doc("How often answers are right, by their probability.")]
+    notes: Notes = ()
+    outcomes: Annotated[tuple[PredictedModel, ...], Hidden()] = field(default=(), repr=False)
 
     @property
     def headline(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from query.predict.training_set import Reals
+from query.results import Doc
 from query.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
 from query.statistics.neighbours import Booleans, Integers, codes_of
 
@@ -133,12 +134,20 @@ def chance_scores(present: Booleans, truth: Reals) -> Columns:
 class PredictionScore:
     """Means over models, a sweep counted as one. ``calibration_error``: mean |confidence - right| over the bins."""
 
-    evidence: str
-    accuracy: float
-    top3: float
-    brier: float
-    log_loss: float
-    calibration_error: float | None
+    evidence: Annotated[
+        str,
+        Doc(
+            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
+            "vectors and head; majority and chance are baselines."
+        ),
+    ]
+    accuracy: Annotated[float, Doc("Share of models whose best answer is right, from 0 to 1.")]
+    top3: Annotated[float, Doc("Share of models with a right answer among the first three, from 0 to 1.")]
+    brier: Annotated[float, Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")]
+    log_loss: Annotated[float, Doc("Mean of -ln(probability of the right answer), in nats; 0 is perfect.")]
+    calibration_error: Annotated[
+        float | None, Doc("Mean gap between the probability of an answer and how often it is right, from 0 to 1.")
+    ]
 
 
 @dataclass(frozen=True)
@@ -150,12 +159,20 @@ class Interval:
     as often as they should, but the log loss, which depends on a few confident mistakes, mostly .82 to .90 of the time.
     """
 
-    evidence: str
-    accuracy: Ends | None
-    top3: Ends | None
-    brier: Ends | None
-    log_loss: Ends | None
-    reason: str | None = None
+    evidence: Annotated[
+        str,
+        Doc(
+            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
+            "vectors and head; majority and chance are baselines."
+        ),
+    ]
+    accuracy: Annotated[Ends | None, Doc("Share of models whose best answer is right, from 0 to 1.")]
+    top3: Annotated[Ends | None, Doc("Share of models with a right answer among the first three, from 0 to 1.")]
+    brier: Annotated[
+        Ends | None, Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")
+    ]
+    log_loss: Annotated[Ends | None, Doc("Mean of -ln(probability of the right answer), in nats; 0 is perfect.")]
+    reason: Annotated[str | None, Doc("Why there is no interval: too_few_authors; else empty.")] = None
 
 
 @dataclass(frozen=True)
@@ -166,13 +183,19 @@ class Bin:
     95 % interval over authors, None if there are fewer than five.
     """
 
-    evidence: str
-    models: int
-    share: float
-    probability: float
-    right: float
-    low: float | None
-    high: float | None
+    evidence: Annotated[
+        str,
+        Doc(
+            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
+            "vectors and head; majority and chance are baselines."
+        ),
+    ]
+    models: Annotated[int, Doc("The models that voted for it, the largest vote first.")]
+    share: Annotated[float, Doc("Share of all models, from 0 to 1.")]
+    probability: Annotated[float, Doc("Mean probability of the best answer.")]
+    right: Annotated[float, Doc("How often the best answer is right, from 0 to 1.")]
+    low: Annotated[float | None, Doc("Lower end of the 95 % interval of right, over authors.")]
+    high: Annotated[float | None, Doc("Upper end of the 95 % interval of right, over authors.")]
 
 
 def mean_scores(evidence: str, scores: Columns, importance: Reals) -> PredictionScore:

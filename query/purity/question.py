@@ -11,15 +11,14 @@ from query.options import Base, Representation
 from query.population import family_trees, notes_on_sampled, read_population, tasks_of
 from query.purity import study
 from query.purity.result import PurityResult
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     representation: str,
     by: Annotated[

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from query.columns import BaseId, Dataset, ModelId, Models, Vectors
 from query.figures import THEMES, add_legend, drawn_alone, label, new_figure
-from query.results import Drawn, ThemeName, to_frame
+from query.results import Doc, Drawn, Hidden, ThemeName, to_frame
 from query.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.wording import counted, decimal, percent, span
 
@@ -28,10 +29,19 @@ _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_au
 class DatasetPurity:
     """Purity over the models of one dataset, where only that dataset counts as a match."""
 
-    dataset: str
-    models: int  # scored
-    purity: float
-    chance: float
+    dataset: Dataset
+    models: Annotated[int, Doc("Number of models that were scored.")]  # scored
+    purity: Annotated[
+        float,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -39,31 +49,47 @@ class Confusion:
     """Two datasets, and how often models of one have neighbours from the other instead of their own.
 
     ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
-    model and name ``taken_for``. ``share``: their share of all neighbours that share no dataset. ``chance``: that share
-    for random neighbours. ``back_…``: the same from ``taken_for`` to ``dataset``. ``is_notable``: both shares are above
-    chance, as for two datasets with the same text.
+    model and name ``taken_for``; ``share``: of all neighbours that share no dataset. ``back_…``: from ``taken_for`` to
+    ``dataset``. Two datasets with the same text are notable: both shares are above chance.
     """
 
-    dataset: str
-    taken_for: str
-    neighbours: int
-    share: float
-    chance: float
-    back_neighbours: int
-    back_share: float
-    back_chance: float
-    is_notable: bool
+    dataset: Dataset
+    taken_for: Annotated[str, Doc("The dataset to which neighbours on other data belong.")]
+    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
+    share: Annotated[float, Doc("Share of the neighbours on other data that belong to that dataset, from 0 to 1.")]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
+    back_neighbours: Annotated[int, Doc("The number of neighbours in the other direction, from taken_for to dataset.")]
+    back_share: Annotated[float, Doc("The share in the other direction, from 0 to 1 (back).")]
+    back_chance: Annotated[float, Doc("The chance of that share (back chance).")]
+    is_notable: Annotated[bool, Doc("Whether both shares are above chance, as for two datasets with the same text.")]
 
 
 @dataclass(frozen=True)
 class ModelPurity:
     """One scored model; ``neighbours`` is the number that counted (m_f, or k)."""
 
-    model: str
-    datasets: tuple[str, ...]
-    neighbours: int
-    purity: float
-    chance: float
+    model: ModelId
+    datasets: Annotated[
+        tuple[str, ...], Doc("Datasets that the model names; in a summary, the number of datasets that were scored.")
+    ]
+    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
+    purity: Annotated[
+        float,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -76,15 +102,39 @@ class WithinScore:
     as in PurityScore.
     """
 
-    within: str
-    strata: int
-    movable: int
-    chance: float | None = None
-    p_value: float | None = None
-    permutations: int = 0
-    reached: int = 0
-    is_exact: bool = False
-    effect: float | None = None
+    within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
+    strata: Annotated[int, Doc("Number of different values of it.")]
+    movable: Annotated[int, Doc("Number of models whose label can become another.")]
+    chance: Annotated[
+        float | None,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ] = None
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    ] = None
+    permutations: Annotated[
+        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
+    ] = 0
+    reached: Annotated[
+        int,
+        Doc(
+            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
+            "only a bound."
+        ),
+    ] = 0
+    is_exact: Annotated[
+        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
+    ] = False
+    effect: Annotated[
+        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -100,26 +150,59 @@ class PurityScore:
     there is no interval for that reason, else None. ``confusions``: only on request.
     """
 
-    models: int
-    candidates: int
-    datasets: int
-    purity: float | None = None
-    purity_by_dataset_mean: float | None = None
-    chance: float | None = None
-    ci_low: float | None = None
-    ci_high: float | None = None
-    ci_reason: str | None = None
-    p_value: float | None = None
-    permutations: int = 0
-    reached: int = 0
-    is_exact: bool = False
-    effect: float | None = None
-    by_dataset: tuple[DatasetPurity, ...] = ()
-    note: str = ""
-    authors: int = 0
-    by_model: tuple[ModelPurity, ...] = field(default=(), repr=False)
-    confusions: tuple[Confusion, ...] = field(default=(), repr=False)
-    within: tuple[WithinScore, ...] = ()
+    models: Models
+    candidates: Annotated[int, Doc("Number of possible neighbours.")]
+    datasets: Annotated[int, Doc("Number of datasets that were scored.")]
+    purity: Annotated[
+        float | None,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ] = None
+    purity_by_dataset_mean: Annotated[
+        float | None, Doc("Mean of the datasets' purities, from 0 to 1; each dataset counts once.")
+    ] = None
+    chance: Annotated[
+        float | None,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ] = None
+    ci_low: Annotated[float | None, Doc("Lower end of the 95 % confidence interval over authors.")] = None
+    ci_high: Annotated[float | None, Doc("Upper end of the 95 % confidence interval over authors.")] = None
+    ci_reason: Annotated[str | None, Doc("Why there is no interval: too_few_authors; else empty.")] = None
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    ] = None
+    permutations: Annotated[
+        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
+    ] = 0
+    reached: Annotated[
+        int,
+        Doc(
+            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
+            "only a bound."
+        ),
+    ] = 0
+    is_exact: Annotated[
+        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
+    ] = False
+    effect: Annotated[
+        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
+    ] = None
+    by_dataset: Annotated[tuple[DatasetPurity, ...], Doc("The same for each dataset.")] = ()
+    note: Annotated[str, Doc("Why numbers are missing; else empty.")] = ""
+    authors: Annotated[int, Doc("Number of authors of the scored models.")] = 0
+    by_model: Annotated[tuple[ModelPurity, ...], Doc("The same for each model.")] = field(default=(), repr=False)
+    confusions: Annotated[tuple[Confusion, ...], Doc("Datasets that are mistaken for one another.")] = field(
+        default=(), repr=False
+    )
+    within: Annotated[
+        tuple[WithinScore, ...], Doc("Chance if only models with the same head (author, …) exchange labels.")
+    ] = ()
 
     @property
     def interval_note(self) -> str:
@@ -142,16 +225,44 @@ class PurityResult(Drawn, PurityScore):
     """
 
     HAS_DETAILS = True
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded.",
+        "p": (
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+        "cross_author_models": "Models that could be scored among models of other authors.",
+        "cross_author_purity": "Purity among models of other authors alone, from 0 to 1.",
+        "cross_author_chance": "Chance among models of other authors alone, from 0 to 1.",
+        "cross_author_neighbours": "Number of neighbours that were considered among models of other authors.",
+        "cross_author_ci_low": "Lower end of the 95 % interval of purity among models of other authors, from 0 to 1.",
+        "cross_author_ci_high": "Upper end of the 95 % interval of purity among models of other authors, from 0 to 1.",
+        "cross_author_p_value": (
+            "How often randomly shuffled authors score at least as high among models of other authors."
+        ),
+        "among": "Which models count as neighbours: all, or only those by other authors.",
+        "part": "What the row is about: a layer, a family, a dataset or a model; all: the answer as a whole.",
+        "task": "What the model does: the kind of its head and its label names, or their number.",
+        "tasks": "The tasks of the models; in a summary of purity, the number of tasks that were scored.",
+        "by_task": "The same for each task, where only that task counts as a match.",
+        "purity_by_task_mean": "Mean of the tasks' purities, from 0 to 1; each task counts once.",
+    }
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
 
-    base: str = ""
-    representation: str = ""
-    k: int | None = None
-    by: str = "dataset"
-    cross_author: PurityScore = PurityScore(0, 0, 0)
-    on_sampled: tuple[str, ...] = ()  # a note on models that were left out, as a sample gives no such vector
-    on_habits: tuple[str, ...] = ()  # notes on habits that go with the labels
+    base: BaseId = ""
+    representation: Vectors = ""
+    k: Annotated[
+        int | None, Doc("Number of nearest neighbours that were considered; empty: as many as share a dataset.")
+    ] = None
+    by: Annotated[str, Doc("What is compared: dataset or task.")] = "dataset"
+    cross_author: Annotated[PurityScore, Doc("The same numbers counted among models of other authors alone.")] = (
+        PurityScore(0, 0, 0)
+    )
+    on_sampled: Annotated[
+        tuple[str, ...], Hidden()
+    ] = ()  # a note on models that were left out, as a sample gives no such vector
+    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that go with the labels
 
     @property
     def headline(self) -> str:

@@ -11,9 +11,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+
+from query.results import Doc
 
 Floats = NDArray[np.float64]
 Parameters = dict[str, float]
@@ -50,12 +53,20 @@ class Fit:
     single layer.
     """
 
-    form: str
-    equation: str
-    aic: float
-    loo_error: float | None
-    aicc: float | None
-    parameters: Parameters
+    form: Annotated[str, Doc("Form of the equation: constant, linear, quadratic, exponential, power or elliptic.")]
+    equation: Annotated[str, Doc("The equation that fits best; x is the layer.")]
+    aic: Annotated[float, Doc("Akaike's information criterion of the fit; smaller is better.")]
+    loo_error: Annotated[
+        float | None,
+        Doc(
+            "Leave-one-out error, in ranks: how far the equation is off at a layer left out of the fit (root mean "
+            "square)."
+        ),
+    ]
+    aicc: Annotated[
+        float | None, Doc("The same, corrected for few layers; the form with the smallest value is the best.")
+    ]
+    parameters: Annotated[Parameters, Doc("Fitted parameters of the equation, by name.")]
 
     def at(self, layers: Sequence[float] | Floats) -> Floats:
         """The fitted rank at ``layers``."""

@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.console.option import Option
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Call, Text
+from query.columns import BaseId, Models, Notes
 from query.figures import Panels, add_legend, add_title, label
 from query.options import Base
 from query.population import LeftOut
 from query.rank.fits import Fit, best_fit, fit_forms
 from query.rank.values import checked_relations, countable_models, one_model, read_ranks
 from query.registry import question
-from query.results import Drawn
+from query.results import Doc, Drawn
 from query.sampled import note_on_sampled
 from query.wording import counted, decimal
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from query.reader import AtlasReader
     from query.results import ThemeName
 
-COLUMNS = ("family", "layer", "rank", "spread", "models", "fitted")
 SYMBOLS = {"delta": "δW", "weights": "W"}
 _DIGITS = 6  # width of a rank in a table: ranks up to 9999.9 stay aligned
 _NAMES_SHOWN = 3
@@ -59,17 +59,44 @@ class FamilyRanks:
     ``fit``: the best of the ``fits`` (:func:`query.rank.fits.best_fit`).
     """
 
-    ranks: tuple[float | None, ...]
-    spread: tuple[float | None, ...]
-    fit: Fit | None
-    counts: tuple[int, ...]
-    fits: tuple[Fit, ...]
+    ranks: Annotated[
+        tuple[float | None, ...], Doc("Rank by layer, the mean over models; empty where no model changed.")
+    ]
+    spread: Annotated[tuple[float | None, ...], Doc("Standard deviation over models, by layer.")]
+    fit: Annotated[Fit | None, Doc("The equation that fits best.")]
+    counts: Annotated[tuple[int, ...], Doc("Number of models, by layer.")]
+    fits: Annotated[tuple[Fit, ...], Doc("All equations that were fitted.")]
 
     @property
     def mean(self) -> float | None:
         """The mean over the known layers."""
         known = [rank for rank in self.ranks if rank is not None]
         return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class LayerRank:
+    """The ranks of one family and layer."""
+
+    family: Annotated[
+        str,
+        Doc(
+            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
+            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+        ),
+    ]
+    layer: Annotated[int, Doc("Number of the layer, from 0.")]
+    rank: Annotated[
+        float | None,
+        Doc(
+            "Directions that hold the --threshold (by default half) of the energy Σσ² of a matrix, averaged over "
+            "models. "
+            "Small: a simple change."
+        ),
+    ]
+    spread: Annotated[float | None, Doc("Standard deviation over models.")]
+    models: Models
+    fitted: Annotated[float | None, Doc("The rank by the equation that fits best.")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,30 +108,32 @@ class RankStudy(Drawn):
     """
 
     HAS_DETAILS = True
-    COLUMNS = COLUMNS
+    ROWS = "ranks"
+    IS_SHEET = True
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("form", "loo_error", "aicc", "parameters")
 
-    base: str
-    of: str
-    threshold: float
-    models: int
-    families: Mapping[str, FamilyRanks]
-    model: str | None
-    relations: tuple[str, ...]
-    whole: bool
-    left_out: LeftOut
-    lacking: tuple[str, ...]
-    notes: tuple[str, ...]
+    base: BaseId
+    of: Annotated[str, Doc("What is measured: delta or weights.")]
+    threshold: Annotated[float, Doc("Share of the energy Σσ² that the rank must hold.")]
+    models: Models
+    families: Annotated[Mapping[str, FamilyRanks], Doc("The ranks of each family.")]
+    model: Annotated[str | None, Doc("The one model asked for; empty for all.")]
+    relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all.")]
+    whole: Annotated[bool, Doc("Whether fused matrices were taken whole.")]
+    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")]
+    lacking: Annotated[tuple[str, ...], Doc("Models whose records lack singular values.")]
+    notes: Notes
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each family and layer; ``fitted`` is the value of the best form there."""
+    @property
+    def ranks(self) -> list[LayerRank]:
+        """The rows."""
         rows = []
         for name, family in self.families.items():
             depth = range(len(family.ranks))
             fitted = family.fit.at(depth).tolist() if family.fit else [None for _ in depth]
             columns = zip(depth, family.ranks, family.spread, family.counts, fitted, strict=True)
-            rows += [{"family": name} | dict(zip(COLUMNS[1:], row, strict=True)) for row in columns]
+            rows += [LayerRank(name, *row) for row in columns]
         return rows
 
     @property
@@ -282,12 +311,12 @@ def rank_by_depth(
         name = candidates[0]["model"]
         raise AtlasError(
             f"The record of {name} does not hold all singular values.",
-            f"Read it again: `add({name!r}, {canonical!r}, spectra=True)`",
+            Text("Read it again: ", Call("add", name, canonical, spectra=True)),
         )
     if not counts.any():
         raise AtlasError(
             f"None of the {len(candidates)} models of {canonical} has all its singular values in this atlas.",
-            f"Read them: `build({canonical!r}, spectra=True)`",
+            Text("Read them: ", Call("build", canonical, spectra=True)),
         )
     known = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
     if np.isnan(known).all():
@@ -296,7 +325,7 @@ def rank_by_depth(
     if lacking:
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
-        notes.append(f"{len(lacking)} {lack} not count ({names}): `build({canonical!r}, spectra=True)`")
+        notes.append(Text(f"{len(lacking)} {lack} not count ({names}): ", Call("build", canonical, spectra=True)))
     if threshold > _FINEST_THRESHOLD:
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 

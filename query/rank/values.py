@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.names import FAMILIES, RELATIONS, STACKS, UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.record import RANK_THRESHOLDS
 from indexer.sources.registry import ModelRef
@@ -35,7 +35,8 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in RELATIONS:
             raise BadArgument(
-                f"Unknown relation {name!r} (choose {', '.join(RELATIONS)}).", "Use `relation='finetune'`."
+                f"Unknown relation {name!r} (choose {', '.join(RELATIONS)}).",
+                Text("Use ", Call(relation="finetune"), "."),
             )
     return names
 
@@ -54,7 +55,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     )
     if not rows:
         what = f"No {' or '.join(relations)} of {base} is indexed." if relations else f"No model of {base} is indexed."
-        raise AtlasError(what, f"Run: `build({base!r}, spectra=True)`")
+        raise AtlasError(what, Text("Run: ", Call("build", base, spectra=True)))
     chosen: list[Candidate] = []
     groups: set[int] = set()
     counts: Counter[str] = Counter()
@@ -83,7 +84,7 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
     """One model, its base, and notes on its flags. Raises AtlasError if it is not indexed."""
     found = atlas.find(ModelRef.parse(name), base)
     if found is None:
-        hint = f"Only models of the atlas: `add({name!r}, {base_in_hint(atlas, base)!r}, spectra=True)`"
+        hint = Text("Only models of the atlas: ", Call("add", name, base_in_hint(atlas, base), spectra=True))
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
         'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
@@ -140,7 +141,7 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
             raise AtlasError(f"{base} stores no fused matrices.", "Omit `whole`.")
         raise AtlasError(
             f"No model of {base} has spectra in this atlas, and only spectra give ranks of fused matrices.",
-            f"Read them: `build({base!r}, spectra=True)`",
+            Text("Read them: ", Call("build", base, spectra=True)),
         )
     fused = {DeltaKey(row["stack"], row["layer"], part): row["family"] for row in rows for part in row["families"]}
     named = (DeltaKey(key.stack, key.layer, fused.get(key, key.family)) for key in keys)

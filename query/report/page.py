@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from markupsafe import Markup
 
 from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
+from indexer.console.output import as_plain, cell_text
 from indexer.errors import AtlasError, missing_extra
 from query import wording
 from query.figures import THEMES, draw
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 _LONGEST = 300  # characters of one string from the Hub
 _NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
+_MODELS = ("model", "central", "asked")  # columns of answers with ids of models
+_NUMBER = re.compile(r"[−<>\-–\d.,±() %e]+|")
 _PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 
@@ -81,6 +85,8 @@ def _cell(value: Any) -> str:
 # anywhere; prose: sentences), and how its values are written. The kind "model" is a name with a link.
 _KINDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     **{name: (name, _cell) for name in ("text", "number", "fixed", "name", "prose")},
+    "answer": ("name", lambda value: _written(value)),
+    "answer number": ("number", lambda value: _written(value)),
     "code": ("text", code),
     "percent": ("number", percent),
     "one digit": ("number", partial(decimal, digits=1)),
@@ -130,6 +136,23 @@ class Source:
         """A command about this base, ready to be pasted into a shell."""
         return " ".join(filter(None, ("query", name, "--base", shlex.quote(self.base), options)))
 
+    def answer_table(
+        self,
+        caption: str,
+        rows: Sequence[Mapping[str, Any]],
+        most: int | None = None,
+        everything: str = "",
+        total: int | None = None,
+    ) -> dict[str, Any] | None:
+        """Rows of an answer's table, as its command prints them, or None without rows; see ``table``."""
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        kinds = {}
+        for name in names:
+            values = [row[name] for row in rows if row.get(name) not in (None, "")]
+            is_number = all(_NUMBER.fullmatch(_written(value)) for value in values)
+            kinds[name] = "model" if name in _MODELS else "answer number" if is_number else "answer"
+        return self.table(caption, kinds, [[row.get(name) for name in names] for row in rows], most, everything, total)
+
     def table(
         self,
         caption: str,
@@ -164,6 +187,11 @@ class Source:
         }
 
 
+def _written(value: Any) -> str:
+    """A cell of an answer's table as the command prints it."""
+    return shorten(cell_text(as_plain(value)).strip()) or NOTHING
+
+
 @dataclass
 class Section:
     """One section: ``facts`` are what its template writes about.
@@ -184,7 +212,7 @@ class Section:
 
     def unavailable(self, reason: AtlasError | str) -> str:
         """The sentence for the template that says what is missing here, and why."""
-        self.missing.append(for_command_line(str(reason)))
+        self.missing.append(for_command_line(reason if isinstance(reason, str) else reason.text))
         return self.missing[-1]
 
     def picture(self, figure: Callable[[ThemeName], Figure], marks: int = 0) -> dict[str, str]:

@@ -12,17 +12,17 @@ from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
+from query.columns import BaseId, Notes
 from query.figures import checked_output, write_output
 from query.glossary import words
 from query.options import Base, Seed
-from query.registry import question
+from query.registry import Invocation, question
 from query.report import studies, training, views
 from query.report.page import Section, Source, as_reason, page
-from query.results import Result
+from query.results import After, Doc, Hidden, Result
 from query.wording import counted
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
@@ -51,25 +51,35 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], .
 class Missing:
     """Something that a section could not show, and why."""
 
-    section: str
-    why: str
+    section: Annotated[str, Doc("Anchor of a section of the page.")]
+    why: Annotated[str, Doc("What it could not show, and why.")]
+
+
+@dataclass(frozen=True)
+class SectionOfPage:
+    """A section, as a row."""
+
+    section: Annotated[str, Doc("Anchor of the section on the page.")]
+    missing: Annotated[list[str], Doc("What it could not show, and why.")]
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
     """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: how long it took."""
 
-    KEYS = ("base", "models", "sections", "missing", "bytes", "seconds", "notes")
+    ROWS = "rows"
+    IS_SHEET = True
 
-    base: str
-    models: int
-    sections: tuple[str, ...]
-    missing: tuple[Missing, ...]
-    seconds: float
-    html: str = field(repr=False)
+    base: BaseId
+    models: Annotated[int, Doc("Number of indexed models.")]
+    sections: Annotated[tuple[str, ...], Doc("Anchors of the sections on the page.")]
+    missing: Annotated[tuple[Missing, ...], Doc("What sections could not show.")]
+    seconds: Annotated[float, Doc("How long the page took, in seconds.")]
+    html: Annotated[str, Hidden()] = field(repr=False)
+    notes: Notes = ()
 
     @property
-    def bytes(self) -> int:
+    def bytes(self) -> Annotated[int, Doc("Size of the page."), After("missing")]:
         """The size of the page."""
         return len(self.html.encode())
 
@@ -79,12 +89,10 @@ class Report(Result):
         page = f"A page of {size_in_words(self.bytes)} on {counted(self.models, 'model')} of {self.base}"
         return f'{page}; write("report.html") saves it.'
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """A row for each section: its anchor, and what it could not show."""
-        return [
-            {"section": name, "missing": [one.why for one in self.missing if one.section == name]}
-            for name in self.sections
-        ]
+    @property
+    def rows(self) -> list[SectionOfPage]:
+        """A row for each section."""
+        return [SectionOfPage(name, [one.why for one in self.missing if one.section == name]) for name in self.sections]
 
     def write(self, path: str | Path) -> None:
         """Write the page. Raises AtlasError if the path does not end in .html or cannot be written."""
@@ -92,7 +100,7 @@ class Report(Result):
 
 
 def _command(
-    call: Call,
+    call: Invocation,
     base: str | None,
     out: Annotated[str, Option("The page to write: one .html file, readable offline.", metavar="FILE")],
     **options: Any,
@@ -101,7 +109,7 @@ def _command(
     with call.opened() as atlas:
         page = atlas.report(base, **options)
         page.write(file)
-        call.show(page, file=file, table=page.to_dict())
+        call.show(page, file=file)
 
 
 @question(example="report --base roberta-base --out report.html", command=_command)

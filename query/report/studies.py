@@ -7,45 +7,25 @@ from functools import partial
 from typing import Any
 
 from indexer.console.messages import say
-from indexer.errors import AtlasError
-from query.clusters.agreement import Agreement
+from indexer.errors import AtlasError, Text
 from query.clusters.question import clusters
-from query.clusters.result import AGREE, Cluster
+from query.clusters.result import AGREE, Clusters
 from query.depth.study import depth_study
-from query.glossary import definition
 from query.map.coloring import ColorGroups
 from query.map.model_map import model_map
 from query.map.projection import METHODS
 from query.purity.question import purity
-from query.purity.result import PurityScore, purity_figure, verdict
+from query.purity.result import purity_figure, verdict
 from query.rank.study import SYMBOLS, RankStudy, rank_by_depth
-from query.report.page import Section, Source, shorten
-from query.wording import NOTHING, count, counted, decimal, percent, span
+from query.report.page import Section, Source
+from query.results import columns
+from query.wording import count, decimal, percent
 
-# What each representation keeps of a delta, in the order of the table; others follow by name.
-_MEANINGS = {
-    "input": "which inputs the deltas react to (the default)",
-    "output": "which outputs they change",
-    "delta": "both at once",
-    "spectrum": "only how large the changes are",
-    "vocabulary": "which tokens the training text had (full fine-tunes)",
-    "seed": "the original method: singular vectors, averaged over layers",
-    "seed_scaled": "the same, weighted by the singular values",
-}
 _DATASETS = 25  # rows
 _GROUPS = 6  # named in the map's text alternative
 _CLUSTERS, _MEMBERS = 20, 15  # rows
-_NAMES = 3  # datasets or authors in a cell
-_ABBREVIATED = {"ari": "ARI", "ami": "AMI"}
-_MEASURES = ("ari", "ami", "homogeneity", "completeness", "silhouette")
-_AMONG = {
-    "all": "all with a label",
-    "clustered": "those in a cluster",
-    "cross_author": "pairs by different authors",
-    "cross_dataset": "pairs on different datasets",
-    "within_dataset": "pairs on one dataset",
-}
 _FORGETFUL = 15  # rows
+_FIRST = ("input", "output", "delta", "spectrum", "vocabulary", "seed", "seed_scaled")  # others follow by name
 
 
 def purity_section(source: Source, section: Section) -> dict[str, Any]:
@@ -53,7 +33,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
     names = [row["representation"] for row in published]
     results, failed = [], []
-    for name in [*(name for name in _MEANINGS if name in names), *(name for name in names if name not in _MEANINGS)]:
+    for name in [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]:
         say(f"  purity of {name}")
         try:
             results.append(purity(source.atlas, source.base, representation=name, seed=source.seed))
@@ -79,33 +59,20 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
     for result in results:
         of_others = result.cross_author.note
         further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
-        notes += [f"{result.representation}: {note}" for note in (result.note, *further, *result.notes) if note]
-    numbers = ("purity", "95 % interval", "chance", "p")
-
-    def cells(score: PurityScore) -> tuple[str, ...]:
-        interval = span(score.ci_low, score.ci_high)
-        return decimal(score.purity), interval, decimal(score.chance, 3), decimal(score.p_value, 3)
-
+        notes += [Text(f"{result.representation}: ", note) for note in (result.note, *further, *result.notes) if note]
     purest = sorted(scored, key=lambda one: -(one.purity or 0.0))
-    others = {row.dataset: row for row in across.by_dataset}
+    by_dataset: list[dict[str, Any]] = first.table(details=True).get("by dataset", [])
     return {
         "failed": failed,
         "verdict": verdict(first),
         "ours": first if first.representation == "input" else None,
         "original": next((result for result in scored if result.representation == "seed"), None),
-        "representations": source.table(
+        "representations": source.answer_table(
             "Purity by representation",
-            {
-                "representation": "code",
-                **dict.fromkeys([*numbers, *(f"{title}, cross-author" for title in numbers), "models"], "number"),
-                "what it keeps": "prose",
-            },
             [
-                (
-                    result.representation, *cells(result), *cells(result.cross_author), result.models,
-                    _MEANINGS.get(result.representation, ""),
-                )
-                for result in results
+                {"representation": result.representation, **row}
+                for result in scored
+                for row in result.table()["neighbours"]
             ],
         ),
         "notes": list(dict.fromkeys(notes)),
@@ -113,21 +80,9 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         "picture": section.picture(
             partial(purity_figure, [(one.representation, one, one.cross_author) for one in purest])
         ),
-        "datasets": source.table(
-            f"Purity by dataset, representation {first.representation}",
-            {
-                "dataset": "name", "models": "number", "purity": "two digits", "chance": "three digits",
-                "cross-author": "two digits", "its chance": "three digits",
-            },
-            [
-                (
-                    row.dataset, row.models, row.purity, row.chance, getattr(others.get(row.dataset), "purity", None),
-                    getattr(others.get(row.dataset), "chance", None),
-                )
-                for row in first.by_dataset
-            ],
-            most=_DATASETS,
-            everything=source.command("purity", "--by dataset"),
+        "datasets": source.answer_table(
+            f"Purity by dataset, representation {first.representation}", by_dataset, _DATASETS,
+            source.command("purity", "--by dataset"),
         ),
     }  # fmt: skip
 
@@ -155,97 +110,43 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
     share = percent(placed / len(found.members))
     section.key_number(count(len(found.clusters)), f"clusters, which contain {share} of the models")
 
-    def counts(of: dict[str, int]) -> str:
-        """The largest of them, and how many others there are."""
-        first = list(of.items())[:_NAMES]
-        words = ", ".join(f"{shorten(name or '(none)', 80)} ({number:,})" for name, number in first)
-        return words + (f", {counted(len(of) - _NAMES, 'other')}" if len(of) > _NAMES else "")
-
-    def probably(one: Cluster) -> str:
-        if not one.undocumented:
-            return ""
-        if one.probably is None:
-            return f"{len(one.undocumented):,}; no member names a dataset"
-        return f"{len(one.undocumented):,}: {shorten(one.probably, 80)} ({percent(one.share)} of the documented)"
-
-    return {
-        "found": found,
-        "placed": placed,
-        "clusters": source.table(
-            "Clusters, the largest first",
-            {
-                "cluster": "text", "models": "number", "datasets (models)": "name", "authors (models)": "name",
-                "central model": "model", "mean similarity": "two digits", "undocumented members, probably": "name",
-            },
-            [
-                (
-                    str(one.cluster), one.size, counts(one.datasets), counts(one.authors), one.central, one.cohesion,
-                    probably(one),
-                )
-                for one in found.clusters
-            ],
-            most=_CLUSTERS,
-            everything=source.command("clusters", "--json"),
-        ),
-        "undocumented": source.table(
-            "Members that name no dataset, and what most of their cluster names",
-            {"model": "model", "cluster": "number", "probably": "name", "share": "percent"},
-            [
-                (name, str(cluster.cluster), cluster.probably or "no member names any", cluster.share)
-                for cluster in found.clusters
-                for name in cluster.undocumented
-            ],
-            most=_MEMBERS,
-            everything=source.command("clusters", "--json"),
-        ),
-        **_agreement(source, section, [row for row in found.agreement if row.value is not None]),
-    }  # fmt: skip
-
-
-def _agreement(source: Source, section: Section, rows: list[Agreement]) -> dict[str, Any]:
-    """How well clusters agree with datasets and with authors, as a table."""
-    by_name = {(row.labels, row.measure, row.among): row for row in rows if row.against != "cloud"}
-    main = by_name.get(AGREE)
-    if main is not None:
+    tables = found.table(details=True)
+    main = next((row for row in found.agreement if (row.labels, row.measure, row.among) == AGREE), None)
+    if main is not None and main.value is not None:
         words = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
         section.key_number(decimal(main.value), words)
-    used = [one for one in _MEASURES if any(row.measure == one for row in rows)]
-    order = ("datasets", "authors", "clusters")
+    used = {row["measure"] for row in tables.get("agreement", ())}
+    command = source.command("clusters", "--details")
     return {
-        "agreement": source.table(
-            "Agreement and its chance level",
-            {
-                "groups compared": "fixed", "measure": "fixed", "among": "prose", "value": "three digits",
-                "chance": "three digits", "p": "three digits", "models": "number",
-            },
-            [
-                (
-                    f"the {row.labels}" if row.measure == "silhouette" else f"clusters with {row.labels}",
-                    _ABBREVIATED.get(row.measure, row.measure),
-                    "clustered, against clouds without groups" if row.against == "cloud" else _AMONG[row.among],
-                    row.value, row.chance, row.p_value, row.models,
-                )
-                for row in sorted(rows, key=lambda row: order.index(row.labels))
-            ],
+        "found": found,
+        "clusters": source.answer_table("Clusters, the largest first", tables.get("clusters", ()), _CLUSTERS, command),
+        "central": source.answer_table("Central models", tables.get("most central", ()), _CLUSTERS, command),
+        "undocumented": source.answer_table(
+            "Members that name no dataset, and what most of their cluster names", tables.get("undocumented", ()),
+            _MEMBERS, command,
         ),
-        "measures": [(_ABBREVIATED.get(one, one), definition(one, "clusters")) for one in used],
+        "isolated": source.answer_table(
+            "Models in no cluster, the most isolated first", tables.get("most isolated", ()), _MEMBERS, command
+        ),
+        "agreement": source.answer_table("Agreement and its chance level", tables.get("agreement", ())),
+        "measures": [(one.key, one.doc) for one in columns(Clusters) if one.key in used],
     }  # fmt: skip
 
 
 def rank_section(source: Source, section: Section) -> dict[str, Any]:
     """Curves and equations for δW, and for W if its singular values are known."""
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[Text, list[str]] = {}
     kinds = []
     for of, title in {"delta": "change δW", "weights": "weights W"}.items():
         try:
             study = rank_by_depth(source.atlas, source.base, of=of)
         except AtlasError as error:
-            unknown.setdefault(str(error), []).append(title)
+            unknown.setdefault(error.text, []).append(title)
             continue
         if of == "delta":
             meaning = "mean rank of a change at half its energy, over families and layers"
             section.key_number(decimal(study.mean_rank, 1), meaning)
-        caption = f"Rank of {SYMBOLS[of]} by family, and its best fit (x: layer from 0)"
+        caption = f"Rank of {SYMBOLS[of]}"
         kind = {
             "title": title,
             "symbol": SYMBOLS[of],
@@ -253,7 +154,7 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
             "picture": section.picture(
                 study.figure, marks=sum(len(family.ranks) for family in study.families.values())
             ),
-            "equations": _equations(source, caption, study),
+            "tables": _tables(source, caption, study),
             "fused": None,
             "not_fused": None,
         }
@@ -265,29 +166,18 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
                 kind["not_fused"] = section.unavailable(error)
             else:
                 only = {name: one for name, one in whole.families.items() if name not in study.families}
-                caption = "Rank of the fused matrices, taken whole"
+                caption = f"Rank of {SYMBOLS[of]} of the fused matrices, taken whole"
                 kind["fused"] = list(only)
-                kind["fused_equations"] = _equations(source, caption, replace(whole, families=only))
+                kind["fused_tables"] = _tables(source, caption, replace(whole, families=only))
         kinds.append(kind)
-    failed = [section.unavailable(f"The {' and the '.join(titles)}: {why}") for why, titles in unknown.items()]
+    failed = [section.unavailable(Text(f"The {' and the '.join(titles)}: ", why)) for why, titles in unknown.items()]
     return {"kinds": kinds, "failed": failed}
 
 
-def _equations(source: Source, caption: str, study: RankStudy) -> dict[str, Any] | None:
-    return source.table(
-        caption,
-        {
-            "family": "fixed", "equation": "fixed", "form": "fixed", "error at a layer left out": "two digits",
-            "first layer": "one digit", "last layer": "one digit", "models": "number",
-        },
-        [
-            (
-                name, family.fit.equation if family.fit else None, family.fit.form if family.fit else None,
-                family.fit.loo_error if family.fit else None, family.ranks[0], family.ranks[-1], max(family.counts),
-            )
-            for name, family in study.families.items()
-        ],
-    )  # fmt: skip
+def _tables(source: Source, caption: str, study: RankStudy) -> list[dict[str, Any] | None]:
+    """The tables of the answer: its equations, then its mean ranks."""
+    tables = {title: rows for title, rows in study.table().items() if isinstance(rows, list) and title != "relations"}
+    return [source.answer_table(f"{caption}: {title}", rows) for title, rows in tables.items()]
 
 
 def depth_section(source: Source, section: Section) -> dict[str, Any]:
@@ -296,38 +186,16 @@ def depth_section(source: Source, section: Section) -> dict[str, Any]:
         study = depth_study(source.atlas, source.base, seed=source.seed)
     except AtlasError as error:
         return {"study": None, "unknown": section.unavailable(error)}
-    last = study.means[-1]
+    last = study.layers[-1]
     if "drift" in last:
         section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")
-    pooled = {
-        (one.measure, one.of): decimal(one.rho)
-        + ("" if one.low is None else f" ({decimal(one.low)} to {decimal(one.high)})")
-        for one in study.agreements
-        if one.layer is None
-    }
     return {
         "study": study,
         "picture": section.picture(study.figure, marks=10 * study.models),
-        "agreements": source.table(
-            "Spearman's ρ between the change of the weights and that of each measure, over models within layers, with "
-            "95 % intervals over authors",
-            {"measure": "fixed", "with ‖δW‖ up to the layer": "number", "with the layer's own ‖δW‖": "number"},
-            [
-                (name, pooled.get((name, "delta"), NOTHING), pooled.get((name, "own_delta"), NOTHING))
-                for name in dict.fromkeys(name for name, _ in pooled)
-            ],
-        ),
-        "forgetful": source.table(
-            "Worst first",
-            {
-                "model": "code", "measure": "fixed", "from layer": "number", "at the last": "two digits",
-                "base": "two digits", "datasets": "name",
-            },
-            [
-                (one.model, one.measure, str(one.layer), one.value, one.base_value, ", ".join(one.datasets))
-                for one in study.forgetful
-            ],
-            most=_FORGETFUL,
-            everything=source.command("depth", "--study"),
-        ),
-    }  # fmt: skip
+        "tables": [
+            source.answer_table(
+                title[0].upper() + title[1:], rows, _FORGETFUL, source.command("depth", "--study --details")
+            )
+            for title, rows in study.table().items()
+        ],
+    }

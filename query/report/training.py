@@ -6,24 +6,22 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
-from indexer.console.messages import Progress, clean
-from indexer.errors import AtlasError
+from indexer.console.messages import Progress
+from indexer.errors import AtlasError, Text
+from query.glossary import documented
 from query.predict.classifier import NONE_OF_THESE
 from query.predict.evaluation import evaluate
-from query.predict.measurements import way_in_words
 from query.predict.predict import assumed_share, predict_many, undocumented
-from query.predict.result import Prediction
-from query.report.page import Section, Source, shorten
+from query.predict.result import NoneScore, Prediction
+from query.predict.scoring import PredictionScore
+from query.report.page import Section, Source
+from query.results import plain
 from query.trace.trace import trace
-from query.wording import counted, percent
+from query.wording import counted
 
 _PREDICTED = 20  # undocumented models, the most downloaded first
 _IN_WORDS = 3  # of them
 _NOTES = 20
-_FROM = ("vectors", "vocabulary", "head")
-_BASELINES = {"majority": "baseline: always the most common dataset", "chance": "baseline: random guessing"}
 _TRACED, _WORDS = 15, 8  # models, and words of each
 _CLASSES = {
     "exact": "exact: tokens that the text contains are distinguished from the others",
@@ -42,25 +40,18 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
         facts["not_evaluated"] = section.unavailable(error)
     else:
         section.key_number(*evaluation.key_number)
-        ends = {row.evidence: row.accuracy for row in evaluation.intervals}
+        tables = evaluation.table()
         facts |= {
             "evaluation": evaluation,
-            "scores": source.table(
-                "Predictions of documented models from other authors' models",
-                {
-                    "from": "prose", "right": "percent", "95 % interval": "number",
-                    "right in the first three": "percent", "Brier score (0 is best, 2 worst)": "two digits",
-                    "calibration error": "two digits",
-                },
-                [
-                    (
-                        _BASELINES.get(score.evidence) or way_in_words(score.evidence), score.accuracy,
-                        " – ".join(map(percent, ends[score.evidence] or ())), score.top3, score.brier,
-                        score.calibration_error,
-                    )
-                    for score in evaluation.scores
-                ],
+            "scores": source.answer_table(
+                "Predictions of documented models from other authors' models", tables["scores"]
             ),
+            "none": source.answer_table(f"How good “{NONE_OF_THESE}” is", tables["none_of_these"]),
+            "columns": {
+                name: meaning
+                for name, meaning in documented([PredictionScore, NoneScore]).items()
+                if any(name in row for rows in (tables["scores"], tables["none_of_these"]) for row in rows)
+            },
             "picture": section.picture(evaluation.figure),
         }  # fmt: skip
     names = undocumented(source.atlas, source.base)
@@ -70,27 +61,15 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
     found, refused = every[:_PREDICTED], [one for one in many if one.error is not None]
     if refused:
         others = f" The same is true of {counted(len(refused) - 1, 'other')}." if len(refused) > 1 else ""
-        facts["refusal"] = section.unavailable(f"No prediction for {refused[0].asked}: {refused[0].error}{others}")
-    answers = []
-    for one in found:
-        best: list[Any] = []
-        for answer in one.answers[:2]:
-            is_none = answer.dataset == NONE_OF_THESE
-            dataset = Markup("<em>{}</em>").format(clean(answer.dataset)) if is_none else shorten(answer.dataset, 80)
-            best += [dataset, percent(answer.probability)]
-        used = [name for name in _FROM if getattr(one.answers[0], name) is not None]
-        evidence = " and ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
-        answers.append([one.model, *best, *([None, None] if len(one.answers) == 1 else []), evidence])
+        facts["refusal"] = section.unavailable(
+            Text(f"No prediction for {refused[0].asked}: ", refused[0].error or "", others)
+        )
     return facts | {
         "undocumented": len(names),
         "none_of_these": NONE_OF_THESE,
-        "answers": source.table(
+        "answers": source.answer_table(
             "Probable datasets of undocumented models",
-            {
-                "model": "model", "most probable dataset": "name", "probability": "number", "next": "name",
-                "its probability": "number", "from": "fixed",
-            },
-            answers,
+            [plain(one.best, table=True) for one in found],
             everything=source.command("predict", "--undocumented"),
             total=len(every),
         ),
@@ -105,7 +84,7 @@ def _notes_on(found: Sequence[Prediction]) -> list[str]:
     counts = Counter(note for one in found for note in one.notes)
     common = [note for note, count in counts.items() if count > len(found) / 2]
     rest = [
-        note if one.model in note else f"{one.model}: {note}"
+        note if one.model in note else Text(f"{one.model}: ", note)
         for one in found
         for note in one.notes
         if note not in common

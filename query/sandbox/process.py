@@ -42,9 +42,11 @@ _NO_SELECT = "Only one SELECT (or WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE,
 
 
 class _Refused(Exception):
-    def __init__(self, error: str, hint: str = "") -> None:
+    """``hint``: texts, and calls (a function, then its arguments), which :mod:`query.sql` writes for every face."""
+
+    def __init__(self, error: str, *hint: str | tuple[str, ...]) -> None:
         super().__init__(error)
-        self.answer = {"error": error, "hint": hint}
+        self.answer = {"error": error, "hint": [part for part in hint if part]}
 
 
 def _serve() -> None:
@@ -223,7 +225,7 @@ def _unopened(error: Exception, path: str) -> _Refused:
         holder = f" (process {process[1]})" if process else ""
         return _Refused(f"{path} is open for writing in another program{holder}.", "Close it there and try again.")
     if not Path(path).exists():
-        return _Refused(f"There is no database at {path}.", "Check `atlas`, or make one: `build('ID')`")
+        return _Refused(f"There is no database at {path}.", "Check `atlas`, or make one: ", ("build", "ID"))
     return _Refused(f"{path} cannot be read: {text.splitlines()[0]}.", _MENDED_BY)
 
 
@@ -236,13 +238,10 @@ def _wrong(error: Exception, lines_before: int) -> _Refused:
         return _Refused("the condition ends too early.", "Look for a missing bracket or value.")
     if "disabled by configuration" in sentence or "disabled through configuration" in sentence:
         return _Refused("Files, networks and extensions are out of reach here.", "Only the atlas can be read.")
-    hint = (
-        "Tables: `atlas.sql('SHOW TABLES')`; columns: `atlas.sql('DESCRIBE models')`."
-        if kind in ("Catalog", "Binder")
-        else ""
-    )
+    tables = ("Tables: ", ("sql", "SHOW TABLES"), "; columns: ", ("sql", "DESCRIBE models"), ".")
     return _Refused(
-        f"{sentence}{_marked(place, lines_before)}{'' if sentence.endswith(('!', '?')) and not place else '.'}", hint
+        f"{sentence}{_marked(place, lines_before)}{'' if sentence.endswith(('!', '?')) and not place else '.'}",
+        *(tables if kind in ("Catalog", "Binder") else ()),
     )
 
 

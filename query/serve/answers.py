@@ -1,19 +1,21 @@
-"""The types of the tools' answers, and how an answer is shortened to what an agent should read.
-
-The keys are some of those of the commands' JSON. ``query/glossary.toml`` has their meanings and units, which the server
-writes into the schemas. Pydantic accepts ``typing.TypedDict`` only from Python 3.12 on.
-"""
+"""What agents are given of an answer: its keys with their meaning, as a schema, and no more than they should read."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NotRequired
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from datetime import date
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
-from typing_extensions import TypedDict
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic accepts that of typing only from Python 3.12 on
 
-from query.ask.result import LikelyModel
-from query.layers import Part
-from query.purity.result import DatasetPurity
+from query.columns import Authors, BaseId
+from query.results import Column, Doc, If, Shown, columns
 
 MOST_CHARACTERS = 12_000  # of an answer as compact JSON
 _ROOM_FOR_REMARKS = 600  # of these, to say what was left out
@@ -25,227 +27,74 @@ _SMALLEST = 20  # characters; no text is cut to less
 class Answer(TypedDict):
     """The keys of every answer."""
 
-    summary: str
-    notes: list[str]
-    shortened: list[str]
+    summary: Annotated[str, Field(description="The answer in a sentence or two.")]
+    notes: Annotated[list[str], Field(description="Sentences to read with the numbers: reasons to trust them less.")]
+    shortened: Annotated[
+        list[str],
+        Field(
+            description="What was left out to keep the answer short, such as “rows: 20 of 100”; empty if nothing was."
+        ),
+    ]
 
 
-class Other(Answer):
-    """The answer of a question that another package adds: the JSON of its command."""
-
-    answer: Any
-
-
-class Base(TypedDict):
+@dataclass(frozen=True)
+class BaseOfAtlas:
     """One base model."""
 
-    base: str
-    indexed: int
-    sampled: int
-    authors: int
-    representations: list[str]
+    base: BaseId
+    indexed: Annotated[int, Doc("Number of fine-tunes whose weights were read.")]
+    sampled: Annotated[int, Doc("Number of these for which only a sample of rows was read.")]
+    authors: Authors
+    representations: Annotated[list[str], Doc("Names of the published vectors, for the argument representation.")]
 
 
-class Bases(Answer):
-    """The bases of the atlas."""
+def answer_type(
+    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own: Mapping[str, Any]
+) -> Any:
+    """The type of a tool's answer, whose JSON schema describes each key as the field of the result does.
 
-    bases: list[Base]
-
-
-class SimilarModel(TypedDict):
-    """One neighbour; ``because`` only with ``explain``."""
-
-    rank: int
-    model: str
-    similarity: float
-    similarity_error: NotRequired[float]
-    background: float | None
-    background_pairs: NotRequired[int | None]
-    background_floor: NotRequired[float | None]
-    background_high: NotRequired[float | None]
-    expected_by_chance: NotRequired[float | None]
-    is_like_unrelated: NotRequired[bool]
-    author: str
-    relation: str
-    datasets: list[str]
-    matrices: int | None
-    because: dict[str, dict[str, float]] | None
+    ``keys``: those of the result that it has. ``rows``: by key, those of its rows, where an agent is given fewer.
+    ``own``: types of keys that the result does not have.
+    """
+    known = {one.key: one for one in columns(result)} if is_dataclass(result) else {}
+    parts = {name: _described(known[name], rows.get(name)) for name in keys}
+    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
 
 
-class Similar(Answer):
-    """The models most like one, nearest first."""
-
-    model: str
-    base: str
-    representation: str
-    neighbours: list[SimilarModel]
-
-
-class LikelyDataset(TypedDict):
-    """A dataset that a model may have been tuned on."""
-
-    dataset: str
-    probability: float
-    votes: float
-    calibrated: bool
+def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
+    """The type of a row; a key that not every row has need not be there."""
+    known = [one for one in columns(row) if one.marker(Shown) is None and (keys is None or one.key in keys)]
+    parts = {
+        one.key: NotRequired[described] if one.marker(If) is not None and not one.marker(If).in_tables else described
+        for one in known
+        for described in [_described(one, None)]
+    }
+    return TypedDict(row.__name__, parts)  # type: ignore[operator]
 
 
-class Predicted(Answer):
-    """The datasets a model was probably tuned on."""
-
-    model: str
-    base: str
-    answers: list[LikelyDataset]
+def _described(column: Column, keys: Sequence[str] | None) -> Any:
+    kind = _json_type(column.type, keys)
+    return Annotated[kind, Field(description=column.doc)] if column.doc else kind
 
 
-class Shown(Answer):
-    """What the atlas knows of one model."""
-
-    model: str
-    facts: dict[str, Any]
-
-
-class Traced(Answer):
-    """What a model's input embedding says of its training text."""
-
-    model: str
-    base: str
-    facts: dict[str, Any]
-    words: list[str]
-
-
-class Asked(Answer):
-    """The models that were probably tuned on texts like those that were given; maybe none stands out."""
-
-    base: str
-    texts: int
-    searched: int
-    standing_out: int
-    models: list[LikelyModel]
-
-
-class Compared(Answer):
-    """Two models side by side."""
-
-    a: str
-    b: str
-    facts: dict[str, Any]
-
-
-class Changed(Answer):
-    """Where one model changed."""
-
-    model: str
-    base: str
-    read: str
-    norm: float
-    norm_error: float
-    layers: list[Part]
-    families: list[Part]
-
-
-class Parent(TypedDict):
-    """One parent of a model, or its base."""
-
-    parent: str | None
-    kind: str
-    coefficient: float
-    left: float
-    card: str
-    probability: float | None
-    method: str | None
-    direction: str
-    because: str
-    same: list[str]
-
-
-class Ancestry(Answer):
-    """The models that one was made from, by its weights."""
-
-    model: str
-    base: str
-    verdict: str
-    parents: list[Parent]
-    bytes_read: int
-
-
-class CrossAuthor(TypedDict):
-    """Purity among models of other authors."""
-
-    models: int
-    datasets: int
-    purity: float | None
-    chance: float | None
-    ci_low: float | None
-    ci_high: float | None
-    p_value: float | None
-    permutations: int
-    reached: int
-    is_exact: bool
-    effect: float | None
-
-
-class Purity(Answer, CrossAuthor):
-    """Whether models tuned on one dataset lie together."""
-
-    base: str
-    representation: str
-    purity_by_dataset_mean: float | None
-    cross_author: CrossAuthor
-    by_dataset: list[DatasetPurity]
-
-
-class ClusterOfModels(TypedDict):
-    """One cluster."""
-
-    cluster: int
-    size: int
-    datasets: dict[str, int]
-    authors: dict[str, int]
-    central: str
-    cohesion: float | None
-    probably: str | None
-    share: float | None
-
-
-class Clustered(Answer):
-    """The clusters of a base, and how well they agree with datasets."""
-
-    base: str
-    representation: str
-    method: str
-    models: int
-    clustered: int
-    outliers: int
-    ari: float | None
-    ami: float | None
-    silhouette: float | None
-    clusters: list[ClusterOfModels]
-    members: list[str]
-
-
-class DatasetCount(TypedDict):
-    """A dataset, and the number of indexed models and authors that name it."""
-
-    base: str
-    dataset: str
-    models: int
-    authors: int
-
-
-class Datasets(Answer):
-    """Datasets by number of models."""
-
-    datasets: list[DatasetCount]
-    truncated: bool
-
-
-class Rows(Answer):
-    """The rows of one SELECT."""
-
-    columns: list[str]
-    rows: list[list[Any]]
-    truncated: bool
+def _json_type(type_: Any, keys: Sequence[str] | None = None) -> Any:
+    """The type of a value in JSON: of data classes those of their rows, no tuples, times as text."""
+    parts = get_args(type_)
+    origin = get_origin(type_)
+    if origin is Annotated:
+        return _json_type(parts[0], keys)
+    if isinstance(type_, type) and is_dataclass(type_):
+        return row_type(type_, keys)
+    if origin in (Union, UnionType):
+        return reduce(or_, [_json_type(part, keys) for part in parts])
+    if origin in (tuple, list, Sequence):
+        inner = [part for part in parts if part is not ...]
+        return list[reduce(or_, [_json_type(part, keys) for part in inner])]  # type: ignore[misc]
+    if origin in (dict, Mapping):
+        return dict[str, _json_type(parts[1], keys)]  # type: ignore[misc]
+    if isinstance(type_, type) and issubclass(type_, date):
+        return str
+    return type_ if type_ in (str, int, float, bool, NoneType) else Any
 
 
 def as_text(answer: Any) -> str:

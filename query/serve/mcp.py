@@ -24,7 +24,7 @@ from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.processes import spawning
 from indexer.sources.registry import is_listed_id
 from indexer.version import __version__
-from query.glossary import definition, schema
+from query.glossary import schema
 from query.serve.requests import readable_stdin
 
 if TYPE_CHECKING:
@@ -111,15 +111,9 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
             return CallToolResult(content=[TextContent(type="text", text=as_text(answer))], structured_content=answer)
 
     reading = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True)
-    tool = AtlasTool.from_function(
+    return AtlasTool.from_function(
         function, description=inspect.getdoc(function), annotations=reading, structured_output=True
     )
-    schema_of_answer = tool.output_schema or {}
-    for part in (schema_of_answer, *schema_of_answer.get("$defs", {}).values()):
-        for name, field in part.get("properties", {}).items():
-            if meaning := definition(name, function.__name__):
-                field["description"] = meaning
-    return tool
 
 
 def _in_a_line(tool: str, error: ValidationError) -> str:

@@ -17,15 +17,15 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field
 
-from indexer.console.advice import IN_BACKTICKS, for_command_line, parse_call
+from indexer.console.advice import for_command_line, written
 from indexer.console.option import Described, Option, described, types_in
 from indexer.console.terminal import as_plain
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, Call, ModelError, Text
 from indexer.sources.registry import is_listed_id
 from query.ask.ask import MOST_TEXTS
 from query.atlas import Atlas, contents, generations
 from query.registry import Entry, Tool, help_of, questions, tools
-from query.results import Result
+from query.results import Result, answer_classes
 from query.serve import answers
 
 MOST_NEIGHBOURS = 200
@@ -44,33 +44,51 @@ class Shape:
     """How the tool of a question differs from it.
 
     Attributes:
-        kind: the keys of its answer.
-        parts: the parts that are not keys of the result's JSON, from the result and the arguments.
+        keys: those of the result's JSON that the answer has; None for all of them as ``answer``.
+        rows: by key, those keys of its rows, or of its object, that an agent is given; by default all.
+        more: the types of keys that the result does not have, by name.
+        parts: the values of these, and those that are not as in the JSON, from the result and the arguments.
         most: upper bounds of arguments.
         own: arguments that only the tool has, or has otherwise, by name: type, bounds and text, and default.
         asked: the arguments of the question, from those of the tool.
         says: whether the answer has the headline and the notes of the result.
     """
 
-    kind: type = answers.Other
+    keys: tuple[str, ...] | None = None
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
     parts: Callable[[Any, Arguments], Arguments] = lambda _found, _arguments: {}
     most: Mapping[str, float] = field(default_factory=dict)
     own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     asked: Callable[[Arguments], Arguments] = lambda arguments: arguments
     says: bool = True
 
+    def type_of(self, result: type[Any]) -> Any:
+        """The type of the answer of a question that answers with ``result``."""
+        return answers.answer_type(result, self.keys or (), self.rows, self.more)
+
+    def known(self, found: Any) -> Arguments:
+        """The keys of the answer from the result's JSON."""
+        if self.keys is None:
+            return {"answer": found.to_dict() if isinstance(found, Result) else found}
+        whole = found.to_dict()
+        return {name: _only(whole[name], self.rows.get(name)) for name in self.keys}
+
+
+def _only(value: Any, keys: tuple[str, ...] | None) -> Any:
+    if keys is None:
+        return value
+    if isinstance(value, list):
+        return [_only(item, keys) for item in value]
+    return {name: value[name] for name in keys}
+
 
 def _without(name: str) -> Callable[[Arguments], Arguments]:
     return lambda arguments: {key: value for key, value in arguments.items() if key != name}
 
 
-def _neighbours(found: Any, _: Arguments) -> Arguments:
-    return {"neighbours": [{"because": None, **one.as_row()} for one in found]}
-
-
 def _likely(found: Any, _: Arguments) -> Arguments:
-    names = answers.LikelyDataset.__annotations__
-    return {"answers": [{name: row[name] for name in names} for row in found.to_rows()]}
+    return {"answers": [_only(row, _LIKELY) for row in found.to_rows()]}
 
 
 def _facts(found: Any, _: Arguments) -> Arguments:
@@ -86,18 +104,9 @@ def _traced(found: Any, _: Arguments) -> Arguments:
     return {"facts": facts, "words": [one.word for one in found.words]}
 
 
-def _across(found: Any, _: Arguments) -> Arguments:
-    across = found.to_dict()["cross_author"]
-    return {"cross_author": {name: across[name] for name in answers.CrossAuthor.__annotations__}}
-
-
 def _members(found: Any, arguments: Arguments) -> Arguments:
-    rows = [
-        {name: value for name, value in row.items() if name not in ("members", "undocumented")}
-        for row in found.to_dict()["clusters"]
-    ]
     cluster = arguments["members_of"]
-    return {"clusters": rows, "members": [] if cluster is None else found.names_in(cluster)}
+    return {"members": [] if cluster is None else found.names_in(cluster)}
 
 
 def _first(found: Any, arguments: Arguments) -> Arguments:
@@ -123,14 +132,51 @@ def _own(kind: Any, about: str, default: Any = inspect.Parameter.empty, **bounds
     return Annotated[kind, Field(description=about, **bounds)], default
 
 
+def _key(kind: Any, about: str) -> Any:
+    return Annotated[kind, Field(description=about)]
+
+
+_MODEL = _key(str, "Id of the model: owner/name on the Hub, or local:NAME for one that was added from a folder.")
+_LIKELY = ("dataset", "probability", "votes")
+_SCORE = (
+    "models", "datasets", "purity", "chance", "ci_low", "ci_high", "p_value", "permutations", "reached", "is_exact",
+    "effect",
+)  # fmt: skip
+_TRUNCATED = _key(bool, "Whether there is more than was returned.")
+
 # In the order in which agents see them; the tools of plugins follow.
 _SHAPES: dict[str, Shape] = {
-    "similar": Shape(answers.Similar, _neighbours, most={"k": MOST_NEIGHBOURS}),
-    "predict": Shape(answers.Predicted, _likely, most={"k": 100}),
-    "show": Shape(answers.Shown, _facts),
-    "trace": Shape(answers.Traced, _traced),
+    "similar": Shape(("model", "base", "representation", "neighbours"), most={"k": MOST_NEIGHBOURS}),
+    "predict": Shape(
+        ("model", "base", "calibrated", "answers"), rows={"answers": _LIKELY}, parts=_likely, most={"k": 100}
+    ),
+    "show": Shape(
+        (),
+        more={
+            "model": _MODEL,
+            "facts": _key(
+                dict[str, Any],
+                "What is known, by name: columns of the tables fine_tunes and records (resource "
+                "atlas://schema/fine_tunes), datasets, tags, families, neighbours. Unknown facts are left out.",
+            ),
+        },
+        parts=_facts,
+    ),
+    "trace": Shape(
+        ("model", "base"),
+        more={
+            "facts": _key(
+                dict[str, Any],
+                "What the embedding shows: class (exact, statistical, frozen or none), tokens met of the rows "
+                "that were "
+                "read, the longest input, whether inputs were pairs or masked, scripts.",
+            ),
+            "words": _key(list[str], "Words that set the model apart from others of its base, whole words first."),
+        },
+        parts=_traced,
+    ),
     "ask": Shape(
-        answers.Asked,
+        ("base", "texts", "searched", "standing_out", "models"),
         most={"k": MOST_NEIGHBOURS},
         own={
             "texts": _own(
@@ -142,32 +188,79 @@ _SHAPES: dict[str, Shape] = {
         },
         asked=lambda arguments: {"file": arguments["texts"], **_without("texts")(arguments)},
     ),
-    "compare": Shape(answers.Compared, lambda found, _: {"facts": found.to_dict()}),
-    "layers": Shape(answers.Changed),
-    "lineage": Shape(answers.Ancestry),
-    "purity": Shape(answers.Purity, _across),
+    "compare": Shape(
+        ("a", "b"),
+        more={
+            "facts": _key(
+                dict[str, Any],
+                "similarity (from -1 to 1), background (share of unrelated pairs at least as similar), matrices, "
+                "layers "
+                "and families (similarity, norms), and facts of both models side by side.",
+            )
+        },
+        parts=lambda found, _: {"facts": found.to_dict()},
+    ),
+    "layers": Shape(("model", "base", "read", "norm", "norm_error", "layers", "families")),
+    "lineage": Shape(("model", "base", "verdict", "edges", "bytes_read")),
+    "purity": Shape(
+        (*_SCORE, "base", "representation", "purity_by_dataset_mean", "cross_author", "by_dataset"),
+        rows={"cross_author": _SCORE},
+    ),
     "clusters": Shape(
-        answers.Clustered,
-        _members,
+        (
+            "base", "representation", "method", "models", "clustered", "outliers", "ari", "ami", "silhouette",
+            "clusters",
+        ),
+        rows={
+            "clusters": ("cluster", "size", "datasets", "authors", "central", "cohesion", "probably", "share"),
+        },
+        more={"members": _key(list[str], "Models of the cluster that was asked for.")},
+        parts=_members,
         own={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
         asked=_without("members_of"),
     ),
     "datasets": Shape(
-        answers.Datasets,
-        _first,
+        ("datasets",),
+        more={"truncated": _TRUNCATED},
+        parts=_first,
         own={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
         asked=_without("limit"),
         says=False,
     ),
     "sql": Shape(
-        answers.Rows,
-        _rows,
+        (),
+        more={
+            "columns": _key(list[str], "Names of the columns."),
+            "rows": _key(
+                list[list[Any]],
+                "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not "
+                "finite are "
+                "null.",
+            ),
+            "truncated": _TRUNCATED,
+        },
+        parts=_rows,
         own={
             "limit": _own(int, "Maximum number of rows.", 100, ge=1, le=MOST_ROWS),
             "seconds": _own(float, "Time limit in seconds.", 10.0, gt=0, le=MOST_SECONDS),
         },
     ),
-}
+}  # fmt: skip
+
+
+def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
+    """How the tool of a question differs from it: of a plugin's, that its answer is within one key."""
+    kind = Any if result is None else answers.row_type(result)
+    about = "The answer of the question, as the JSON object of its command."
+    return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
+
+
+_Bases = answers.answer_type(
+    Result,
+    (),
+    {},
+    {"bases": _key(list[answers.row_type(answers.BaseOfAtlas)], "The base models of the atlas.")},  # type: ignore[misc]
+)
 
 
 class Tools:
@@ -194,19 +287,20 @@ class Tools:
 
     def _tool(self, entry: Entry, tool: Tool) -> Callable[..., Any]:
         """A function that answers the question, with the signature and the description of the tool."""
-        function, shape = entry.load(), _SHAPES.get(entry.name, Shape())
+        function = entry.load()
+        result = next(iter(answer_classes(function)), None)
+        shape = _shape_of(entry, result)
+        kind = shape.type_of(result or Result)
 
         def ask(**arguments: Any) -> Any:
             given = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
             arguments = given | arguments
             found = getattr(self._atlas, entry.name)(**shape.asked(arguments))
-            parts = shape.parts(found, arguments)
-            if shape.kind is answers.Other:
-                parts = {"answer": found.to_dict() if isinstance(found, Result) else found}
-            return self._answer(shape.kind, found if shape.says and isinstance(found, Result) else None, **parts)
+            parts = shape.known(found) | shape.parts(found, arguments)
+            return self._answer(kind, found if shape.says and isinstance(found, Result) else None, **parts)
 
         parameters = list(_parameters(described(function), tool, shape))
-        ask.__signature__ = inspect.Signature(parameters, return_annotation=shape.kind)  # type: ignore[attr-defined]
+        ask.__signature__ = inspect.Signature(parameters, return_annotation=kind)  # type: ignore[attr-defined]
         ask.__name__ = ask.__qualname__ = entry.name
         ask.__doc__ = tool.about or help_of(function.__doc__ or "").partition("\n\n")[0]
         return ask
@@ -227,24 +321,21 @@ class Tools:
             return None, f"The atlas could not be read: {error.strerror or type(error).__name__}."
 
     def _for_agents(self, text: str) -> str:
-        """``text`` with calls in backticks as tool calls; "" if it names a function that is not a tool."""
-        calls = [call for code in IN_BACKTICKS.findall(text) if (call := parse_call(code)) is not None]
-        named = {name.removeprefix("atlas.") for name, _, _ in calls if name}
-        arguments = {name: list(inspect.signature(self.all[name]).parameters) for name in named if name in self.all}
-        if named - set(arguments):
+        """``text`` with its calls as tool calls; "" if one is of a function that is not a tool."""
+        calls = [part for part in text.parts if isinstance(part, Call)] if isinstance(text, Text) else []
+        if any(call.function and call.function not in self.all for call in calls):
             return ""
 
-        def as_tool(found: re.Match[str]) -> str:
-            call = parse_call(found[1])
-            if call is None:
-                return found[1]
-            name, places, given = call
-            tool = name.removeprefix("atlas.")
-            given = dict(zip(arguments[tool], places, strict=False)) | given if tool else given
-            words = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items())
-            return f"{tool}({words})" if tool else words
+        def as_tool(call: Call) -> str:
+            named = call.named
+            if call.function:
+                named = (
+                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False)) | named
+                )
+            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+            return f"{call.function}({words})" if call.function else words
 
-        return IN_BACKTICKS.sub(as_tool, text)
+        return written(text, as_tool, str).replace("`", "")  # around commands
 
     @property
     def _atlas(self) -> Atlas:
@@ -255,23 +346,23 @@ class Tools:
         return self._opened
 
     def _answer(self, kind: type[A], found: Result | None, **parts: Any) -> A:
-        """The keys of ``kind``: from ``parts``, or else from the result's JSON, rounded; ``summary`` is its headline.
+        """The ``parts``, rounded, with what every answer has; ``summary`` is the headline of the result.
 
         Advice in a note that does not call a tool is for the user of the agent: a command.
         """
         notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
         common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}
-        known = {**({} if found is None else found.to_dict()), **common, "shortened": [], **parts}
+        known = {**common, "shortened": [], **parts}
         rounded = {
             name: list(value) if isinstance(value := known[name], Exact) else answers.rounded(as_plain(value))
             for name in kind.__annotations__
         }
         return cast(A, rounded)
 
-    def bases(self) -> answers.Bases:
+    def bases(self) -> _Bases:  # type: ignore[valid-type]
         """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
         return self._answer(
-            answers.Bases,
+            _Bases,
             None,
             bases=[row for row in generations(self._atlas).asked(contents) if is_listed_id(row["base"])],
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.untrusted import tidy
+from query.results import Doc, If
 from query.trace.evidence import TokenEvidence
 
 if TYPE_CHECKING:
@@ -32,16 +33,12 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 
 @dataclass(frozen=True)
 class ComparedText:
-    """A text, shortened; ``untouched``: its tokens whose rows did not move.
+    """A text, shortened, against one model. None if no row of its tokens was read."""
 
-    ``verdict``: certainly_not_used (by a step that changed these rows) or possible. ``met``: the share of its tokens,
-    among those whose rows were read, that moved; None if no row was read.
-    """
-
-    text: str
-    verdict: str
-    untouched: list[str]
-    met: float | None
+    text: Annotated[str, Doc("The text, shortened.")]
+    verdict: Annotated[str, Doc("certainly_not_used or possible.")]
+    untouched: Annotated[list[str], Doc("Tokens of the text whose rows did not move.")]
+    met: Annotated[float | None, Doc("Mean probability that a token of the text was met.")]
 
 
 @dataclass(frozen=True)
@@ -49,16 +46,22 @@ class ComparedTexts:
     """The texts of a file against one model.
 
     ``certainly_not_used`` and ``possible`` add up to ``texts``; both are None unless the class is exact.
-    ``share_upper``: with 95 % confidence at most this share of the file's texts was used. ``likelihood``: the mean
-    probability that a token of the texts was met, among those whose rows were read.
     """
 
-    texts: int
-    certainly_not_used: int | None
-    possible: int | None
-    share_upper: float | None
-    likelihood: float | None
-    by_text: list[ComparedText] | None = None
+    texts: Annotated[int, Doc("Number of texts.")]
+    certainly_not_used: Annotated[
+        int | None,
+        Doc(
+            "Number of texts with a token whose row did not move: they cannot have been in the training text as "
+            "they are written."
+        ),
+    ]
+    possible: Annotated[int | None, Doc("Number of the other texts. A text that is possible was not necessarily used.")]
+    share_upper: Annotated[float | None, Doc("At most this share of the texts was used, with 95 % confidence.")]
+    likelihood: Annotated[
+        float | None, Doc("Mean probability that a token of the texts was met, among tokens whose rows were read.")
+    ]
+    by_text: Annotated[list[ComparedText] | None, Doc("The same for each text."), If()] = None
 
 
 def compare_texts(

@@ -14,15 +14,16 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
-from indexer.errors import AtlasError, require
+from indexer.errors import AtlasError, Call, Text, require
 from indexer.records.representation import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from indexer.sources.registry import ModelRef
+from query.columns import BaseId, ModelId, Notes
 from query.lookup import resolve_model
 from query.options import Base, Model, Read
-from query.registry import Tool, question
+from query.registry import Invocation, Tool, question
 from query.resolved import READERS, ResolvedModel, unrelated_notes
-from query.results import Result
+from query.results import Doc, If, Result
 from query.texts import read_texts
 from query.trace.evidence import (
     COLUMNS,
@@ -45,7 +46,6 @@ from query.trace.words import (
 from query.wording import counted, percent
 
 if TYPE_CHECKING:
-    from query.cli.asking import Call
     from query.reader import AtlasReader
 
 NONE = "none"
@@ -63,47 +63,53 @@ _HIDDEN = 0.15
 
 @dataclass(frozen=True, repr=False)
 class TracedModel(Result):
-    """What the embeddings of ``model`` say of its training text.
-
-    ``trace_class``, in JSON ``class``: exact, statistical, frozen or none. ``tokens_met``: of the ``rows_read``, those
-    that moved; ``share_met``: their share. ``longest_input``: tokens of the longest input. ``decay_times_rate``: the
-    learning rate times the weight decay, summed over the steps. None is what is not known. ``text``: a file's texts
-    against the model.
-    """
+    """What the embeddings of ``model`` say of its training text. None is what is not known."""
 
     HAS_DETAILS = True
     SHOW_HEADLINE = True
     ROWS = "words"
-    KEYS = (
-        "model", "base", "trace_class as class", "rows_read", "tokens_met", "share_met", "longest_input", "pairs",
-        "masked", "decay_times_rate", "words", "scripts", "text", "notes",
-    )  # fmt: skip
-    COLUMNS = ("word", "score", "tokens")
 
-    model: str
-    base: str
-    trace_class: str
-    rows_read: int
-    tokens_met: int | None
-    share_met: float | None
-    longest_input: int | None
-    pairs: bool | None
-    masked: bool | None
-    decay_times_rate: float | None
-    words: tuple[Word, ...]
-    scripts: tuple[Script, ...]
-    text: ComparedTexts | None
-    notes: tuple[str, ...]
+    model: ModelId
+    base: BaseId
+    class_: Annotated[
+        str,
+        Doc(
+            "What the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
+            "from the others), statistical (only likely), frozen (no row moved), or none (an adapter, or an "
+            "embedding that cannot be compared)."
+        ),
+    ]
+    rows_read: Annotated[int, Doc("Number of rows of the input embedding that were read: one for each token.")]
+    tokens_met: Annotated[
+        int | None,
+        Doc("Number of these tokens that the training text had; expected, not counted, if the head is tied."),
+    ]
+    share_met: Annotated[float | None, Doc("Their share of rows_read.")]
+    longest_input: Annotated[
+        int | None, Doc("Tokens of the longest input, from the position embeddings; empty if not known.")
+    ]
+    pairs: Annotated[bool | None, Doc("Whether inputs were pairs of texts, from the token types; empty if not known.")]
+    masked: Annotated[
+        bool | None,
+        Doc("Whether the mask token was met, as in masked language modelling; empty if its row was not read."),
+    ]
+    decay_times_rate: Annotated[float | None, Doc("Learning rate times weight decay, summed over the steps.")]
+    words: Annotated[
+        tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
+    ]
+    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met.")]
+    text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
+    notes: Notes
 
     @property
     def headline(self) -> str:
         """What was found, in a sentence or two."""
-        if self.trace_class == NONE:
+        if self.class_ == NONE:
             return f"{self.model} has no trace of its training text."
-        if self.trace_class == FROZEN:
+        if self.class_ == FROZEN:
             return f"The input embedding of {self.model} did not move: it was frozen, so it has no trace of the text."
         met = f"met {self.tokens_met:,} of the {counted(self.rows_read, 'token')} that were read"
-        if self.trace_class == STATISTICAL:
+        if self.class_ == STATISTICAL:
             met = f"probably {met}"
         words = [one.word for one in self.words[:8]]
         said = f"; words that set it apart: {', '.join(words)}" if words else ""
@@ -121,17 +127,8 @@ class TracedModel(Result):
             return f"{sentence} None of the tokens of {texts} was read."
         return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object; ``text`` and its ``by_text`` only if they were asked for."""
-        found = super().to_dict()
-        if self.text is None:
-            del found["text"]
-        elif self.text.by_text is None:
-            del found["text"]["by_text"]
-        return found
-
     def table(self, *, details: bool = False) -> Any:
-        """The facts, the words and, with texts, what is said of each."""
+        """Fewer facts than the object: those that are known, the words and, with texts, what is said of each."""
         facts = self.to_dict()
         tables: dict[str, Any] = {
             "words": [{"word": one.word, "score": one.score} for one in self.words[: WORDS if details else 10]],
@@ -149,7 +146,7 @@ class TracedModel(Result):
         return known | {name: rows for name, rows in tables.items() if rows}
 
 
-def _command(call: Call, **options: Any) -> None:
+def _command(call: Invocation, **options: Any) -> None:
     call.ask(say=print_note, **options)
 
 
@@ -209,18 +206,18 @@ def trace(
         return _without_trace(found, evidence, notes)
     tokenizer, why = tokenizer_for(atlas, found, str(model), row, evidence)
     if tokenizer is None and texts is not None:
-        raise AtlasError(f"The texts cannot be split into tokens: {why}", "")
+        raise AtlasError(Text("The texts cannot be split into tokens: ", why), "")
     tokens = _NamedTokens()
     if tokenizer is not None:
         tokens = _named(tokenizer, evidence, None if all_rows else _others(atlas, found, evidence))
-    notes.append(f"Its words are not named: {why}" if tokenizer is None else tokens.note(found.base))
+    notes.append(Text("Its words are not named: ", why) if tokenizer is None else tokens.note(found.base))
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
     is_there = evidence.codes != MISSING
     rows_read = int(is_there.sum())
     share = rows_read / max(evidence.base_vocabulary, 1)
     if not all_rows and share < 1:
-        notes.append(f"{percent(share)} of the rows were read; `all_rows=True` reads all of them.")
+        notes.append(Text(f"{percent(share)} of the rows were read; ", Call(all_rows=True), " reads all of them."))
     length = longest_input(atlas, found.base, evidence)
     judged = None
     if texts is not None:
@@ -316,11 +313,15 @@ def _named(tokenizer: Tokenizer, evidence: TokenEvidence, others: NDArray[np.flo
     )
 
 
-def _on_texts(kept: int | None) -> tuple[str, ...]:
+def _on_texts(kept: int | None) -> tuple[str | Text, ...]:
     """What "certainly not used" means; ``kept``: to how many tokens training cut texts, if that is known."""
-    unknown = "" if kept else ", because it is not known where training cut texts (`max_length=N`)"
+    unknown = Text(
+        "", *(() if kept else (", because it is not known where training cut texts (", Call(max_length="N"), ")"))
+    )
     return (
-        f"Only the first {kept or USUAL_LENGTH} tokens of a text count{unknown}. “Certainly not used” means that no "
+        f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
+        + unknown
+        + ". “Certainly not used” means that no "
         "training step that changed a number of the embedding had the text as it is written here, at the start of an "
         "input. A step whose learning rate was zero, or nearly, leaves no trace; and a changed text may have been "
         "used. A possible text was not necessarily used.",
@@ -361,7 +362,7 @@ def tokenizer_for(
             return kept, ""
         return tokenizer_of_model(*_place_of(found, name, row)), ""
     except AtlasError as error:
-        return None, str(error)
+        return None, error.text
 
 
 # Kept for the next question: it runs in a process of its own, which takes a second to start.
@@ -422,9 +423,11 @@ def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenE
     if found.is_copy:
         return f"It is {found.as_copy}."
     if row is not None and row["token_class"] is None and found.record is None and not all_rows:
-        return (
-            "Its record has no rows of the input embedding that can be compared: its vocabulary was "
-            "pruned or permuted, or its width is another. `all_rows=True` reads them now."
+        return Text(
+            "Its record has no rows of the input embedding that can be compared: its vocabulary was pruned or "
+            "permuted, or its width is another. ",
+            Call(all_rows=True),
+            " reads them now.",
         )
     return (
         "Its input embedding cannot be compared with the base's: its vocabulary was pruned or permuted, its width is "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.checksums import user_cache
 from indexer.storage.own_files import read_own, write_own
 from indexer.untrusted import printable
+from query.results import Doc
 from query.trace.evidence import tokenizer_of_model
 
 if TYPE_CHECKING:
@@ -129,17 +130,17 @@ class BaseTokenizer:
 class Word:
     """A word that sets the model apart: ``score``, a z-score; ``tokens``, the ids of its spellings."""
 
-    word: str
-    score: float
-    tokens: list[int]
+    word: Annotated[str, Doc("A word that the model met.")]
+    score: Annotated[float, Doc("How far the row moved compared with those of other models: a z-score.")]
+    tokens: Annotated[list[int], Doc("Ids of the tokens.")]
 
 
 @dataclass(frozen=True)
 class Script:
     """How many tokens that were met are in a script; ``script``: as in the names of Unicode, or "other"."""
 
-    script: str
-    tokens: int
+    script: Annotated[str, Doc("A script of Unicode.")]
+    tokens: Annotated[int, Doc("Number of the tokens that were met.")]
 
 
 def distinctive_scores(ranks: NDArray[np.float64], others: NDArray[np.float64] | None) -> NDArray[np.float64]:

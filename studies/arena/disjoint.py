@@ -267,7 +267,7 @@ def traces(atlas: Atlas, base: str, texts: Path) -> Json:
                 break
             traced = atlas.trace(row["model"], base, text=file)
             if kind == USED:
-                classes[traced.trace_class] = classes.get(traced.trace_class, 0) + 1
+                classes[traced.class_] = classes.get(traced.class_, 0) + 1
             if traced.text is None or traced.text.certainly_not_used is None or traced.text.likelihood is None:
                 break
             found[kind].append((traced.text.likelihood, traced.text.certainly_not_used / traced.text.texts))
@@ -296,14 +296,14 @@ def by_texts(atlas: Atlas, base: str, folder: Path) -> Json:
     for name, file in zip(names, files, strict=True):
         answer = atlas.ask(file, 100_000, base=base)
         assert isinstance(answer, LikelyModels)
-        for one in answer.items:
+        for one in answer.models:
             scores.setdefault(one.model, {})[name] = one.score
             truth[one.model] = one.datasets
-        is_own = np.array([name in one.datasets for one in answer.items])
+        is_own = np.array([name in one.datasets for one in answer.models])
         if is_own.any():
-            precision.append(average_precision_score(is_own, [one.score for one in answer.items]))
+            precision.append(average_precision_score(is_own, [one.score for one in answer.models]))
             chance.append(is_own.mean())
-            small += [one.p_value < 0.05 for one in answer.items if name in one.datasets]
+            small += [one.p_value < 0.05 for one in answer.models if name in one.datasets]
     labelled = {model: found for model, found in scores.items() if set(truth[model]) & set(names)}
     right = [max(found, key=lambda name: found[name]) in truth[model] for model, found in labelled.items()]
     return {

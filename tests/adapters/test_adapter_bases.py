@@ -241,9 +241,9 @@ def test_lineage_of_an_adapter_on_a_fine_tune_is_what_its_file_says_and_is_never
 
     row = told("on-tuned")
     assert (row["parent"], row["kind"], row["direction"]) == ("ann/glue-0", "continued", "known")
-    assert row["because"].startswith("by its adapter_config.json")
+    assert row["evidence"].startswith("by its adapter_config.json")
     assert row["card"] == "not declared"  # its card names the base
-    assert 0 < row["left"] < 1
+    assert 0 < row["residual"] < 1
     assert told("on-adapter")["parent"] == "eve/on-base"
     assert told("on-adapter-on-tuned")["parent"] == "eve/on-tuned"
     assert told("on-locked")["parent"] == "dan/locked"
@@ -270,7 +270,7 @@ def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_th
     (tmp_path / "config.json").write_text((store / "ann/glue-0" / "config.json").read_text())
     (row,) = shell("query", "lineage", str(tmp_path), "--base", BASE, "--json").json
     assert (row["parent"], row["kind"], row["coefficient"]) == ("eve/on-tuned", "LoRA merged", 1.0)
-    assert row["left"] < 1e-6
+    assert row["residual"] < 1e-6
 
 
 def test_the_next_build_reads_nothing_again_until_a_parent_changes(stood):

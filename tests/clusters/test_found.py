@@ -21,7 +21,7 @@ def test_known_clusters_and_outliers_are_found_exactly(sizes, outliers):
     assert partition(range(1, len(truth) + 1), found.labels.values()) == partition(range(1, len(truth) + 1), truth)
     assert [cluster.size for cluster in found.clusters] == sorted(sizes, reverse=True)
     assert found.to_dict()["ari"] == pytest.approx(1)
-    assert found.to_dict()["outliers"] == len(found.outliers) == outliers
+    assert found.to_dict()["outliers"] == found.outliers == outliers
     assert found.method == "hdbscan"
     assert found.min_size == 3
 
@@ -32,7 +32,7 @@ def test_kmeans_finds_known_clusters_and_their_number(count):
     found = clusters(population(vectors, names(truth)), method="kmeans", count=count, draws=19)
     assert partition(found.labels, found.labels.values()) == partition(found.labels, truth)
     assert found.count == 5
-    assert found.outliers == []
+    assert found.outlier_models == []
 
 
 def test_a_long_sweep_stays_one_cluster():
@@ -147,8 +147,8 @@ def test_middle_cohesion_and_isolation_are_those_of_a_double_loop():
     ]
     outside = [i - 1 for i, number in found.labels.items() if number < 0]
     isolation = {row: max(cosine[row, other] for other in range(len(exact)) if other != row) for row in outside}
-    assert [m.model_id - 1 for m in found.outliers] == sorted(outside, key=lambda row: isolation[row])
-    for member in found.outliers:
+    assert [m.model_id - 1 for m in found.outlier_models] == sorted(outside, key=lambda row: isolation[row])
+    for member in found.outlier_models:
         assert member.nearest == pytest.approx(isolation[member.model_id - 1])
     assert all(m.nearest is None for m in found.members if m.cluster >= 0)
 

@@ -20,6 +20,7 @@ from indexer.publish.maintenance import rebuild
 from indexer.regular_files import MOST_FILES, files_below
 from indexer.sources.registry import ModelRef
 from query import Atlas
+from query.results import plain
 from query.texts import read_stdin
 from tests.halves import a_few
 
@@ -52,7 +53,7 @@ def test_similar_of_many_is_similar_of_each(atlas, run, typed):
     rows = [json.loads(line) for line in out.splitlines()]
     with Atlas(atlas.root) as opened:
         expected = [
-            {"asked": asked} | one.as_row()
+            {"asked": asked} | plain(one)
             for asked, model in (("ann/glue-0", "ann/glue-0"), ("imdb-0", "ann/imdb-0"))
             for one in opened.similar(model, 2)
         ]

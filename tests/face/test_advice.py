@@ -1,39 +1,73 @@
-"""Advice names Python's arguments; the command line spells the same as options."""
+"""Advice suggests calls and names arguments of Python; every face spells them in its own way."""
 
 from __future__ import annotations
 
+import ast
+import pickle
 import re
 
 import pytest
 from click.testing import CliRunner
 
-from indexer.console.advice import OPTIONS, for_command_line
+from indexer.console.advice import OPTIONS, as_command, for_command_line
+from indexer.errors import BUILDING, Call, Text
 from query import Atlas, AtlasError
+from query.registry import questions
 from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
-    ("python", "typed"),
+    ("text", "python", "typed"),
     [
-        ("Say which with `base='ID'`.", "Say which with --base ID."),
-        ("Leave `min_size` out, or use `method='hdbscan'`.", "Leave --min-size out, or use --method hdbscan."),
-        ("`k` is 0", "-k is 0"),
-        ("Use `kin=False`.", "Use --no-kin."),
-        ("`build('a/b', spectra=True, rank=4)`", "index build --base a/b --spectra --rank 4"),
-        ("`add('m', 'b', spectra=True)`", "index add m --base b --spectra"),
-        ("`atlas.lineages('b', store=True)`", "query lineage --all --base b"),
-        ("`atlas.sql(\"SELECT 'x'\")`", "query sql 'SELECT '\"'\"'x'\"'\"''"),
-        ("Run `index verify`.", "Run `index verify`."),
-        ("`__import__('os').system('true')` `f(` `a b` `[1]`", "`__import__('os').system('true')` `f(` `a b` `[1]`"),
-        ("`build('$(touch x)')`", "index build --base '$(touch x)'"),
+        (Text("Use ", Call(base="ID"), "."), "Use `base='ID'`.", "Use --base ID."),
+        (
+            Text("Omit `min_size`: ", Call(method="a b")),
+            "Omit `min_size`: `method='a b'`",
+            "Omit --min-size: --method 'a b'",
+        ),
+        ("`k` is 0", "`k` is 0", "-k is 0"),
+        (Text(Call(kin=False)), "`kin=False`", "--no-kin"),
+        (
+            Text(Call("build", "a/b", spectra=True, rank=4)),
+            "`build('a/b', spectra=True, rank=4)`",
+            "index build --base a/b --spectra --rank 4",
+        ),
+        (Text(Call("add", "m", "b", spectra=True)), "`add('m', 'b', spectra=True)`", "index add m --base b --spectra"),
+        (Text(Call("deepen", ["a", "b c"])), "`deepen(['a', 'b c'])`", "index deepen a 'b c'"),
+        (Text(Call("lineages", "b", store=True)), "`atlas.lineages('b', store=True)`", "query lineage --all --base b"),
+        (Text(Call("sql", "SELECT 'x'")), "`atlas.sql(\"SELECT 'x'\")`", "query sql 'SELECT '\"'\"'x'\"'\"''"),
+        ("Run `index verify`.", "Run `index verify`.", "Run `index verify`."),
+        (
+            "`__import__('os')` `f(` `a b` `[1]`",
+            "`__import__('os')` `f(` `a b` `[1]`",
+            "`__import__('os')` `f(` `a b` `[1]`",
+        ),
+        (Text(Call("build", "$(touch x)")), "`build('$(touch x)')`", "index build --base '$(touch x)'"),
+        ("a name with `build('x')` in it", "a name with `build('x')` in it", "a name with `build('x')` in it"),
     ],
 )
-def test_arguments_are_spelt_as_options(python, typed):
-    assert for_command_line(python) == typed
+def test_a_call_is_written_for_python_and_for_a_shell(text, python, typed):
+    assert str(text) == python
+    assert for_command_line(text) == typed
 
 
-def test_advice_names_commands_and_options_that_exist():
-    """Every argument and call in backticks, in the source of both packages."""
+def test_calls_survive_addition_other_texts_and_processes():
+    text = "One. " + Text("Use ", Call(k=3)) + "."
+    for same in (
+        text,
+        Text(text),
+        pickle.loads(pickle.dumps(text)),
+        AtlasError("One.", Text("Use ", Call(k=3), ".")).text,
+    ):
+        assert same == "One. Use `k=3`."
+        assert for_command_line(same) == "One. Use -k 3."
+    error = pickle.loads(pickle.dumps(AtlasError("One.", Call("clusters", method="kmeans"))))
+    assert str(error) == "One. `atlas.clusters(method='kmeans')`"
+    assert for_command_line(error.text) == "One. query clusters --method kmeans"
+
+
+def test_advice_names_functions_commands_and_options_that_exist():
+    """Every call in the source of both packages."""
     from indexer.cli import main as index
     from query.cli import main as query
 
@@ -44,12 +78,19 @@ def test_advice_names_commands_and_options_that_exist():
     assert set(OPTIONS.values()) <= every
     checked = 0
     for path in sorted([*(ROOT / "query").rglob("*.py"), *(ROOT / "indexer").rglob("*.py")]):
-        for code in re.findall(r"(?<!`)`((?:atlas\.)?[a-z_]+\([^`]*\)|[a-z_]+=[^`]*)`(?!`)", path.read_text()):
-            words = for_command_line(f"`{re.sub(r'{[^}]*}', chr(39) + 'x' + chr(39), code)}`").split()
-            if words[0] in groups:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call"):
+                continue
+            if any(isinstance(one, ast.Starred) for one in node.args) or any(one.arg is None for one in node.keywords):
+                continue
+            values = [one.value if isinstance(one, ast.Constant) else "x" for one in node.args]
+            call = Call(*values, **dict.fromkeys((one.arg for one in node.keywords), "x"))
+            assert call.function in ("", *BUILDING, *questions()), (path.name, str(call))
+            words = as_command(call).split()
+            if call.function:
                 params = groups[words[0]].commands[words[1]].params
                 known = {text for param in params for text in (*param.opts, *param.secondary_opts)}
-                assert {word for word in words if word.startswith("--")} <= known, (path.name, code)
+                assert {word for word in words if word.startswith("--")} <= known, (path.name, str(call))
                 checked += 1
     assert checked > 10
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
-import tomllib
 
 import pytest
 from click.testing import CliRunner
 
+from indexer.names import MEASURES
 from query import Atlas
 from query.cli import main
-from query.glossary import columns_of, definition, words
-from tests.conftest import ROOT
+from query.glossary import SchemaColumn, SchemaObject, answers_of, documented, words
+from query.registry import commands
+from query.results import columns
+from scripts.answers import PAGE, page
 
-GLOSSARY = tomllib.loads((ROOT / "query" / "glossary.toml").read_text())
 ASKED = {
     "similar": (["similar", "author1/model-1"],),
     "predict": (["predict", "author5/model-11", "--details"], ["predict", "--evaluate", "--details"]),
@@ -35,12 +36,12 @@ def names_in(value):
 
 @pytest.mark.parametrize("command", ASKED)
 def test_every_column_that_is_printed_is_explained(small_atlas, command):
-    explained = {name for name, meaning in columns_of(command) if meaning}
+    explained = documented([SchemaObject, SchemaColumn] if command == "schema" else answers_of(command))
     for asked in ASKED[command]:
         atlas = [] if command == "schema" else ["--atlas", str(small_atlas)]
         ran = CliRunner().invoke(main, [*asked, *atlas, "--format", "csv"])
         assert ran.exit_code == 0, ran.stderr
-        assert set(next(csv.reader(io.StringIO(ran.stdout)), [])) <= explained
+        assert set(next(csv.reader(io.StringIO(ran.stdout)), [])) <= set(explained)
     help_text = CliRunner().invoke(main, [command, "--help"]).stdout
     columns = help_text.partition("Columns:")[2]
     assert all(name in columns for name in explained)
@@ -57,47 +58,32 @@ def test_every_column_of_a_table_for_people_is_explained(small_atlas):
     for command, table in tables.items():
         found = names_in(table)
         assert found
-        assert not {name for name in found if not definition(name, command)}, command
+        assert found <= set(documented(answers_of(command))), command
 
 
-def test_columns_that_need_a_model_to_be_read_are_explained():
-    from indexer.names import MEASURES
-    from query.compare import Comparison
-    from query.layers import Layers
-    from query.lineage.result import Edge
-    from query.rank.study import RankStudy
-
-    known = {command: {name for name, _ in columns_of(command)} for command in GLOSSARY["commands"]}
-    assert set(Comparison.COLUMNS) <= known["compare"]
-    assert set(Layers.COLUMNS) <= known["layers"]
-    assert set(RankStudy.COLUMNS) <= known["rank"]
-    assert set(Edge("", None, "", 1, 0).as_row()) <= known["lineage"]
-    assert {"layer", "output", "right", "closer_ratio", "top"} <= known["invert"]
+def test_every_key_of_every_answer_is_described():
+    for command in commands():
+        for answer in answers_of(command):
+            known = [*columns(answer), *answer.row_columns()]
+            bare = {one.key for one in known if not one.doc}
+            assert not bare, (command, answer.__name__)
+            assert all(one.doc.endswith((".", ")")) for one in known if one.doc), answer.__name__
+    depth = documented(answers_of("depth"))
     shown = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
-    assert {name for name in shown if name in MEASURES} <= known["depth"]
+    assert {name for name in shown if name in MEASURES} <= set(depth)
+    assert {"layer", "output", "right", "closer_ratio", "top"} <= set(documented(answers_of("invert")))
 
 
-def test_every_explained_column_is_used():
-    pytest.importorskip("typing_extensions")
-    from query.serve import answers
-
-    used = {(command, name) for command, names in GLOSSARY["commands"].items() for name in names}
-    keys = {name for one in vars(answers).values() if hasattr(one, "__total__") for name in one.__annotations__}
-    tools = ("show", "trace", "compare", "layers", "datasets", "bases", "sql", "clusters", "purity", "similar")
-    for name, meaning in GLOSSARY["columns"].items():
-        command, dot, column = name.rpartition(".")
-        assert meaning.endswith("."), name
-        assert (not dot and (any(one == name for _, one in used) or name in keys)) or (
-            dot and ((command, column) in used or (command in tools and column in keys))
-        ), name
+def test_the_page_of_all_keys_is_that_of_the_fields():
+    assert PAGE.read_text() == page()  # else: python -m scripts.answers
 
 
 def test_a_word_is_explained_on_request(small_atlas):
-    left = CliRunner().invoke(main, ["help", "left"])
+    left = CliRunner().invoke(main, ["help", "residual"])
     assert left.exit_code == 0
-    assert left.stdout.startswith("left (query lineage): Share of the energy")
+    assert left.stdout.startswith("residual (query lineage): Share of the energy")
     both = json.loads(CliRunner().invoke(main, ["help", "rank", "--json"]).stdout)
-    assert {"", "query ask", "query similar, query show", "query rank"} == {one["where"] for one in both}
+    assert {"", "query ask", "query show, query similar", "query rank"} == {one["where"] for one in both}
     assert "delta" in CliRunner().invoke(main, ["help", "δW"]).stdout
     assert "Commit" in CliRunner().invoke(main, ["help", "base_commit"]).stdout  # of the database
     assert "Columns:" in CliRunner().invoke(main, ["help", "similar"]).stdout

@@ -8,6 +8,7 @@ import pytest
 
 from indexer.console.output import as_plain
 from query import Atlas
+from query.results import plain
 from tests.face.conftest import HOSTILE
 
 pandas = pytest.importorskip("pandas")
@@ -73,7 +74,7 @@ def test_an_answer_of_rows_is_a_list(answers):
     assert found[0].model == found.to_df()["model"][0]
     assert found[:2] == list(found)[:2]
     assert found == list(found)
-    assert found.to_json() == [one.as_row() for one in found]
+    assert found.to_json() == [plain(one) for one in found]
 
 
 def test_types_are_those_of_the_atlas(answers):

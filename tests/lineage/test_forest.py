@@ -51,7 +51,7 @@ def test_merges_by_one_recipe_name_their_parents_with_their_weights(forest, answ
         zip(node["parents"], node["how"]["weights"], strict=True)
     )
     assert {row["method"] for row in answers[name]} == {group.replace("_", " ")}
-    assert all(row["left"] < 1e-4 for row in answers[name])
+    assert all(row["residual"] < 1e-4 for row in answers[name])
 
 
 @pytest.mark.parametrize("group", ["slerp", "ties", "dare", "lora", "plain", "bfloat16", "int8", "nf4"])

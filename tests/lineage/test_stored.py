@@ -44,7 +44,7 @@ def test_all_without_a_hub_keeps_every_edge_and_prints_one_reason(forest, own, t
     assert "their stored answers are kept" in ran.err
     # Copies of the base need no Hub; for the others the stored answer is printed, with its date.
     assert len(json.loads(ran.out)) == len(before)
-    assert all(row["told"] for row in json.loads(ran.out))
+    assert all(row["answered_at"] for row in json.loads(ran.out))
 
 
 def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(made, atlas, tmp_path):
@@ -66,7 +66,7 @@ def test_a_model_that_cannot_be_read_keeps_its_edge_and_the_status_is_1(made, at
     assert [row for row in after if row[0] == model_id] == [row for row in before if row[0] == model_id]
     rows = json.loads(ran.out)
     assert len(rows) == 9
-    assert {row["model"] for row in rows if row["told"]} == {gone}
+    assert {row["model"] for row in rows if row["answered_at"]} == {gone}
 
 
 def test_answers_are_printed_while_another_process_writes(made, atlas, tmp_path):
@@ -84,8 +84,8 @@ def test_a_stored_answer_needs_no_hub_and_fresh_reads_the_weights(forest, answer
     assert ran.code == 0, ran.err
     (row,) = json.loads(ran.out)
     (asked,) = answers[child]
-    assert {**row, "told": None, "bytes_read": 0, "model": child} == {**asked, "bytes_read": 0}
-    assert row["told"][:10] in ran.err
+    assert {**row, "answered_at": None, "bytes_read": 0, "model": child} == {**asked, "bytes_read": 0}
+    assert row["answered_at"][:10] in ran.err
     assert "--fresh" in ran.err
     ran = shell("query", "lineage", child, "--json", "--fresh")
     assert ran.code == 1
@@ -105,11 +105,9 @@ def test_show_and_the_agents_tool_return_the_stored_answer(forest, answers, own,
             asked["kind"],
             asked["probability"],
         )
-        assert row["told"]
-    found = Tools(own).lineage(child)
-    assert [(one["parent"], one["probability"]) for one in found["parents"]] == [
-        (asked["parent"], asked["probability"])
-    ]
+        assert row["answered_at"]
+    found = Tools(own).all["lineage"](model=child)
+    assert [(one["parent"], one["probability"]) for one in found["edges"]] == [(asked["parent"], asked["probability"])]
     assert any("This answer was stored" in note for note in found["notes"])
 
 

@@ -119,18 +119,18 @@ def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atla
     for layer in (1, 4):
         here = rows[rows.layer == layer]
         for measure in ("drift", "cka", "tolerance", "reach", "recovered", "readable"):
-            (one,) = [one for one in study.agreements if (one.measure, one.layer, one.of) == (measure, layer, "delta")]
+            (one,) = [one for one in study.agreement if (one.measure, one.layer, one.of) == (measure, layer, "delta")]
             assert one.rho == pytest.approx(spearmanr(here.delta, here[measure]).statistic)
             assert measure != "drift" or one.rho == pytest.approx(1.0)
-    readable = next(one for one in study.agreements if (one.measure, one.layer, one.of) == ("readable", 1, "delta"))
+    readable = next(one for one in study.agreement if (one.measure, one.layer, one.of) == ("readable", 1, "delta"))
     assert readable.low < 0 < readable.high
     assert {one.model.rpartition("/")[2][:4] for one in study.forgetful} == {"set0"}
     assert len(study.forgetful) == 6
     assert all((one.layer, one.measure) == (4, "recovered") for one in study.forgetful)
-    wanted = {row["measure"]: row for row in study.data_share}
-    assert wanted["recovered"]["share"] > 0.9
-    assert wanted["recovered"]["p"] < 0.01
-    assert study.means[3]["recovered_base"] == pytest.approx(0.9)
+    wanted = {row.measure: row for row in study.data_share}
+    assert wanted["recovered"].share > 0.9
+    assert wanted["recovered"].p < 0.01
+    assert study.layers[3]["recovered_base"] == pytest.approx(0.9)
     assert draw(study.figure(), ".png").startswith(b"\x89PNG")
     assert json.loads(json.dumps(study.to_dict()))["models"] == 18
     assert atlas.depth_study().to_dict() == study.to_dict()

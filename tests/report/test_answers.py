@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from indexer.console.output import as_plain, cell_text
 from query import Atlas
 from query.wording import percent
 from tests.atlas_builder import family, write_atlas
@@ -51,6 +52,24 @@ def test_headlines_and_notes_are_those_of_the_answers(answered, section, ask):
 
 
 @pytest.mark.slow
+def test_tables_are_those_that_the_commands_print(answered):
+    atlas, page = answered
+
+    def printed(rows):
+        return [[cell_text(as_plain(value)).strip() or "–" for value in row.values()] for row in rows]
+
+    purity, clusters, rank = atlas.purity(), atlas.clusters(), atlas.rank()
+    assert [row[1:] for row in page.table("Purity by representation").rows] == printed(purity.table()["neighbours"])
+    assert page.table("Purity by dataset").rows == printed(purity.table(details=True)["by dataset"])
+    tables = clusters.table(details=True)
+    assert page.table("Clusters, the largest first").rows == printed(tables["clusters"])
+    assert page.table("Agreement and its chance level").rows == printed(tables["agreement"])
+    assert page.table("Rank of δW: best fit").rows == printed(rank.table()["best fit (x = layer)"])
+    assert page.table("Rank of δW: mean rank").rows == printed(rank.table()["mean rank"])
+    assert page.table("Predictions of documented models").rows == printed(atlas.evaluate_prediction().table()["scores"])
+
+
+@pytest.mark.slow
 def test_purity_has_the_caveat_on_habits(answered):
     atlas, page = answered
     assert atlas.purity().on_habits
@@ -68,8 +87,8 @@ def test_predictions_are_those_of_one_call(answered, monkeypatch):
     assert len(fitted) == 1  # none of these authors has a labelled model
     table = page.table("Probable datasets of undocumented models")
     assert table.column("model") == [one.model for one in many]
-    assert table.column("probability") == [percent(one.answers[0].probability) for one in many]
-    assert table.column("most probable dataset") == [one.answers[0].dataset for one in many]
+    assert table.column("probability") == [f"{one.best.probability:.4f}" for one in many]
+    assert table.column("dataset") == [one.answers[0].dataset for one in many]
     said = page.said("prediction")
     assert f"{percent(many[0].unknown_share)} of the models are assumed to be tuned on data that no other" in said
     assert words(many[0].headline) in words(said)

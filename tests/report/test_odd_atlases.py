@@ -100,7 +100,7 @@ def test_without_matplotlib_the_pictures_are_sentences_and_the_rest_stays(tmp_pa
     for section in ("purity", "prediction", "rank", "map"):
         assert any(".[studies]" in text for text in page.missing(section))
     assert page.table("Purity by representation").rows
-    assert page.table("Rank of δW by family").rows
+    assert page.table("Rank of δW: best fit").rows
 
 
 def test_errors_of_ours_are_not_swallowed(tmp_path, monkeypatch):

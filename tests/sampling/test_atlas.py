@@ -450,7 +450,7 @@ def test_a_model_that_is_not_indexed_is_read_as_far_as_the_question_needs(full, 
     with Atlas(full) as atlas:
         for representation in ("input", "output"):
             found = atlas.similar(folder, representation=representation)
-            assert {one.model for one in found.items[:3]} == {"ann/a", "eve/twin", "eve/half"}, representation
+            assert {one.model for one in found[:3]} == {"ann/a", "eve/twin", "eve/half"}, representation
 
 
 @pytest.mark.slow

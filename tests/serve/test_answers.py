@@ -53,6 +53,42 @@ def test_every_field_of_every_tool_is_described(made):
     assert "from -1 to 1" in json.dumps(similar)
 
 
+def closed(schema):
+    """The schema, which allows no key that it does not describe."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = {name: closed(one) for name, one in schema.items()}
+    return known | ({"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {})
+
+
+@pytest.mark.slow
+def test_answers_are_what_their_schemas_describe(made):
+    jsonschema = pytest.importorskip("jsonschema")
+    from query.serve.mcp import _tool
+    from query.serve.tools import Tools
+
+    tools = Tools(made)
+    calls = [
+        ("bases", {}),
+        ("similar", {"model": "ann/glue-0", "k": 3}),
+        ("similar", {"model": "ann/glue-0", "k": 3, "explain": True}),
+        ("predict", {"model": "ann/glue-0"}), ("show", {"model": "ann/glue-0"}), ("layers", {"model": "ann/glue-0"}),
+        ("compare", {"a": "ann/glue-0", "b": "bob/imdb-1"}), ("purity", {}), ("clusters", {"members_of": 0}),
+        ("datasets", {"limit": 2}), ("sql", {"statement": "SELECT model, downloads FROM models", "limit": 2}),
+    ]  # fmt: skip
+    for name, arguments in calls:
+        answer, error = tools.answer(name, arguments)
+        assert error == ""
+        schema = closed(_tool(tools.all[name], None).output_schema)
+        jsonschema.Draft202012Validator(schema).validate(answer)
+        assert list(answer) == list(schema["properties"])
+    tables, error = tools.answer("similar", {"model": "ann/glue-0", "representation": "nothing"})
+    assert tables is None
+    assert "`" not in error
+
+
 @pytest.mark.slow
 def test_answers_stay_within_their_budget_and_say_what_they_leave_out(made):
     calls = [

@@ -12,6 +12,7 @@ from indexer.vectors.background import Background
 from indexer.vectors.centre import FULL, Centre, centre_of
 from query import Atlas
 from query.lookup import resolve_model
+from query.results import plain
 from query.similar import similarity_of
 from tests.atlas_builder import BASE, Model, block_family, publish, unit, write_atlas
 from tests.vectors import loops
@@ -102,8 +103,8 @@ def test_a_search_finds_what_brute_force_finds(atlas, models, model, where):
 
 def test_stored_neighbours_say_the_same_as_a_search(atlas):
     stored, searched = atlas.similar("a0/d0-2", 20), atlas.similar("a0/d0-2", 20, where="true")
-    assert [one.as_row() | {"similarity": 0, "background": 0} for one in stored] == [
-        one.as_row() | {"similarity": 0, "background": 0} for one in searched
+    assert [plain(one) | {"similarity": 0, "background": 0} for one in stored] == [
+        plain(one) | {"similarity": 0, "background": 0} for one in searched
     ]
     for one, other in zip(stored, searched, strict=True):
         assert one.similarity == pytest.approx(other.similarity, abs=1e-5)

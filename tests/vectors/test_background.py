@@ -7,6 +7,7 @@ import pytest
 
 from indexer.vectors.background import Background, author_groups
 from query import Atlas
+from query.results import plain
 
 Z = 1.959964
 
@@ -88,4 +89,4 @@ def test_a_search_says_how_many_are_expected(made):
         for one in among:
             if one.background is not None:
                 assert one.expected_by_chance == pytest.approx(one.background * 6)
-        assert "expected_by_chance" in found[0].as_row()
+        assert "expected_by_chance" in plain(found[0])

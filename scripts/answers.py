@@ -1,0 +1,90 @@
+"""Writes ``docs/answers.md``: the keys of every answer, from the fields of their classes.
+
+    python -m scripts.answers
+
+Run it after a change of a field of an answer, or of its description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from query.glossary import answers_of
+from query.registry import OURS, commands
+from query.results import Column, Data, Detail, If, Result, Shown, columns, row_class_in
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "answers.md"
+_HEAD = """\
+# Keys of answers
+
+Written by `python -m scripts.answers` from the fields of the classes, which `query COMMAND --help`, `query help WORD` and the
+schemas of the agents' tools show, too. In Python, each key is an attribute of the same name (`class` is `class_`). A list of
+rows is what `--format csv` and `jsonl` print, and JSON where the answer is a list; the object is JSON elsewhere, and
+`to_dict()` always.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [_HEAD]
+    for command, entries in commands().items():
+        if entries[0].package == OURS:
+            parts.append(f"\n## query {command}\n")
+            parts += [_answer(answer) for answer in answers_of(command)]
+    return "".join(parts)
+
+
+def _answer(answer: type[Result]) -> str:
+    """The tables of one class: its rows, its object, and what stands in these."""
+    parts = [f"\n### {answer.__name__}\n"]
+    rows = answer.row_columns()
+    if rows:
+        what = "JSON is the list of rows." if answer.IS_LIST else "JSON is the object."
+        parts.append(f"\nRows. {what}\n\n{_table(rows)}")
+    if answer.TABLE_COLUMNS:
+        lines = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in answer.TABLE_COLUMNS.items())
+        parts.append(f"\nOther columns\n\n| column | what it means |\n|---|---|\n{lines}")
+    known = columns(answer)
+    if known:
+        parts.append(f"\nThe object\n\n{_table(known)}")
+    parts += [f"\n`{name}`\n\n{_table(columns(inner))}" for name, inner in _within((*known, *rows), {row_of(answer)})]
+    return "".join(parts)
+
+
+def row_of(answer: type[Result]) -> Any:
+    """The class of the rows of an answer, which have a table already."""
+    return next((row_class_in(one.type) for one in columns(answer) if one.name == answer.ROWS), None)
+
+
+def _within(known: Iterable[Column], seen: set[Any]) -> list[tuple[str, type[Any]]]:
+    """The keys that hold rows or objects, with the classes of these; each class once."""
+    found = []
+    for column in known:
+        inner = row_class_in(column.type)
+        if inner is not None and inner not in seen and not issubclass(inner, Result):
+            seen.add(inner)
+            found += [(column.key, inner), *_within(columns(inner), seen)]
+    return found
+
+
+def _table(known: Iterable[Column]) -> str:
+    lines = "".join(f"| `{one.key}` | {one.doc}{_remark(one)} |\n" for one in known)
+    return f"| key | what it means |\n|---|---|\n{lines}"
+
+
+def _remark(column: Column) -> str:
+    condition: If | None = column.marker(If)
+    remarks = [
+        "in tables only with `--details`" if column.marker(Detail) else "",
+        "in no table" if column.marker(Data) else "",
+        "only in tables" if column.marker(Shown) else "",
+        "left out where there is none" if condition is not None and not condition.in_tables else "",
+    ]
+    said = "; ".join(filter(None, remarks))
+    return f" *({said})*" if said else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
