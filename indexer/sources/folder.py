@@ -14,7 +14,7 @@ from typing import Any
 
 from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.cards.sentence import lacks_sentence
-from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
@@ -114,7 +114,7 @@ class Folder(Source):
     def check_name(self, reference: ModelRef, wanted: str | None) -> None:
         """A folder may be called as a model of the Hub is."""
         if wanted is not None and (not is_hub_id(wanted) or "/" not in wanted):
-            hint = "`name='OWNER/NAME'` gives a folder its name in the atlas."
+            hint = Text(Call(name="OWNER/NAME"), " gives a folder its name in the atlas.")
             raise AtlasError(f"{wanted!r} is not OWNER/NAME.", hint)
 
     def name_in_atlas(self, reference: ModelRef, row: Row, wanted: str | None, places: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped, unreadable
+from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text, unreadable
 from indexer.network.rows import filenames_in
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
@@ -163,7 +163,7 @@ class Source(ABC):
     def check_name(self, reference: ModelRef, wanted: str | None) -> None:
         """Raise AtlasError if the user cannot give an added model the name ``wanted``; None for none."""
         if wanted is not None:
-            hint = "`name='OWNER/NAME'` gives a folder its name in the atlas."
+            hint = Text(Call(name="OWNER/NAME"), " gives a folder its name in the atlas.")
             raise AtlasError(f"{reference.typed} has a name on {self.title}.", hint)
 
     def name_in_atlas(self, reference: ModelRef, row: Row, wanted: str | None, places: Mapping[str, str]) -> str:

@@ -231,7 +231,7 @@ def trace(
     return TracedModel(
         model=found.name,
         base=found.base,
-        trace_class=evidence.kind,
+        class_=evidence.kind,
         rows_read=rows_read,
         tokens_met=met,
         share_met=met / rows_read if rows_read else None,
@@ -263,7 +263,7 @@ def _without_trace(found: ResolvedModel, evidence: TokenEvidence | None, notes: 
     return TracedModel(
         model=found.name,
         base=found.base,
-        trace_class=NONE if evidence is None else FROZEN,
+        class_=NONE if evidence is None else FROZEN,
         rows_read=0 if evidence is None else len(evidence.rows),
         tokens_met=None,
         share_met=None,
