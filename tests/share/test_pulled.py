@@ -11,6 +11,7 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.publish.deep_verification import verify_deeply
 from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
 from indexer.publish.verification import verify
