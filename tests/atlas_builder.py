@@ -120,7 +120,7 @@ def publish(
     """
     tables = Tables(connection)
     blocks = len(models[0].vector) if models else 1
-    vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, print, blocks=blocks)
+    vectors = PublishedVectors(folder, tables, BASE, representation_named("input"), 8, blocks=blocks)
     with vectors.new:
         _add(tables, first, models, BASE)
         for number, model in enumerate(models, first):
@@ -145,7 +145,7 @@ def publish_vectors(
     """Add ``vectors`` as they are (those of ``stale`` ids count no more), and bring the neighbours up to date."""
     tables = Tables(connection)
     representation = representation_named(name)
-    published = PublishedVectors(folder, tables, base, representation, 8, print)
+    published = PublishedVectors(folder, tables, base, representation, 8)
     with published.new as new:
         for model_id, vector in zip(vectors.ids.tolist(), vectors.matrix, strict=True):
             new.add(model_id, vector)

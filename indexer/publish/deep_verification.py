@@ -312,8 +312,7 @@ def _compare_tables(both: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
     )
     for base, columns in _differing(both, "bases", ("base",), _OF_USERS):
         yield Disagreement("row", base, f"bases differs from its matrices in {', '.join(columns)}")
-    keys = ("base", "representation")
-    for base, name, columns in _differing(both, "representations", keys, _OF_FILES):
+    for base, name, columns in _differing(both, "representations", ("base", "representation"), _OF_FILES):
         why = f"representations differs from its records in {', '.join(columns)}"
         yield Disagreement("vectors", f"{base}, {name}", why)
     for models, tables, source in (("indexed", _OF_RECORDS, "record"), ("listed", _OF_LISTING, "line in the listing")):

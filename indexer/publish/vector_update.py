@@ -77,7 +77,6 @@ class VectorUpdates:
                     self.base,
                     representation,
                     publication.rank,
-                    self.say,
                     publication.vector_length,
                     blocks,
                 )

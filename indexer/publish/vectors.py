@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Self
@@ -111,11 +111,10 @@ class PublishedVectors:
         base: str,
         representation: Representation,
         rank: int,
-        say: Callable[[str], None],
         vector_length: int | None = None,
         blocks: int = 0,
     ) -> None:
-        self.root, self.tables, self.base, self.rank, self.say = root, tables, base, rank, say
+        self.root, self.tables, self.base, self.rank = root, tables, base, rank
         self.name = representation.name
         found = read_published(tables.connection, base, self.name)
         # A representation that is added later has vectors of the length asked for before.

@@ -13,10 +13,10 @@ import hashlib
 import itertools
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +41,6 @@ MOST_NUMBERS = 1 << 24  # of a vector
 _INNER_PRODUCT = 0
 _UNUSED = 1 << 20
 _FP16 = 4  # ScalarQuantizer::QT_fp16
-
-Part = TypeVar("Part", bound="bytes | memoryview | int")
 
 
 @dataclass(frozen=True)
@@ -88,13 +86,9 @@ def write_index(
     temporary = root / f".{file_name(base)}.{representation}.{os.getpid()}.tmp"
     try:
         with temporary.open("wb") as file:
-            for part in _fields(
-                factory,
-                len(ids),
-                length,
-                (stored_form(rows, factory).data.cast("B") for rows in blocks if len(rows)),
-                [np.ascontiguousarray(ids, dtype="<i8").tobytes()],
-            ):
+            before, between = _fields(factory, len(ids), length)
+            vectors = (stored_form(rows, factory).data.cast("B") for rows in blocks if len(rows))
+            for part in itertools.chain([before], vectors, [between, np.ascontiguousarray(ids, "<i8").tobytes()]):
                 digest.update(part)
                 size += file.write(part)
             file.flush()
@@ -209,8 +203,9 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     """
     if count < 0 or not 0 < length <= MOST_NUMBERS:
         raise MalformedIndex(f"{count} vectors of {length} numbers")
-    # The fields in their order: bytes that must be there, or the size of something else. An array follows its length.
-    fields = list(_fields(factory, count, length, [_number_bytes(factory) * count * length], [8 * count]))
+    # In their order: bytes that must be there, or the size of something else.
+    before, between = _fields(factory, count, length)
+    fields: list[bytes | int] = [before, _number_bytes(factory) * count * length, between, 8 * count]
     sizes = [one if isinstance(one, int) else len(one) for one in fields]
     if path.stat().st_size != sum(sizes):
         raise MalformedIndex(f"{path.stat().st_size} bytes instead of {sum(sizes)}")
@@ -232,21 +227,15 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
 
 def numbers_begin(file: VectorFile) -> int:
     """The byte of a file at which the numbers of its vectors begin."""
-    fields = _fields(file.factory, file.count, file.length, [0], [0])
-    return sum(len(field) for field in itertools.takewhile(lambda field: isinstance(field, bytes), fields))
+    return len(_fields(file.factory, file.count, file.length)[0])
 
 
-def _fields(
-    factory: str, count: int, length: int, vectors: Iterable[Part], ids: Iterable[Part]
-) -> Iterator[bytes | Part]:
-    """All fields of a FAISS index in their order, with ``vectors`` and ``ids`` where their bytes are."""
+def _fields(factory: str, count: int, length: int) -> tuple[bytes, bytes]:
+    """All fields of a FAISS index before its vectors, and those between vectors and ids; arrays follow their length."""
     header = struct.pack("<iqqqBi", length, count, _UNUSED, _UNUSED, 1, _INNER_PRODUCT)
-    yield b"IxMp" + header
     if factory == SINGLE:
-        yield b"IxFI" + header + struct.pack("<Q", count * length)
+        numbers = b"IxFI" + header + struct.pack("<Q", count * length)
     else:
         quantizer = struct.pack("<iifQQQ", _FP16, 0, 0.0, length, 2 * length, 0)
-        yield b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length)
-    yield from vectors
-    yield struct.pack("<Q", count)
-    yield from ids
+        numbers = b"IxSQ" + header + quantizer + struct.pack("<Q", count * 2 * length)
+    return b"IxMp" + header + numbers, struct.pack("<Q", count)
