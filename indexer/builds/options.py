@@ -28,7 +28,7 @@ from indexer.names import (
     RELATIONS,
     SORTS,
 )
-from indexer.sources.registry import is_listed_id, typed_id
+from indexer.sources.registry import listed_reference
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
@@ -231,10 +231,10 @@ class BuildOptions:
                 Text(Call(executor="dask"), " and ", Call(scheduler="ADDR"), " must be given together."), ""
             )
         mirrors = given["same_as"] or ()
-        mirrors = [typed_id(one.strip()) for one in ([mirrors] if isinstance(mirrors, str) else mirrors)]
-        if wrong := [one for one in mirrors if not is_listed_id(one)]:
+        mirrors = {one: listed_reference(one.strip()) for one in ([mirrors] if isinstance(mirrors, str) else mirrors)}
+        if wrong := [one for one, reference in mirrors.items() if reference is None or reference.revision]:
             raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
-        given["same_as"] = tuple(dict.fromkeys(mirrors))
+        given["same_as"] = tuple(dict.fromkeys(reference.id for reference in mirrors.values() if reference))
         given["relations"] = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
         if unknown := [relation for relation in given["relations"] if relation not in RELATIONS]:
             raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")

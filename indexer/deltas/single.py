@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -65,7 +65,7 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
         (base.base,), (), None if source_of(base.base).offline else ask_source, hashes=matrices.file_hashes
     )
     parent = parents.of_row(row) if untyped_relation(row) == "adapter" else None
-    model = ModelRef(str(row["id"]), folder=reference.folder)
+    model = replace(reference, id=str(row["id"]), revision=None)
     unit = Unit(
         model=model,
         commit=commit_of(row) or "main",

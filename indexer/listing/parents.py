@@ -197,7 +197,8 @@ def ask_source(name: str) -> Row | None:
     Raises AtlasError if the source cannot be asked.
     """
     try:
-        return row_of(ModelRef.of_atlas(name))
+        reference = ModelRef.of_atlas(name)
+        return None if reference.source.offline else row_of(reference)
     except ModelError as error:
         if isinstance(error, Failed) and error.reason in _CANNOT_ASK:
             what = f"the model {name}, which an adapter names as its base"

@@ -69,6 +69,11 @@ class Claim:
         return self.relation, self.claimed_by, self.parent
 
     @property
+    def is_known(self) -> bool:
+        """Whether the relation, and what the claim is based on, are among those that a listing may hold."""
+        return self.relation in RELATIONS and self.claimed_by.partition(":")[0] in _TRUST
+
+    @property
     def rank(self) -> tuple[int, int]:
         """Sort key: the most trusted claim is the smallest."""
         kind = self.claimed_by.partition(":")[0]

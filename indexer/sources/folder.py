@@ -127,9 +127,9 @@ class Folder(Source):
         return wanted
 
     def without_private(self, reference: ModelRef, text: str) -> str:
-        """Without the folder's path, and without any other in place of a name."""
-        folder = reference.folder
-        return str(without_paths(text if folder is None else text.replace(str(folder), folder.name)))
+        """Without the folder's path; of a path in place of a name the last part is kept."""
+        folder, shortened = reference.folder, str(without_paths(text))
+        return shortened if folder is None or shortened != text else text.replace(str(folder), folder.name)
 
     def explain(self, error: ModelError, reference: ModelRef) -> AtlasError:
         """Asks for the path where only the name in an atlas was given."""

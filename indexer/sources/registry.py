@@ -78,6 +78,7 @@ class ModelRef:
         for source in sources():
             if (reference := source.parse(text)) is not None:
                 return reference
+        _source_by_form(text.partition("@")[0])  # raises for one that cannot be imported
         what = repr(text) if len(text) <= _LONGEST_SHOWN else f"A name of {len(text):,} characters"
         kinds = [source.kind for source in sources() if source.kind]
         why = f"neither {' nor '.join(kinds)}" if len(kinds) > 1 else f"not {''.join(kinds)}"
@@ -146,23 +147,32 @@ def base_source(name: str) -> tuple[Source, str]:
 
     Raises AtlasError if the name is none of a base.
     """
-    for source in sources():
-        if source.lists and (reference := source.parse(name)) is not None:
-            if "--" in reference.id:  # it names files, where "--" stands for "/"
-                raise AtlasError(f"{reference.id} cannot be a base: its name holds '--'.", "Give it another name.")
-            return source, reference.id
-    raise AtlasError(f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub.")
+    if (reference := listed_reference(name)) is None:
+        _source_by_form(name.partition("@")[0])  # raises for one that cannot be imported
+        raise AtlasError(
+            f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub."
+        )
+    if "--" in reference.id:  # it names files, where "--" stands for "/"
+        raise AtlasError(f"{reference.id} cannot be a base: its name holds '--'.", "Give it another name.")
+    return reference.source, reference.id
+
+
+def listed_reference(text: str) -> ModelRef | None:
+    """The model that a person named, if a source can list it: never a folder. None for any other text.
+
+    Raises AtlasError for the address of something other than a model.
+    """
+    found = (source.parse(text) for source in sources() if source.lists)
+    return next((reference for reference in found if reference is not None), None)
 
 
 def typed_id(text: str) -> str:
     """The id in what a person typed, by its form alone: no folder is looked for. Any other text stays as it is.
 
-    Raises AtlasError for the address of something other than a model.
+    Raises AtlasError as ``listed_reference``.
     """
-    for source in sources():
-        if source.lists and (reference := source.parse(text)) is not None:
-            return reference.id
-    return text.partition("@")[0]
+    reference = listed_reference(text)
+    return text.partition("@")[0] if reference is None else reference.id
 
 
 def is_model_id(text: str) -> bool:

@@ -10,11 +10,20 @@ from typing import Any
 
 from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.errors import AtlasError, Failed, ModelError
+from indexer.names import RELATIONS
 from indexer.network.rows import commit_of
-from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page
-from indexer.sources.registry import SOURCES, ModelRef, check_readable
+from indexer.sources.questions import (
+    BadRow,
+    CheckedRow,
+    ClaimedRow,
+    CrawlProgress,
+    CrawlRequest,
+    Page,
+    UnlistedMember,
+)
+from indexer.sources.registry import SOURCES, ModelRef, check_readable, is_listed_id
 from indexer.sources.source import Row, Source
-from indexer.untrusted import is_too_deep, printable, tidy
+from indexer.untrusted import is_count, is_too_deep, printable, tidy
 
 _LARGEST_ROW = 4 << 20
 
@@ -59,10 +68,12 @@ def row_of(reference: ModelRef, *, whole: bool = True) -> Row:
     with errors_of(source):
         row = source.row(reference, whole=whole)
     if reference.is_name:  # else the row was made here, and has no id yet
-        if (bad := bad_row(row, source.valid_id)) is not None:
-            raise Failed("malformed_row", f"the answer about {printable(reference.id, 100)} cannot be used: {bad.why}")
-        if commit_of(row) is None:
-            raise Failed("malformed_row", f"the answer about {printable(reference.id, 100)} does not name a commit")
+        bad = bad_row(row, source.valid_id)
+        why = "" if bad is None else f"cannot be used: {bad.why}"
+        if not why and ("id" not in row or commit_of(row) is None):
+            why = "does not name a model and its commit"
+        if why:
+            raise Failed("malformed_row", f"the answer about {printable(reference.id, 100)} {why}")
     return row
 
 
@@ -77,13 +88,23 @@ def checked_pages(source: Source, request: CrawlRequest, progress: CrawlProgress
     try:
         with errors_of(source):
             for page in source.list(request, progress):
-                rows = (
-                    bad_row(one.row, source.valid_id) or one if isinstance(one, ClaimedRow) else one
-                    for one in page.rows
-                )
-                yield replace(page, rows=tuple(rows))
+                yield replace(page, rows=tuple(_checked(one, source.valid_id) for one in page.rows))
     except ModelError as error:
         raise source.stopped(error, f"what descends from {request.base}") from error
+
+
+def _checked(found: CheckedRow, valid_id: Callable[[str], bool]) -> CheckedRow:
+    """A row of a page as it may be listed, else a BadRow."""
+    if isinstance(found, ClaimedRow):
+        if (bad := bad_row(found.row, valid_id)) is not None:
+            return bad
+        if "id" not in found.row or not found.claim.is_known or not is_listed_id(found.claim.parent):
+            return BadRow.of(found.row, "the row does not say in a known way what it descends from")
+    if isinstance(found, UnlistedMember):
+        step, is_valid = found.step, valid_id(found.id)
+        if not is_valid or step.relation not in RELATIONS or not is_listed_id(step.of) or not is_count(step.downloads):
+            return BadRow.of({"id": found.id}, "the row is not that of a member of the family")
+    return found
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:

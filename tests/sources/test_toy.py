@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from zipfile import ZipFile
 
 import pytest
@@ -18,7 +19,16 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.sources import registry
 from indexer.sources.bases import base_of
 from indexer.sources.claims import Claim
-from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Page, Question
+from indexer.sources.questions import (
+    BadRow,
+    ClaimedRow,
+    CrawlProgress,
+    CrawlRequest,
+    Page,
+    Question,
+    Step,
+    UnlistedMember,
+)
 from indexer.sources.registry import ModelRef, author_of, base_source, is_listed_id, is_model_id, page_of, source_of
 from indexer.sources.rows import checked_pages, row_of
 from indexer.weights.repository import open_repository
@@ -94,8 +104,9 @@ def test_other_names_are_refused(package, name):
 
 
 def test_a_source_that_cannot_be_imported_is_one_line_where_it_is_needed(package):
-    with pytest.raises(AtlasError, match=r"The source 'broken' cannot be loaded: AttributeError"):
-        source_of("broken:x")
+    for named in (source_of, ModelRef.parse, base_source):
+        with pytest.raises(AtlasError, match=r"The source 'broken' cannot be loaded: AttributeError"):
+            named("broken:x")
     with pytest.raises(
         AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"
     ):
@@ -170,10 +181,24 @@ def test_a_row_that_a_source_claims_and_that_is_not_valid_is_rejected(package, m
     claim = Claim("finetune", "tag", "zip:org/base")
     rows = ({"id": "zip:ann/one", "sha": "1" * 40}, {"id": "ann/one"}, {"id": "local:one"}, {"id": "zip:ann/../x"}, {})
     page = Page(Question("children", "zip:org/base"), tuple(ClaimedRow(row, claim) for row in rows), is_last=True)
-    monkeypatch.setattr(source, "list", lambda request, progress: iter([page]))
+    monkeypatch.setattr(source, "list", lambda request, progress: iter([page]))  # the page as it is then
     (checked,) = checked_pages(source, CrawlRequest(("zip:org/base",)), CrawlProgress())
     assert [one.id for one in checked.of(ClaimedRow)] == ["zip:ann/one"]
     assert len(checked.of(BadRow)) == 4
+
+    row = {"id": "zip:ann/one", "sha": "1" * 40}
+    wrong = [
+        Claim("sibling", "tag", "zip:org/base"),
+        Claim("finetune", "folder", "zip:org/base"),
+        Claim("finetune", "tag", "a b"),
+    ]
+    steps = [Step("zip:org/base", "quantized", -1), Step("/etc", "quantized"), Step("zip:org/base", "x")]
+    page = replace(page, rows=(
+        *(ClaimedRow(row, claim) for claim in wrong), ClaimedRow({"modelId": "zip:ann/one"}, claim),
+        *(UnlistedMember("zip:ann/one", step) for step in steps), UnlistedMember("ann/one", Step("zip:org/base", "quantized")),
+    ))  # fmt: skip
+    (checked,) = checked_pages(source, CrawlRequest(("zip:org/base",)), CrawlProgress())
+    assert len(checked.of(BadRow)) == len(page.rows) == 8
 
 
 def test_a_text_in_a_table_that_looks_like_an_id_of_a_broken_source_is_only_text(package):
