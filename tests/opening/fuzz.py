@@ -321,14 +321,16 @@ def outcomes(source: Path, kind: str, seeds: range, way: Callable[[AtlasFolder, 
 def _tell_all(
     source: Path, kind: str, seeds: list[int], way: Callable[[AtlasFolder, str, Path], None], writing: int
 ) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # what libraries print is not what is asked
-    os.dup2(nowhere, 1)
-    os.dup2(nowhere, 2)
-    for seed in seeds:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)
-        answer = json.dumps([seed, _said(source, kind, seed, way)]) + "\n"
-        os.write(writing, answer.encode())
-    os._exit(0)
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)  # what libraries print is not what is asked
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        for seed in seeds:
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
+            answer = json.dumps([seed, _said(source, kind, seed, way)]) + "\n"
+            os.write(writing, answer.encode())
+    finally:
+        os._exit(0)  # whatever happens: a child that went on would run the other tests, and fork in turn
 
 
 def _said(source: Path, kind: str, seed: int, way: Callable[[AtlasFolder, str, Path], None]) -> str:
