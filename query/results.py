@@ -194,7 +194,7 @@ def columns(of: type[Any]) -> tuple[Column, ...]:
 @cache
 def _columns(of: Hashable) -> tuple[Column, ...]:
     assert isinstance(of, type)
-    order = [one.name for one in fields(of)]
+    order = [one.name for one in fields(of)] if is_dataclass(of) else []
     found: dict[str, Column] = {}
     for base in reversed(of.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
@@ -208,8 +208,10 @@ def _columns(of: Hashable) -> tuple[Column, ...]:
                     found[name] = column
     kept = sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
     for column in [one for one in kept if one.marker(After) is not None]:
-        kept.remove(column)
-        kept.insert(1 + [one.name for one in kept].index(column.marker(After).name), column)
+        names = [one.name for one in kept if one is not column]
+        if column.marker(After).name in names:  # else it stays where it is
+            kept.remove(column)
+            kept.insert(1 + names.index(column.marker(After).name), column)
     return tuple(one for one in kept if one.marker(Hidden) is None)
 
 
@@ -224,7 +226,7 @@ def _column(name: str, annotation: Any, module: str) -> Column:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, {}, _Names(vars(sys.modules[module])))  # the class's own source
-        except (AttributeError, TypeError):
+        except (AttributeError, SyntaxError, TypeError):
             return Column(name, Any)
     if get_origin(annotation) is Annotated:
         return Column(name, annotation.__origin__, annotation.__metadata__)

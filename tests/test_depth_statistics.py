@@ -35,8 +35,8 @@ def test_the_p_of_data_sets_is_uniform_where_only_sweeps_differ(monkeypatch):
         rng = np.random.default_rng(seed)
         whose, data, places = sweeps(rng)
         (row,) = _data_shares({"drift": places[:, None]}, data, whose, rng)
-        assert 0 <= row["share"] <= 1
-        found.append(row["p"])
+        assert 0 <= row.share <= 1
+        found.append(row.p)
     for level in (0.05, 0.1, 0.25, 0.5):
         low, high = binom.interval(0.999, RUNS, level)
         assert low <= (np.array(found) <= level).sum() <= high, level
@@ -49,8 +49,8 @@ def test_a_data_set_that_decides_is_found():
     whose = [f"a{author}" for author in range(15) for _ in range(4)]
     values = np.array([int(names[0][1]) + 0.1 * rng.normal() for names in data])
     (row,) = _data_shares({"drift": values[:, None]}, data, whose, rng)
-    assert row["share"] > 0.95 > 0.4 > row["chance"]
-    assert row["p"] < 0.01
+    assert row.share > 0.95 > 0.4 > row.chance
+    assert row.p < 0.01
     groups = np.array([int(names[0][1]) for names in data])
     between = sum((groups == one).sum() * (values[groups == one].mean() - values.mean()) ** 2 for one in range(3))
     assert eta_squared(values, groups[None, :])[0] == pytest.approx(between / ((values - values.mean()) ** 2).sum())
