@@ -46,7 +46,7 @@ class AtlasFolder:
     - ``database``: metadata, and the names of the FAISS files that belong to it; ``checksums``: its possible checksums
     - ``origin``: the source of a pulled atlas; while this file exists, the atlas is read-only
     - folders: ``listings`` (one database for each base, with its stored answers), ``bases`` (block matrices of bases),
-      ``records`` (and stored failures), ``profiles`` (by depth)
+      ``records`` (and stored failures), ``profiles`` (by depth); ``exports``: the folder of a pulled atlas's JSON lines
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -68,11 +68,12 @@ class AtlasFolder:
         self.bases = self.root / "bases"
         self.records = self.root / "records"
         self.profiles = self.root / "profiles"
+        self.exports = self.root
 
     def with_database_in(self, root: Path) -> AtlasFolder:
         """The same listings, bases, records, profiles and answers with database and vectors in another folder."""
         made = AtlasFolder(root)
-        for name in ("listings", "bases", "records", "profiles", "lineages", "predicted"):
+        for name in ("listings", "bases", "records", "profiles", "exports"):
             setattr(made, name, getattr(self, name))
         return made
 
@@ -85,7 +86,7 @@ class AtlasFolder:
 
         Only an atlas that was pulled and not adopted has these files: a database by somebody else is not opened.
         """
-        return self.root / kind / f"{file_name(base)}.jsonl"
+        return self.exports / kind / f"{file_name(base)}.jsonl"
 
     def base(self, base: str, commit: str) -> Path:
         """The block matrices of one base at one commit."""

@@ -143,6 +143,7 @@ def test_a_file_that_changes_a_little_is_written_block_by_block(tmp_path, monkey
     """Memory does not grow with the vectors that stay."""
     vectors = unit_rows(4000, 500)  # 8 MB
     monkeypatch.setattr("indexer.vectors.stored.BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr("indexer.publish.vectors._BYTES_AT_ONCE", 1 << 18)
     monkeypatch.setattr("indexer.storage.checksums._MOST_MEMORY", 1 << 16)
     with duckdb.connect() as connection:
         connection.execute(schema_sql())

@@ -91,6 +91,9 @@ def with_unit_blocks(vectors: Floats, blocks: int) -> Floats:
     return shaped.reshape(len(vectors), -1).astype(np.float32)
 
 
+# Bytes that are copied at a time: few enough to stay in the processor's cache until they are hashed and written.
+_BYTES_AT_ONCE = 2 << 20
+
 # The tables that describe the vectors.
 _TABLES = ("representations", "internal.vector_masks")
 
@@ -171,18 +174,20 @@ class PublishedVectors:
 
     def _rows(self, ids: Ids, places: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
         """The vectors of ``ids``, some at a time: at their ``places`` among the new ones, or else the former ones."""
-        step = rows_of_block(length)
+        step = max(1, _BYTES_AT_ONCE // (4 * length))
         for start in range(0, len(ids), step):
             some = ids[start : start + step]
             found = np.array([places.get(one, -1) for one in some.tolist()])
-            parts = {is_new: np.flatnonzero((found >= 0) == is_new) for is_new in (False, True)}
-            rows = np.empty((len(some), length), dtype="<f2" if factory == HALF else "<f4")
-            if len(parts[True]):
-                rows[parts[True]] = stored_form(self.new.rows(found[parts[True]].tolist()), factory)
-            if len(parts[False]):
+            is_new = found >= 0
+            parts = []
+            if is_new.any():
+                parts.append(stored_form(self.new.rows(found[is_new].tolist()), factory))
+            if not is_new.all():
                 assert self.former is not None
-                rows[parts[False]] = self.former.read(some[parts[False]])
-            yield rows
+                parts.append(self.former.read(some[~is_new]))
+            # Nearly all blocks are of one kind.
+            order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
     def _masks(self, staying: Ids, places: dict[int, int]) -> Masks:
         """The changed blocks of the vectors that stay and of the new ones; none if nothing was subtracted from them."""

@@ -87,8 +87,9 @@ def write_index(
     try:
         with temporary.open("wb") as file:
             before, between = _fields(factory, len(ids), length)
-            vectors = (stored_form(rows, factory).data.cast("B") for rows in blocks if len(rows))
-            for part in itertools.chain([before], vectors, [between, np.ascontiguousarray(ids, "<i8").tobytes()]):
+            vectors = (stored_form(rows, factory) for rows in blocks if len(rows))
+            parts: Iterable[Any] = itertools.chain([before], vectors, [between, np.ascontiguousarray(ids, "<i8")])
+            for part in parts:
                 digest.update(part)
                 size += file.write(part)
             file.flush()
