@@ -183,6 +183,8 @@ def test_the_name_of_a_folder_does_not_say_where_it_lies():
     source = ModelRef.parse("local:run").source
     with pytest.raises(ModelError) as caught:
         row_of(ModelRef.parse("local:run"))
-    assert str(source.explain(caught.value, ModelRef("local:run"))).endswith("does not say where that folder lies. Give its path.")
+    assert str(source.explain(caught.value, ModelRef("local:run"))).endswith(
+        "does not say where that folder lies. Give its path."
+    )
     with pytest.raises(Skipped, match="was added from a folder, whose path is not stored"):
         open_repository(ModelRef("local:run"))

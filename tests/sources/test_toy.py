@@ -47,7 +47,13 @@ def package(tmp_path, monkeypatch):
     site = tmp_path / "site"
     (site / "my_sources-1.0.dist-info").mkdir(parents=True)
     (site / "my_sources.py").write_text(ON_PAGE)
-    lines = [f"[{registry.GROUP}]", LINE, "broken = my_sources:Nothing", "hub = my_sources:Archives", "local = my_sources:Archives"]
+    lines = [
+        f"[{registry.GROUP}]",
+        LINE,
+        "broken = my_sources:Nothing",
+        "hub = my_sources:Archives",
+        "local = my_sources:Archives",
+    ]
     (site / "my_sources-1.0.dist-info" / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("ARCHIVES", str(tmp_path / "archives"))
@@ -101,7 +107,9 @@ def test_a_source_that_cannot_be_imported_is_one_line_where_it_is_needed(package
     for named in (source_of, ModelRef.parse, base_source):
         with pytest.raises(AtlasError, match=r"The source 'broken' cannot be loaded: AttributeError"):
             named("broken:x")
-    with pytest.raises(AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"):
+    with pytest.raises(
+        AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"
+    ):
         ModelRef.parse("no such name")
 
 
@@ -179,7 +187,11 @@ def test_a_row_that_a_source_claims_and_that_is_not_valid_is_rejected(package, m
     assert len(checked.of(BadRow)) == 4
 
     row = {"id": "zip:ann/one", "sha": "1" * 40}
-    wrong = [Claim("sibling", "tag", "zip:org/base"), Claim("finetune", "folder", "zip:org/base"), Claim("finetune", "tag", "a b")]
+    wrong = [
+        Claim("sibling", "tag", "zip:org/base"),
+        Claim("finetune", "folder", "zip:org/base"),
+        Claim("finetune", "tag", "a b"),
+    ]
     steps = [Step("zip:org/base", "quantized", -1), Step("/etc", "quantized"), Step("zip:org/base", "x")]
     page = replace(page, rows=(
         *(ClaimedRow(row, claim) for claim in wrong), ClaimedRow({"modelId": "zip:ann/one"}, claim),
