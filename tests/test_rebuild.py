@@ -179,17 +179,22 @@ def test_published_answers_outlive_the_database_of_their_base(atlas, damage):
 
 
 @pytest.mark.slow
-def test_a_damaged_listing_stops_builds_in_one_line_and_costs_no_published_answer(atlas, shell):
+def test_a_damaged_listing_stops_commands_in_one_line_and_costs_no_published_answer(atlas, shell):
     answer = an_answer(atlas)
     store_answers(atlas, LINEAGE, SECOND, [answer["model"]], [answer])
     atlas.listing(SECOND).write_bytes(b"x" * 9000)
-    for words in (["build", "--base", SECOND], ["remove", answer["model"]], ["listing", "--base", SECOND]):
+    commands = (
+        ["build", "--base", SECOND],
+        ["remove", answer["model"]],
+        ["listing", "--base", SECOND],
+        ["represent", "output"],
+    )
+    for words in commands:
         for offline in ("0", "1"):
             ran = Shell(shell.endpoint, shell.folder, {**shell.environment, "HF_HUB_OFFLINE": offline})("index", *words)
             assert (ran.code, ran.out) == (1, "")
             assert f"The listing {atlas.listing(SECOND)} is damaged" in ran.err
             assert "index rebuild" in ran.err
-    assert shell("index", "represent", "output").code == 0
     assert rows(atlas, "SELECT evidence FROM lineage") == [("an answer",)]
     assert shell("index", "rebuild").code == 0
     assert verify(atlas) == []
