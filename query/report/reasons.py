@@ -18,6 +18,7 @@ REASONS = {
     "disabled": "The Hub has disabled the repository, so it can no longer be read.",
     "does_not_fit": "Its record is damaged, or holds values that do not fit the database.",
     "file_changed": "The file was replaced while it was being read.",
+    "folder": "It was added from a folder, whose path is not stored, and would have to be read again.",
     "gated": "Its owner gives access only on request, and this account has none.",
     "layer_mismatch": "Its number of layers differs from the base's, so its matrices have no counterparts.",
     "malformed": "Its files contradict each other or do not have a valid form.",

@@ -19,14 +19,13 @@ def test_facts_are_columns_or_words_made_of_columns(tmp_path):
     models = [Model(f"ann/m{number}", np.eye(2) + number, ("imdb",)) for number in range(2)]
     with Atlas(write_atlas(tmp_path / "atlas", models)) as atlas, opened(atlas) as reader:
         columns = {row["column_name"] for row in reader.rows("DESCRIBE models")}
-        assert set(names_of(Place.COMPARE)) | set(names_of(Place.LIST)) <= columns
+        assert set(names_of(Place.COMPARE)) <= columns
         shown = atlas.show("ann/m0")
         for fact in FACTS:
             assert fact.words is not None or fact.name in {*shown, *columns, "rows_read"}
         table = shown.table()
         order = [name for name in names_of(Place.SHOW) if name in table]
         assert list(table)[: len(order)] == order
-        assert tuple(atlas.models()[0]) == names_of(Place.LIST)
         named = [fact.fact for fact in atlas.compare("ann/m0", "ann/m1").facts]
         assert named == [name for name in names_of(Place.COMPARE) if name in named]
         page = list(model_page(reader, 1)["facts"])

@@ -434,7 +434,7 @@ def test_a_representation_that_needs_u_has_the_models_that_were_read_in_full(sam
     assert not indexer.verify(sampled, strict=True)
     indexer.deepen(["ann/a", "bob/b", "eve/twin"], atlas=sampled, workers=1)
     with Atlas(sampled) as atlas:
-        found = atlas.similar("ann/a", representation="output").items
+        found = atlas.similar("ann/a", representation="output").neighbours
     assert found[0].model == "eve/twin"
     assert {one.model for one in found} == {"eve/twin", "bob/b", "hal/lora"}
     assert not indexer.verify(sampled, strict=True)

@@ -77,7 +77,7 @@ def test_it_is_published_verified_and_asked_about(planted):
         asked = next(
             row["model"] for row in atlas.rows("SELECT model FROM models WHERE model NOT IN (?, ?)", [tied, bare])
         )
-        near = atlas.similar(asked, k=8, representation="vocabulary").items
+        near = atlas.similar(asked, k=8, representation="vocabulary").neighbours
         assert {one.matrices for one in near} == {None}
         assert {one.model: one.similarity for one in near}[tied] == 0  # a tied head is not comparable
         assert bare not in {one.model for one in near}
