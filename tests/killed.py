@@ -68,8 +68,6 @@ class Moments:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(self, event: str, arguments: tuple) -> None:
-        if event == "sqlite3.connect/handle":
-            arguments[0].set_trace_callback(self.hear_statement)
         is_written = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
         if event in _EVENTS or is_written:
             self.pass_one()
@@ -81,6 +79,7 @@ class Moments:
 
 def _child(words: list[str], chosen: int, pipe: int) -> None:
     from indexer.network import session
+    from indexer.storage import small_database
 
     main = import_module({"index": "indexer.cli", "query": "query.cli"}[words[0]]).main
 
@@ -94,7 +93,15 @@ def _child(words: list[str], chosen: int, pipe: int) -> None:
         moments.pass_one()
         return response
 
+    connect = small_database._connect
+
+    def watched(*arguments):
+        connection = connect(*arguments)
+        connection.set_trace_callback(moments.hear_statement)
+        return connection
+
     transport.handle_request = counted
+    small_database._connect = watched
     sys.addaudithook(moments.hear)
     code = 1
     try:

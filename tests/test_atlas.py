@@ -127,8 +127,8 @@ point = sys.argv[2]
 def die(*arguments, **options):
     os._exit(9)
 if point == "vectors":
-    real = vectors.write_segment
-    vectors.write_segment = lambda *a, **o: (real(*a, **o), die())
+    real = vectors.write_index
+    vectors.write_index = lambda *a, **o: (real(*a, **o), die())
 elif point == "neighbours":
     vector_update.renew_neighbours = die
 elif point == "commit":

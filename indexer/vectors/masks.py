@@ -21,7 +21,7 @@ Booleans = NDArray[np.bool_]
 
 def changed_blocks(vectors: NDArray[np.floating], blocks: int) -> Booleans:
     """(n, blocks): which blocks of (n, d) vectors are not zero."""
-    return np.asarray(vectors.reshape(len(vectors), blocks, -1).any(axis=2))
+    return np.asarray(vectors.reshape(len(vectors), blocks, vectors.shape[1] // blocks).any(axis=2))
 
 
 def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:

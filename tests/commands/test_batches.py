@@ -17,6 +17,7 @@ from indexer.errors import AtlasError, ModelError
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.maintenance import rebuild
+from indexer.publish.stored_answers import PREDICTIONS, exported_answers, write_answers
 from indexer.regular_files import MOST_FILES, files_below
 from indexer.sources.registry import ModelRef
 from query import Atlas
@@ -99,9 +100,9 @@ def test_a_prediction_of_another_record_is_dropped(atlas):
     with Atlas(atlas.root) as opened:
         opened.predict_many(["ann/glue-0"], store=True)
         assert opened.rows("SELECT count(*) AS n FROM predictions")[0]["n"] > 0
-    path = atlas.predictions("org/tiny-base")
-    lines = [json.loads(line) | {"record_key": "f" * 64} for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "no line\n[]\n")
+    lines, _ = exported_answers(PREDICTIONS, atlas, "org/tiny-base")
+    assert lines
+    write_answers(PREDICTIONS, atlas, "org/tiny-base", [line | {"record_key": "f" * 64} for line in lines])
     rebuild(atlas)
     with duckdb.connect(str(atlas.database), read_only=True) as connection:
         assert connection.execute("SELECT count(*) FROM predictions").fetchone() == (0,)

@@ -173,10 +173,10 @@ def test_no_folder_is_read_unless_it_is_allowed(made, tmp_path):
     _, _, answers = ask(made, calls, "--folders", str(tmp_path / "allowed"))
     found = texts(answers)
     for text in found[: len(inside)]:
-        assert "nor a folder in" not in text
+        assert "neither a folder in" not in text
         assert "holds no weights" in text
     for name, text in zip(outside, found[len(inside) :], strict=True):
-        assert ("./link leads out of" if name == "./link" else "nor a folder in") in text
+        assert ("./link leads out of" if name == "./link" else "neither a folder in") in text
 
 
 @pytest.mark.slow

@@ -215,7 +215,7 @@ def test_names_that_no_listing_could_hold_are_refused(ann, atlas, tmp_path, colu
     execute(atlas.database, statement[column], name)
     made_by_hand(ann, atlas)
     got = AtlasFolder(tmp_path / "got")
-    assert "which is not a valid id on the Hub" in refused(ann, got)
+    assert "which is not a valid id of a model" in refused(ann, got)
     assert is_untouched(got)
 
 

@@ -181,7 +181,7 @@ def test_what_an_atlas_states_covers_what_publishing_more_does(tmp_path):
 
     before = stated()
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
-        publish(connection, folder, [*full[5:], *adapters[5:]], 11)
+        publish(connection, folder, [*full[5:], *adapters[5:]], 11, [*full[:5], *adapters[:5]])
     after = stated()
     for (one, other), (similarity, error) in before.items():
         kinds = {one[0], other[0]}
