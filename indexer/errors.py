@@ -26,7 +26,7 @@ class Call:
 
     ``Call("clusters", method="kmeans")`` reads ``atlas.clusters(method='kmeans')`` in Python, and
     ``Call(method="kmeans")`` reads ``method='kmeans'``. Every face writes it in its own way: see
-    ``indexer.console.advice`` and ``query.serve.tools``.
+    ``indexer.console.advice`` and ``query.faces.serve.tools``.
     """
 
     def __init__(self, function: str = "", *places: Any, **named: Any) -> None:

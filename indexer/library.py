@@ -17,7 +17,7 @@ from indexer.errors import require
 
 if TYPE_CHECKING:
     from indexer.builds.report import ProfileReport
-    from indexer.publish.verification import Disagreement
+    from indexer.upkeep.verification import Disagreement
 
 
 @plain_arguments
@@ -55,7 +55,7 @@ def profile(
 @plain_arguments
 def status(atlas: str | Path = "atlas") -> dict[str, Any]:
     """What is in the atlas: bases, models by status, representations, bytes. Raises AtlasError if there is none."""
-    from indexer.publish.maintenance import status as status_of
+    from indexer.upkeep.maintenance import status as status_of
 
     return status_of(AtlasFolder(atlas))
 
@@ -81,10 +81,10 @@ def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagre
     two to three times the space of database and vectors. Raises AtlasError where there is no atlas.
     """
     if strict:
-        from indexer.publish.deep_verification import verify_deeply
+        from indexer.upkeep.deep_verification import verify_deeply
 
         return verify_deeply(AtlasFolder(atlas))
-    from indexer.publish.verification import verify as verify_atlas
+    from indexer.upkeep.verification import verify as verify_atlas
 
     return verify_atlas(AtlasFolder(atlas))
 
@@ -102,7 +102,7 @@ def rebuild(
     ``force``: rebuild even if models would be lost. Raises AtlasError if models would be lost or there is nothing
     to build from; nothing is changed then.
     """
-    from indexer.publish.maintenance import rebuild as rebuild_atlas
+    from indexer.upkeep.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
@@ -123,7 +123,7 @@ def represent(
     ``vector_length``: as in :func:`build`. Raises AtlasError if there is no representation of that name, or the records
     lack what it needs.
     """
-    from indexer.publish.maintenance import represent as represent_atlas
+    from indexer.upkeep.maintenance import represent as represent_atlas
 
     folder = AtlasFolder(atlas).require()
     with folder.locked(f"index represent {name}"):

@@ -14,61 +14,61 @@ from indexer.errors import AtlasError
 from indexer.version import __version__
 
 if TYPE_CHECKING:
-    from query.ask.result import LikelyModel, LikelyModels, TextsOfModel
-    from query.atlas import Atlas
-    from query.clusters.result import Clusters
-    from query.compare import Comparison
-    from query.depth.depth import Depth
-    from query.depth.study import DepthStudy
-    from query.export import ModelVectors
-    from query.features import FeatureGrid
-    from query.inventory import ListedDataset, ListedDatasets, ListedModel, ListedModels
-    from query.invert import RecoveredImages, RecoveredWords
-    from query.layers import Layers
-    from query.lineage.result import Lineage, Lineages
-    from query.map.model_map import ModelMap
-    from query.predict.result import Evaluation, Prediction
-    from query.purity.result import PurityResult
-    from query.rank.study import RankStudy
-    from query.report.report import Report
-    from query.results import Answered, Result
-    from query.show import ShownModel
-    from query.similar import Neighbour, SimilarModels
-    from query.sql import SqlResult
+    from query.contract.results import Answered, Result
+    from query.faces.atlas import Atlas
+    from query.faces.export import ModelVectors
+    from query.faces.report.report import Report
+    from query.questions.ask.result import LikelyModel, LikelyModels, TextsOfModel
+    from query.questions.clusters.result import Clusters
+    from query.questions.compare import Comparison
+    from query.questions.depth.depth import Depth
+    from query.questions.depth.study import DepthStudy
+    from query.questions.features import FeatureGrid
+    from query.questions.inventory import ListedDataset, ListedDatasets, ListedModel, ListedModels
+    from query.questions.invert import RecoveredImages, RecoveredWords
+    from query.questions.layers import Layers
+    from query.questions.lineage.result import Lineage, Lineages
+    from query.questions.map.model_map import ModelMap
+    from query.questions.predict.result import Evaluation, Prediction
+    from query.questions.purity.result import PurityResult
+    from query.questions.rank.study import RankStudy
+    from query.questions.show import ShownModel
+    from query.questions.similar import Neighbour, SimilarModels
+    from query.questions.sql import SqlResult
 
 # Where each result is defined: none is loaded before it is asked for, as `query --help` must not wait for numpy.
 _MODULES = {
-    "Answered": "query.results",
-    "Atlas": "query.atlas",
-    "Clusters": "query.clusters.result",
-    "Comparison": "query.compare",
-    "Depth": "query.depth.depth",
-    "DepthStudy": "query.depth.study",
-    "Evaluation": "query.predict.result",
-    "FeatureGrid": "query.features",
-    "Layers": "query.layers",
-    "LikelyModel": "query.ask.result",
-    "LikelyModels": "query.ask.result",
-    "Lineage": "query.lineage.result",
-    "Lineages": "query.lineage.result",
-    "ListedDataset": "query.inventory",
-    "ListedDatasets": "query.inventory",
-    "ListedModel": "query.inventory",
-    "ListedModels": "query.inventory",
-    "ModelMap": "query.map.model_map",
-    "ModelVectors": "query.export",
-    "Neighbour": "query.similar",
-    "Prediction": "query.predict.result",
-    "PurityResult": "query.purity.result",
-    "RankStudy": "query.rank.study",
-    "RecoveredImages": "query.invert",
-    "RecoveredWords": "query.invert",
-    "Report": "query.report.report",
-    "Result": "query.results",
-    "ShownModel": "query.show",
-    "SimilarModels": "query.similar",
-    "SqlResult": "query.sql",
-    "TextsOfModel": "query.ask.result",
+    "Answered": "query.contract.results",
+    "Atlas": "query.faces.atlas",
+    "Clusters": "query.questions.clusters.result",
+    "Comparison": "query.questions.compare",
+    "Depth": "query.questions.depth.depth",
+    "DepthStudy": "query.questions.depth.study",
+    "Evaluation": "query.questions.predict.result",
+    "FeatureGrid": "query.questions.features",
+    "Layers": "query.questions.layers",
+    "LikelyModel": "query.questions.ask.result",
+    "LikelyModels": "query.questions.ask.result",
+    "Lineage": "query.questions.lineage.result",
+    "Lineages": "query.questions.lineage.result",
+    "ListedDataset": "query.questions.inventory",
+    "ListedDatasets": "query.questions.inventory",
+    "ListedModel": "query.questions.inventory",
+    "ListedModels": "query.questions.inventory",
+    "ModelMap": "query.questions.map.model_map",
+    "ModelVectors": "query.faces.export",
+    "Neighbour": "query.questions.similar",
+    "Prediction": "query.questions.predict.result",
+    "PurityResult": "query.questions.purity.result",
+    "RankStudy": "query.questions.rank.study",
+    "RecoveredImages": "query.questions.invert",
+    "RecoveredWords": "query.questions.invert",
+    "Report": "query.faces.report.report",
+    "Result": "query.contract.results",
+    "ShownModel": "query.questions.show",
+    "SimilarModels": "query.questions.similar",
+    "SqlResult": "query.questions.sql",
+    "TextsOfModel": "query.questions.ask.result",
 }
 
 __all__ = [

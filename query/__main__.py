@@ -1,5 +1,5 @@
 """`python -m query` is the same as the installed command."""
 
-from query.cli import main
+from query.faces.cli import main
 
 main()

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from query.glossary import answers_of
-from query.registry import OURS, commands
-from query.results import Column, Data, Detail, If, Result, Shown, columns, row_class_in
+from query.contract.glossary import answers_of
+from query.contract.registry import OURS, commands
+from query.contract.results import Column, Data, Detail, If, Result, Shown, columns, row_class_in
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "answers.md"
 _HEAD = """\

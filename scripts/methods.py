@@ -1,4 +1,4 @@
-"""Writes ``query/methods.pyi``: the methods that questions give to Atlas, for type checkers and editors.
+"""Writes ``query/faces/methods.pyi``: the methods that questions give to Atlas, for type checkers and editors.
 
     python -m scripts.methods
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from query.registry import GROUP
+from query.contract.registry import GROUP
 
 ROOT = Path(__file__).resolve().parent.parent
-STUB = ROOT / "query" / "methods.pyi"
+STUB = ROOT / "query" / "faces" / "methods.pyi"
 
 _HEAD = '''\
 # Written by scripts/methods.py from the entry points in pyproject.toml.
@@ -44,7 +44,7 @@ class Methods:
 def stub() -> str:
     """The text of the stub."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    imports, methods = ["from query.reader import AtlasReader"], []
+    imports, methods = ["from query.models.reader import AtlasReader"], []
     for name, place in project["entry-points"][GROUP].items():
         module, _, function = place.partition(":")
         name = name.rpartition(".")[2]

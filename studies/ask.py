@@ -18,11 +18,11 @@ from scipy.stats import kstest
 from sklearn.metrics import average_precision_score
 
 from query import Atlas
-from query.ask.ask import FALSE_DISCOVERIES
-from query.ask.evidence import Features, Reader
-from query.ask.models import read_candidates
-from query.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
-from query.texts import Texts, read_texts
+from query.models.texts import Texts, read_texts
+from query.questions.ask.ask import FALSE_DISCOVERIES
+from query.questions.ask.evidence import Features, Reader
+from query.questions.ask.models import read_candidates
+from query.questions.ask.scoring import VOCABULARY_WEIGHT, Scored, null_of, score, standing_out
 from scripts.child import PROJECT, call
 from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan

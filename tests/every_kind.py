@@ -11,10 +11,10 @@ from indexer.database.reading import Reading
 from indexer.errors import Failed
 from indexer.listing.listing import Listing
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
-from indexer.publish.maintenance import represent
 from indexer.publish.stored_answers import LINEAGE, write_answers
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
+from indexer.upkeep.maintenance import represent
 from tests.tiny_hub import BASE, indexed, make_store
 
 LAYERS = 3

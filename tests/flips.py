@@ -15,7 +15,7 @@ from pathlib import Path
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.verification import verify
+from indexer.upkeep.verification import verify
 
 
 def files_by_kind(atlas: AtlasFolder) -> dict[str, list[Path]]:

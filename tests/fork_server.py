@@ -40,17 +40,17 @@ LOADED = (
     # What a command begins with, and what most go on with. None of these asks the environment while it is loaded, but
     # for huggingface_hub.
     "indexer.builds.commands", "indexer.builds.deepen", "indexer.builds.executor", "indexer.builds.profiling",
-    "indexer.builds.view", "indexer.builds.worker", "indexer.cli", "indexer.library", "indexer.publish.maintenance",
-    "indexer.publish.verification", "indexer.share.merge", "indexer.share.pull", "indexer.share.push", "query.ask.ask",
-    "query.atlas", "query.cli", "query.clusters.study", "query.compare", "query.export", "query.lineage.lineage",
-    "query.map.model_map", "query.predict.predict", "query.purity.study", "query.rank.study", "query.report.report",
-    "query.show", "query.similar", "query.sql",
+    "indexer.builds.view", "indexer.builds.worker", "indexer.cli", "indexer.library", "indexer.upkeep.maintenance",
+    "indexer.upkeep.verification", "indexer.share.merge", "indexer.share.pull", "indexer.share.push", "query.questions.ask.ask",
+    "query.faces.atlas", "query.faces.cli", "query.questions.clusters.study", "query.questions.compare", "query.faces.export", "query.questions.lineage.lineage",
+    "query.questions.map.model_map", "query.questions.predict.predict", "query.questions.purity.study", "query.questions.rank.study", "query.faces.report.report",
+    "query.questions.show", "query.questions.similar", "query.questions.sql",
 )  # fmt: skip
 # What commands work out from files of these packages, once.
 _WORKED_OUT = (
     ("indexer.database.catalog", "expected"), ("indexer.database.catalog", "empty_database"),
-    ("indexer.database.validation", "columns"), ("indexer.architectures.architecture", "_catalogue"),
-    ("indexer.cards.datasets", "alias_table"), ("query.glossary", "words"),
+    ("indexer.database.validation", "columns"), ("indexer.checkpoints.architectures.architecture", "_catalogue"),
+    ("indexer.sources.cards.datasets", "alias_table"), ("query.contract.glossary", "words"),
 )  # fmt: skip
 # What most processes of a test run load before their first test.
 LOADED_BY_TESTS = (

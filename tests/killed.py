@@ -81,7 +81,7 @@ def _child(words: list[str], chosen: int, pipe: int) -> None:
     from indexer.network import session
     from indexer.storage import small_database
 
-    main = import_module({"index": "indexer.cli", "query": "query.cli"}[words[0]]).main
+    main = import_module({"index": "indexer.cli", "query": "query.faces.cli"}[words[0]]).main
 
     moments = Moments(chosen)
     transport = next(value for value in vars(session).values() if hasattr(value, "handle_request"))
@@ -120,7 +120,7 @@ def run() -> None:
     import huggingface_hub.hf_api  # noqa: F401
     import pyarrow.parquet  # noqa: F401
 
-    import query.cli  # noqa: F401
+    import query.faces.cli  # noqa: F401
 
     words = sys.argv[1:]
     for line in sys.stdin:

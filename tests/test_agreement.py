@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from query.clusters import methods
-from query.clusters.agreement import compared, compared_across, p_value, silhouette_of
-from query.clusters.methods import shuffled_silhouettes, silhouettes
-from query.statistics.authors import AuthorRuns
-from query.statistics.neighbours import codes_of
+from query.questions.clusters import methods
+from query.questions.clusters.agreement import compared, compared_across, p_value, silhouette_of
+from query.questions.clusters.methods import shuffled_silhouettes, silhouettes
+from query.shared.statistics.authors import AuthorRuns
+from query.shared.statistics.neighbours import codes_of
 
 
 def rng(seed=0):

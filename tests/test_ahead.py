@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from indexer.weights.ahead import read_ahead
+from indexer.checkpoints.ahead import read_ahead
 from tests.patience import PATIENCE, wait_for
 
 

@@ -10,12 +10,12 @@ import duckdb
 import numpy as np
 import pytest
 
-import query.cli
+import query.faces.cli
 from indexer.errors import AtlasError
 from query import Atlas
-from query.atlas import generations
-from query.browse.session import read_payload
-from query.wording import rarity
+from query.faces.atlas import generations
+from query.faces.browse.session import read_payload
+from query.shared.wording import rarity
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute
 from tests.hubs import add_repo, served
@@ -37,7 +37,7 @@ def asked(small_atlas, capsys):
 
     def ask(*words):
         with pytest.raises(SystemExit) as caught:
-            query.cli.main([*words, "--atlas", str(small_atlas)], prog_name="query")
+            query.faces.cli.main([*words, "--atlas", str(small_atlas)], prog_name="query")
         streams = capsys.readouterr()
         return caught.value.code or 0, streams.out, streams.err
 
@@ -78,7 +78,7 @@ def test_notes_are_on_stderr_in_every_format(atlas, capsys, monkeypatch, output)
     for words in asked:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"bob/glue-1\nann/glue-0\n")))
         with pytest.raises(SystemExit) as caught:
-            query.cli.main([*words, "--atlas", str(atlas.root), "--format", output], prog_name="query")
+            query.faces.cli.main([*words, "--atlas", str(atlas.root), "--format", output], prog_name="query")
         streams = capsys.readouterr()
         assert not caught.value.code, streams.err
         assert streams.err.count(warning) == 1, words
@@ -125,7 +125,7 @@ def test_a_similarity_above_all_unrelated_pairs_has_no_share(atlas, capsys):
 
     def ran(*words):
         with pytest.raises(SystemExit):
-            query.cli.main([*words, "--atlas", str(atlas.root)], prog_name="query")
+            query.faces.cli.main([*words, "--atlas", str(atlas.root)], prog_name="query")
         return capsys.readouterr().out
 
     rows = json.loads(ran("similar", "ann/glue-0", "--json"))
@@ -195,7 +195,7 @@ def test_a_failed_model_is_found_by_the_end_of_its_id(tmp_path, monkeypatch, cap
 
     def ask(*words):
         with pytest.raises(SystemExit) as caught:
-            query.cli.main([*words, "--atlas", str(folder)], prog_name="query")
+            query.faces.cli.main([*words, "--atlas", str(folder)], prog_name="query")
         captured = capsys.readouterr()
         return caught.value.code or 0, captured.out, captured.err
 

@@ -13,8 +13,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import rebuild, represent, status
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import rebuild, represent, status
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.conftest import start_python
 from tests.database import execute
@@ -122,7 +122,7 @@ import indexer.publish.staging as staging
 import indexer.publish.vector_update as vector_update
 import indexer.publish.vectors as vectors
 from indexer.atlas import AtlasFolder
-from indexer.publish.maintenance import represent
+from indexer.upkeep.maintenance import represent
 point = sys.argv[2]
 def die(*arguments, **options):
     os._exit(9)

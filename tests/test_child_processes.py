@@ -57,7 +57,7 @@ threading.Thread(target=one.encode, args=("aaaa",), daemon=True).start()
     "a statement": """
 import threading, time
 from pathlib import Path
-from query.sql import run_sql
+from query.questions.sql import run_sql
 started = []
 slow = "SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b"
 work = dict(seconds=60, started=started.append)
@@ -67,13 +67,13 @@ time.sleep(1)
 pids = [started[0].pid]
 """,
     "a statement's process that is not used": """
-from query import sql
+from query.questions import sql
 sql.prepare()
 pids = [one.pid for one in sql._prepared]
 """,
     "the layout of a map": """
 from pathlib import Path
-from query.browse.layout import start_process
+from query.faces.browse.layout import start_process
 one = start_process(Path(sys.argv[1]).parent, "ask", "no/such-base", takes_text=True)
 pids = [one.pid]
 """,

@@ -20,7 +20,7 @@ from indexer.records.identity import Identity, Spec, Unit
 from indexer.records.store import BACK_OFF_SECONDS, PATIENCE, READER, FailureRecord, RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.storage.atomic_files import LEFT_SECONDS, remove_leftovers, temporary_path
-from query.browse.layout import _remove_old
+from query.faces.browse.layout import _remove_old
 
 IDENTITY = Identity("a/b", "c" * 40, "org/base", "d" * 40, "finetune", Spec())
 

@@ -13,11 +13,11 @@ from indexer.builds.plan import move_records
 from indexer.builds.shards import publish_records
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import rebuild, represent
-from indexer.publish.verification import verify
 from indexer.records.identity import Parent, Spec, Unit
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
+from indexer.upkeep.maintenance import rebuild, represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.tiny_hub import BASE, SIZES, add_model, describe, served_shell
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.stats import binom, kstest, spearmanr
 
-from query.depth.study import _agreements, _data_shares, eta_squared
-from query.statistics.authors import spearman
-from query.wording import decimal
+from query.questions.depth.study import _agreements, _data_shares, eta_squared
+from query.shared.statistics.authors import spearman
+from query.shared.wording import decimal
 
 RUNS = 200
 
@@ -29,7 +29,7 @@ def sweeps(rng, authors=12):
 
 @pytest.mark.slow
 def test_the_p_of_data_sets_is_uniform_where_only_sweeps_differ(monkeypatch):
-    monkeypatch.setattr("query.depth.study.DRAWS", 199)
+    monkeypatch.setattr("query.questions.depth.study.DRAWS", 199)
     found = []
     for seed in range(RUNS):
         rng = np.random.default_rng(seed)

@@ -17,14 +17,14 @@ import indexer
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.removal import remove
-from indexer.publish.verification import verify
 from indexer.share.staging import staged
 from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import write_atomically
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.removal import remove
+from indexer.upkeep.verification import verify
 from query import Atlas
-from query.cli import main as query
+from query.faces.cli import main as query
 
 MODEL = "ann/glue-0"
 WHOLE_MMAP = mmap.mmap

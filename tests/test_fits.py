@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from query.rank.fits import FORMS, Fit, best_fit, fit_forms, shown
+from query.questions.rank.fits import FORMS, Fit, best_fit, fit_forms, shown
 
 pytestmark = pytest.mark.slow
 

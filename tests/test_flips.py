@@ -13,8 +13,8 @@ from indexer.atlas import AtlasFolder
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
+from indexer.upkeep.verification import verify
 from tests.every_kind import make_every_kind
 from tests.flips import files_by_kind, flip, flipped, what_verify_says
 from tests.once import made_once

@@ -10,9 +10,9 @@ from safetensors.numpy import load_file
 
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
 from query import Atlas
-from query.heads import changes_by_head
-from query.layers import embedding_of
-from query.trace.evidence import TokenEvidence
+from query.questions.heads import changes_by_head
+from query.questions.layers import embedding_of
+from query.questions.trace.evidence import TokenEvidence
 from tests import tiny_hub
 from tests.tiny_hub import BASE, SIZES, add_model, indexed, make_store
 

@@ -16,11 +16,11 @@ from indexer.builds.commands import build
 from indexer.builds.shards import publish_records
 from indexer.listing.listing import Listing
 from indexer.publish import removal
-from indexer.publish.maintenance import rebuild
-from indexer.publish.removal import remove
 from indexer.publish.stored_answers import PREDICTIONS, exported_answers
-from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.removal import remove
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.conftest import Shell
 from tests.killed import TIMES, killable, moments

@@ -7,10 +7,10 @@ import pytest
 from scipy.stats import binomtest, t
 
 from indexer.vectors.table import VectorTable
-from query.purity.labels import LabelledOrder
-from query.purity.study import means_without, purity
-from query.statistics.authors import independent_changes, uncertainty, units_of, wilson
-from query.statistics.neighbours import leave_out, neighbour_order
+from query.questions.purity.labels import LabelledOrder
+from query.questions.purity.study import means_without, purity
+from query.shared.statistics.authors import independent_changes, uncertainty, units_of, wilson
+from query.shared.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models
 
 pytestmark = pytest.mark.study

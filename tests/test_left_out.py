@@ -9,10 +9,10 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
-from indexer.publish.maintenance import rebuild, represent
-from indexer.publish.verification import verify
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
+from indexer.upkeep.maintenance import rebuild, represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.tiny_hub import BASE
 

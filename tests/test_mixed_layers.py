@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from query.cli import main
+from query.faces.cli import main
 from tests.architecture.mixed import build, parts_of
 from tests.tiny_hub import BASE, add_model, describe, served_shell
 

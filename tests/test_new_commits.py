@@ -17,12 +17,12 @@ from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import Record
 from indexer.records.store import RecordHeader, current_record
 from indexer.sources.source import BaseFacts
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from tests.tiny_hub import BASE, served_shell
 
 CHANGED = ("ann/glue-0", "bob/glue-1", "cyd/squad-2")

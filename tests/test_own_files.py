@@ -14,9 +14,9 @@ from huggingface_hub import constants
 from indexer.storage import checksums
 from indexer.storage.arrays import as_bytes, checksum
 from indexer.storage.own_files import read_own, write_own
-from query.ask.evidence import Reader
-from query.browse import layout
-from query.trace.words import BaseTokenizer
+from query.faces.browse import layout
+from query.questions.ask.evidence import Reader
+from query.questions.trace.words import BaseTokenizer
 
 
 def test_what_is_written_is_read_whatever_the_umask(tmp_path):

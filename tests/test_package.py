@@ -31,8 +31,15 @@ def modules_after(statement: str) -> set[str]:
 
 def test_a_question_starts_without_the_heavy_libraries():
     heavy = {"torch", "transformers", "huggingface_hub", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
-    assert not modules_after("import query.cli, query.similar, query.show") & (heavy | {"faiss", "duckdb"})
-    assert not modules_after("import query; query.Atlas; import query.purity.study, query.sql, indexer.vectors") & heavy
+    assert not modules_after("import query.faces.cli, query.questions.similar, query.questions.show") & (
+        heavy | {"faiss", "duckdb"}
+    )
+    assert (
+        not modules_after(
+            "import query; query.Atlas; import query.questions.purity.study, query.questions.sql, indexer.vectors"
+        )
+        & heavy
+    )
 
 
 def test_stored_neighbours_come_without_numpy(atlas):
@@ -44,7 +51,7 @@ def test_stored_neighbours_come_without_numpy(atlas):
 def test_looking_after_an_atlas_starts_without_torch():
     """Only reading weights needs it: a build that finds nothing new should not wait for it either."""
     heavy = {"torch", "transformers", "sklearn", "scipy", "pandas", "matplotlib", "peft"}
-    imports = "import indexer.publish.maintenance, indexer.publish.verification, indexer.builds.shards"
+    imports = "import indexer.upkeep.maintenance, indexer.upkeep.verification, indexer.builds.shards"
     assert not modules_after(f"{imports}, indexer.builds.view, indexer.builds.report") & heavy
 
 
@@ -63,15 +70,15 @@ OF_EXTRAS = {
         "indexer/deltas",
         "indexer/machine.py",
         "indexer/profiles",
-        "indexer/weights",
-        "indexer/publish/verification.py",
-        "indexer/starts/kernel.py",
-        "indexer/starts/sweep.py",
+        "indexer/checkpoints",
+        "indexer/upkeep/verification.py",
+        "indexer/deltas/starts/kernel.py",
+        "indexer/deltas/starts/sweep.py",
     ),
     "dask": ("indexer/builds/dask_",),
     "studies": ("query/",),
-    "agents": ("query/serve/",),
-    "browse": ("query/browse/",),
+    "agents": ("query/faces/serve/",),
+    "browse": ("query/faces/browse/",),
 }
 
 
@@ -150,7 +157,7 @@ def without_torch(commands, folder):
 
         sys.meta_path.insert(0, Blocked())
         from indexer.cli import main as index
-        from query.cli import main as query
+        from query.faces.cli import main as query
 
         found = {}
         for command in sys.argv[1:]:
@@ -184,8 +191,8 @@ def wheel(tmp_path_factory) -> Path:
 
 def test_the_wheel_holds_the_schema_and_every_architecture(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
-    assert {"indexer/schema.sql", "indexer/cards/dataset_aliases.toml"} <= names
-    for folder, pattern in (("indexer/architectures", "*.toml"), ("query/map/pages", "*")):
+    assert {"indexer/schema.sql", "indexer/sources/cards/dataset_aliases.toml"} <= names
+    for folder, pattern in (("indexer/checkpoints/architectures", "*.toml"), ("query/questions/map/pages", "*")):
         assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)} <= names
 
 
@@ -325,7 +332,7 @@ def test_the_figures_of_the_readme_are_those_of_the_demo():
 
 def test_every_command_is_in_the_readme():
     from indexer.cli import main as index
-    from query.cli import main as query
+    from query.faces.cli import main as query
 
     text = (ROOT / "README.md").read_text()
     for program, group in (("index", index), ("query", query)):

@@ -18,7 +18,7 @@ from indexer import user_folders
 from indexer.console.terminal import explain
 from indexer.errors import _EXTRAS, AtlasError, missing_extra, naming_extras
 from query import Atlas
-from query.results import Drawn
+from query.contract.results import Drawn
 from tests.tiny_hub import BASE
 
 PROJECT = Path(__file__).resolve().parent.parent

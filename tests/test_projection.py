@@ -9,7 +9,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from indexer.errors import AtlasError
-from query.map.projection import METHODS, project
+from query.questions.map.projection import METHODS, project
 from tests.halves import a_few
 
 

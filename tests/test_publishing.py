@@ -16,11 +16,11 @@ from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import AtlasError
 from indexer.publish import staging
-from indexer.publish.maintenance import represent
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
-from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
+from indexer.upkeep.maintenance import represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.database import execute, leave_log
 from tests.tiny_hub import BASE

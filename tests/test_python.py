@@ -153,10 +153,10 @@ def test_library_functions_do_what_the_commands_do(atlas, tmp_path):
 
 def test_the_umbrella_has_every_subcommand_once(atlas):
     from indexer.cli import main as index
-    from query.cli import main as query_main
+    from query.faces.cli import main as query_main
 
     assert not set(index.commands) & set(query_main.commands)
-    code = "from query.cli.model_atlas import main; main()"
+    code = "from query.faces.cli.model_atlas import main; main()"
     run = [sys.executable, "-c", code]
     done = subprocess.run([*run, "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
     for name in (*index.commands, *query_main.commands):

@@ -11,10 +11,10 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
 from indexer.publish.stored_answers import LINEAGE, exported_answers, store_answers, write_answers
-from indexer.publish.verification import verify
 from indexer.storage.checksummed_jsonl import write_lines
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell

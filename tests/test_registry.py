@@ -15,10 +15,11 @@ import pytest
 from indexer.console.option import described
 from indexer.console.terminal import first_sentence
 from indexer.errors import AtlasError
-from query import Atlas, registry
-from query.cli import main
-from query.cli.others import OTHERS
-from query.reader import AtlasReader
+from query import Atlas
+from query.contract import registry
+from query.faces.cli import main
+from query.faces.cli.others import OTHERS
+from query.models.reader import AtlasReader
 from scripts.methods import STUB, stub
 from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
@@ -29,10 +30,10 @@ from pathlib import Path
 from typing import Annotated
 
 from indexer.console.option import Argument, Option
-from query.options import Base
-from query.registry import question
-from query.columns import ModelId
-from query.results import Detail, Doc, Rows
+from query.contract.options import Base
+from query.contract.registry import question
+from query.contract.columns import ModelId
+from query.contract.results import Detail, Doc, Rows
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,10 @@ FACES = """
 import inspect, json, sys
 from click.testing import CliRunner
 from query import Atlas
-from query.browse.server import listed_questions
-from query.cli import main
-from query.serve.mcp import _tool
-from query.serve.tools import Tools
+from query.faces.browse.server import listed_questions
+from query.faces.cli import main
+from query.faces.serve.mcp import _tool
+from query.faces.serve.tools import Tools
 
 folder = sys.argv[1]
 def ran(*words):
@@ -277,9 +278,13 @@ def test_what_decorators_name_is_there():
 
 @pytest.mark.skipif(find_spec("numpy") is None, reason="needs numpy to tell")
 def test_the_list_of_commands_imports_no_question():
-    code = "from query.cli import main\ntry: main(['--help'], prog_name='query')\nexcept SystemExit: pass\n"
+    code = "from query.faces.cli import main\ntry: main(['--help'], prog_name='query')\nexcept SystemExit: pass\n"
     code += "import sys\nprint(sorted(one for one in sys.modules if one.startswith(('query.', 'numpy', 'duckdb'))))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1]
-    assert "query.registry" in loaded
-    assert not [one for one in ("query.similar", "query.purity.question", "numpy", "duckdb") if f"'{one}'" in loaded]
+    assert "query.contract.registry" in loaded
+    assert not [
+        one
+        for one in ("query.questions.similar", "query.questions.purity.question", "numpy", "duckdb")
+        if f"'{one}'" in loaded
+    ]

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from indexer.checkpoints.repository import open_repository
 from indexer.errors import AtlasError, ModelError
 from indexer.regular_files import descriptor_of, files_below
 from indexer.sources import registry
 from indexer.sources.folder import local_row
 from indexer.sources.registry import ModelRef
-from indexer.weights.repository import open_repository
 
 
 @pytest.fixture

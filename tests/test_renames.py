@@ -15,9 +15,9 @@ from indexer.atlas import AtlasFolder
 from indexer.database.reading import Reading
 from indexer.hub_ids import is_hub_id
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from tests.tiny_hub import BASE, describe, served_shell
 
 

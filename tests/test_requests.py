@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save
 
 from indexer.builds.estimate import Requests, children_sentence, requests_of
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError
 from indexer.network import rate_limit
 from indexer.network.hub import conversion_revision, count_children, model_row
@@ -14,7 +15,6 @@ from indexer.network.rows import listed_filenames
 from indexer.records.identity import Parent, Spec, Unit
 from indexer.sources.hub_base import resolve_base
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.hubs import BASE, add_base, add_repo, served, tags
 from tests.sampling.made import FORMS, ROBERTA, base_weights
 

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from indexer.atlas import AtlasFolder, schema_sql
-from indexer.cards.modelcard import head_facts
 from indexer.database.reading import Reading
 from indexer.database.validation import MOST_CHARACTERS, MOST_ITEMS, InvalidValue, check_rows, plain_json, valid_rows
 from indexer.deltas.stored_base import stored_bases
 from indexer.listing.listing import ListedModel, Listing
-from indexer.publish.maintenance import represent, status
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
 from indexer.records.record import write_record
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.store import FailureRecord, RecordStore
+from indexer.sources.cards.modelcard import head_facts
+from indexer.upkeep.maintenance import represent, status
 from tests.halves import a_few
 from tests.tiny_hub import BASE, DATASETS, describe, served_shell
 

@@ -18,7 +18,7 @@ from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
 from indexer.shared_state import SharedChange, ignored_warnings, one_blas_thread
 from query import Atlas
-from query.reader import AtlasReader
+from query.models.reader import AtlasReader
 from tests.atlas_builder import Model, write_atlas
 
 THREADS = 8

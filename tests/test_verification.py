@@ -12,8 +12,8 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.builds.shards import publish_records
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import represent
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import represent
+from indexer.upkeep.verification import verify
 from indexer.vectors import files
 from query import Atlas
 from tests.database import execute, read_rows

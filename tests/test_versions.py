@@ -15,8 +15,6 @@ from indexer.deltas import stored_base
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
 from indexer.records import identity as identities
 from indexer.records import store as stores
 from indexer.records.identity import RECORD_VERSION, Identity, OtherVersion, Spec, Unit
@@ -24,6 +22,8 @@ from indexer.records.record import Record, read_record, write_record
 from indexer.records.store import RecordHeader, RecordStore, current_record
 from indexer.share.merge import merge
 from indexer.sources.registry import ModelRef
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.database import execute, read_rows
 from tests.test_record import make_record

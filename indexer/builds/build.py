@@ -21,6 +21,7 @@ from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.builds.unknown_starts import unknown_starts
+from indexer.checkpoints.ahead import in_threads
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import Failed, ModelError, first_error_kept
@@ -36,10 +37,9 @@ from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import row_of
 from indexer.sources.source import BaseFacts
 from indexer.untrusted import printable
-from indexer.weights.ahead import in_threads
 
 if TYPE_CHECKING:
-    from indexer.starts.search import FurtherSearch
+    from indexer.deltas.starts.search import FurtherSearch
 
 # Results are published as they come, so that an interrupted build is useful: at most once in this many seconds, and so
 # rarely that publishing takes no more than this share of the time.
@@ -350,7 +350,7 @@ class Build:
             return
         from indexer.builds.executor import run_units
         from indexer.builds.worker import RecordWorker, StartWorker  # imports torch
-        from indexer.starts.search import SEARCH_BYTES
+        from indexer.deltas.starts.search import SEARCH_BYTES
 
         options = self.options
         at_work = SEARCH_BYTES if self.search else 0

@@ -28,7 +28,6 @@ from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
-from indexer.publish.removal import finish_removals
 from indexer.sources.bases import base_of
 from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
 from indexer.sources.questions import CrawlRequest, Rejected
@@ -37,6 +36,7 @@ from indexer.sources.registry import ModelRef, base_source
 from indexer.sources.rows import checked_pages, row_of
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
+from indexer.upkeep.removal import finish_removals
 
 
 @overload

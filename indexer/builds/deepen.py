@@ -17,7 +17,7 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Call, Text
 from indexer.listing.listing import Listing
-from indexer.publish.removal import finish_removals
+from indexer.upkeep.removal import finish_removals
 
 
 @plain_arguments

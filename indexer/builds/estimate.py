@@ -11,6 +11,7 @@ from typing import Any
 from huggingface_hub import get_token
 
 from indexer.builds.plan import Planned
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.deltas.stored_base import BaseShape
 from indexer.errors import Skipped
 from indexer.listing.listed_models import ListedModel
@@ -18,7 +19,6 @@ from indexer.names import RELATIONS
 from indexer.network.rate_limit import QUOTAS, WINDOW_SECONDS, quota_of
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.records.identity import Parent, Unit
-from indexer.weights.checkpoint_files import choose
 
 # Requests to the API for a model whose weights are pickles: pull requests, the commits of one, `main`, its files.
 _API_OF_PICKLE = 4

@@ -32,10 +32,10 @@ from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
 from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
 from indexer.publish.publish import publish
-from indexer.publish.removal import finish_removals
 from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.sources.registry import ModelRef
+from indexer.upkeep.removal import finish_removals
 
 # For the estimate: multiplications and additions a second of one thread, and the least that a model costs.
 _FLOPS = 6e10

@@ -21,9 +21,9 @@ from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
 from indexer.names import RELATIONS
 from indexer.publish.previous_atlas import check_rank, published_rank, rank_to_publish
-from indexer.publish.removal import finish_removals
 from indexer.shared_state import usable_umask
 from indexer.storage.atomic_files import remove_leftovers
+from indexer.upkeep.removal import finish_removals
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,19 @@ from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
+from indexer.deltas.starts.search import FurtherSearch
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.rows import listed_filenames
-from indexer.publish.removal import finish_removals
 from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import row_of
-from indexer.starts.search import FurtherSearch
+from indexer.upkeep.removal import finish_removals
 
 # Of these more is looked through than at indexing, if no file names others: what the Trainer of transformers sets.
 _SEEDS = (42,)
@@ -79,7 +79,7 @@ def find_starts(
     numbers of each of ``seeds`` (the path of a file with one in a line, or a list), and, for adapters that training
     moved little, of any seed. It takes minutes of processor an adapter. What is found is published, and the vectors
     of these adapters are then made of what training did alone. ``device``: a GPU, which then also tries all 2³² seeds
-    for all adapters together (``indexer.starts.sweep``), whatever their distance from the start.
+    for all adapters together (``indexer.deltas.starts.sweep``), whatever their distance from the start.
 
     A model from a folder is named by its path, which is not stored. ``where``: an SQL condition on the view
     ``models``; ``limit``: only this many, most downloads first. ``dry_run``: only report how many there are.
@@ -152,8 +152,8 @@ def _check_sweep(device: str) -> None:
 def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, device: str) -> tuple[int, ...]:
     """The seeds of all with which one of the adapters may have begun."""
     from indexer.deltas.base import BaseMatrices
+    from indexer.deltas.starts.sweep import FirstFactors, sweep
     from indexer.deltas.vectorise import with_start
-    from indexer.starts.sweep import FirstFactors, sweep
 
     factors, units = FirstFactors(), [one.unit for one in planned if one.unit is not None]
     with closing(BaseMatrices(stored.path, resident=False)) as matrices:

@@ -20,8 +20,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.layout import Matrix
 from indexer.builds.build import Build
+from indexer.checkpoints.ahead import in_threads
+from indexer.checkpoints.architectures.layout import Matrix
+from indexer.checkpoints.checkpoint import shards_of
+from indexer.checkpoints.checkpoint_files import choose
+from indexer.checkpoints.repository import open_repository
+from indexer.checkpoints.safetensors_header import FIRST_GUESS
+from indexer.checkpoints.stored_tensor import read_safetensors
 from indexer.deltas.base import BaseMatrices, open_base
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, Failed, Skipped
@@ -34,12 +40,6 @@ from indexer.sources.questions import BadRow, CheckedRow, ClaimedRow, RawRow, Re
 from indexer.sources.registry import ModelRef, author_of
 from indexer.sources.rows import bad_row
 from indexer.untrusted import is_count, shown
-from indexer.weights.ahead import in_threads
-from indexer.weights.checkpoint import shards_of
-from indexer.weights.checkpoint_files import choose
-from indexer.weights.repository import open_repository
-from indexer.weights.safetensors_header import FIRST_GUESS
-from indexer.weights.stored_tensor import read_safetensors
 
 # Models examined in one run, unless `--max-candidates` says otherwise.
 MOST_CANDIDATES = 1_000

@@ -16,6 +16,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.report import Result
 from indexer.builds.resources import Resources
 from indexer.deltas.base import BaseMatrices
+from indexer.deltas.starts.search import Search, in_usual_seeds
 from indexer.deltas.vectorise import vectorise, with_start
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.hub_errors import as_model_error
@@ -24,7 +25,6 @@ from indexer.network.session import install_session
 from indexer.records.identity import Parent, Traffic, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
-from indexer.starts.search import Search, in_usual_seeds
 from indexer.untrusted import printable, tidy
 
 # Errors of the machine that is written to, not of the model that is read.

@@ -235,7 +235,7 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 
     Later builds ignore it; `index add` brings it back.
     """
-    from indexer.publish.removal import remove as remove_model
+    from indexer.upkeep.removal import remove as remove_model
 
     emit(remove_model(model, base, atlas, keep_record=keep_record), output)
 

@@ -14,8 +14,10 @@ from functools import partial
 
 import torch
 
-from indexer.architectures.architecture import Architecture, load_architecture
-from indexer.architectures.layout import Layout, Matrix
+from indexer.checkpoints.adapter import AdapterModule, AdapterPlan, adapter_plan, read_modules, whole_weights
+from indexer.checkpoints.architectures.architecture import Architecture, load_architecture
+from indexer.checkpoints.architectures.layout import Layout, Matrix
+from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta
 from indexer.deltas.rotations import boft, hra, oft_blocks, rotated
@@ -23,8 +25,6 @@ from indexer.deltas.rounding import RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.untrusted import shown
-from indexer.weights.adapter import AdapterModule, AdapterPlan, adapter_plan, read_modules, whole_weights
-from indexer.weights.checkpoint import Checkpoint
 
 # A product of factors is kept as factors up to this share of the rank that the matrix can have.
 _FACTORS_UP_TO = 0.5

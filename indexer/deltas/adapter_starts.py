@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.adapter import AdapterPlan, adapter_plan
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.deltas.base import BaseMatrices
+from indexer.deltas.starts.search import Search, in_usual_seeds
+from indexer.deltas.starts.start import Distribution, LoraModule, draws_of
 from indexer.names import DeltaKey
 from indexer.records.adapter_start import NORMAL, UNIFORM, AdapterStart
-from indexer.starts.search import Search, in_usual_seeds
-from indexer.starts.start import Distribution, LoraModule, draws_of
-from indexer.weights.adapter import AdapterPlan, adapter_plan
-from indexer.weights.checkpoint import Checkpoint
 
 Floats = NDArray[np.float32]
 # Up to this distance from the start, relative to it, A may only have been rounded to its dtype.

@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
-from indexer.architectures.layout import Layout
+from indexer.checkpoints.adapter_forms import MARKER
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.layout import Layout
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from indexer.checkpoints.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 from indexer.deltas.embeddings import base_stripes, embedding_names
 from indexer.deltas.stored_base import (
     EMBEDDINGS,
@@ -39,9 +42,6 @@ from indexer.sources.registry import ModelRef
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import replacing, temporary_path
 from indexer.untrusted import shown
-from indexer.weights.adapter_forms import MARKER
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 
 if TYPE_CHECKING:
     from indexer.vectors.published import PublishedBase

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.layout import Layout, Matrix, compare
+from indexer.checkpoints.architectures.layout import Layout, Matrix, compare
+from indexer.checkpoints.checkpoint import Checkpoint
+from indexer.checkpoints.quantised import refuse_coarse
 from indexer.deltas.base import BaseMatrices, locate_matrices
 from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
@@ -24,8 +26,6 @@ from indexer.names import DeltaKey
 from indexer.records.row_plan import lines_of, lines_to_read, stripes_of
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
-from indexer.weights.checkpoint import Checkpoint
-from indexer.weights.quantised import refuse_coarse
 
 # The inner loop over a matrix works on pieces of this size.
 _PIECE_BYTES = 512 << 10

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from indexer.checkpoints.stored_tensor import READABLE
 from indexer.deltas.rounding import narrowest_name
 from indexer.deltas.stored_base import POSITIONS, TOKEN_TYPES, TOKENS
 from indexer.network.session import install_session
@@ -17,8 +19,6 @@ from indexer.records.decay import Decay, classify_rows
 from indexer.records.record import TokenChanges
 from indexer.records.tokens import MISSING, RowChanges, row_changes, token_stripes
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import READABLE
 
 _POSITION_NAMES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
 _TYPE_NAMES = ("token_type_embeddings",)

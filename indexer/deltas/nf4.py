@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.layout import Matrix
+from indexer.checkpoints.architectures.layout import Matrix
 from indexer.deltas.base import BaseMatrices
 from indexer.names import DeltaKey
 

@@ -15,7 +15,10 @@ from functools import cached_property
 
 import torch
 
-from indexer.architectures.layout import Matrix
+from indexer.checkpoints.adapter import adapter_plan
+from indexer.checkpoints.architectures.layout import Matrix
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from indexer.checkpoints.stored_tensor import dtype_name
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import published_matrices
 from indexer.deltas.delta import LoraDelta, layout_against
@@ -29,9 +32,6 @@ from indexer.records.parts import Extent, Floats, LoraFactors, ModelParts
 from indexer.sources.claims import untyped_relation
 from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
-from indexer.weights.adapter import adapter_plan
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import dtype_name
 
 MATRICES = 8
 _PART_BYTES = 256 << 10

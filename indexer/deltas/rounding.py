@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from indexer.weights.stored_tensor import dtype_name
+from indexer.checkpoints.stored_tensor import dtype_name
 
 Chain = tuple[str, ...]
 

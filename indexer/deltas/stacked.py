@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
@@ -25,7 +26,6 @@ from indexer.records.identity import Parent
 from indexer.records.record import Record
 from indexer.records.row_plan import lines_of
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
 _UNRELATED_BELOW = 0.3

@@ -18,9 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from indexer.architectures.architecture import load_architecture
-from indexer.architectures.layout import Layout, Matrix
 from indexer.atlas import AtlasFolder
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.layout import Layout, Matrix
+from indexer.checkpoints.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
@@ -31,7 +32,6 @@ from indexer.regular_files import regular_status
 from indexer.sources.registry import ModelRef, is_listed_id
 from indexer.storage.checksums import check_once, stamp_of
 from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
-from indexer.weights.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
 
 UNKNOWN = "0" * 64
 

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.layout import Layout
-from indexer.cards.modelcard import head_facts
+from indexer.checkpoints.adapter import adapter_plan, stated_base
+from indexer.checkpoints.architectures.layout import Layout
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.adapter_starts import Learned, Search, adapter_start, in_usual_seeds
 from indexer.deltas.base import BaseMatrices
@@ -38,12 +39,11 @@ from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
+from indexer.sources.cards.modelcard import head_facts
 from indexer.sources.claims import YES, classify_path
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import row_of
 from indexer.untrusted import printable, shown
-from indexer.weights.adapter import adapter_plan, stated_base
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 

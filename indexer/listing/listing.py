@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from indexer.cards.readme import SENTENCE
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.base_database import base_database, schema
 from indexer.listing.listed_models import Line, ListedModel, select
 from indexer.listing.listing_tables import RESTORED, CrawlState, ListingTables, Names, Removal
+from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.questions import (
     COPY,

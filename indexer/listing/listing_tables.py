@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.cards.readme import SENTENCE
 from indexer.errors import WRONG_KINDS
 from indexer.listing.base_database import plain
 from indexer.listing.listed_models import Line, ListedModel
 from indexer.names import RELATIONS
+from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import Claim
 from indexer.sources.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
 from indexer.sources.registry import is_addable, is_listed_id

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
-from indexer.architectures.layout import Matrix
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.layout import Matrix
 from indexer.errors import AtlasError
 from indexer.machine import processors
 from indexer.profiles.layers import fitting_tokens

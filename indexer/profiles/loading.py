@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 from indexer.profiles.layers import HookedLayers
 from indexer.shared_state import SharedChange, ignored_warnings

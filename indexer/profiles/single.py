@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, Call, Failed, ModelError, Text
 from indexer.machine import check_device
 from indexer.network.hub_errors import as_model_error

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.adapter import adapter_plan, whole_weights
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from indexer.checkpoints.stored_tensor import READABLE
 from indexer.deltas.adapter_deltas import adapter_deltas
 from indexer.deltas.delta import LoraDelta
 from indexer.errors import Failed, ModelError, Skipped
@@ -25,9 +28,6 @@ from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
-from indexer.weights.adapter import adapter_plan, whole_weights
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from indexer.weights.stored_tensor import READABLE
 
 _MOST_PREPROCESSOR = 1 << 20
 # Memory that a profile takes in addition to the weights: activations of a probe, and the sums of a regression.

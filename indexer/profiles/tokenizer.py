@@ -17,6 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from indexer.checkpoints.checkpoint_files import choose, read_config
+from indexer.checkpoints.repository import open_repository
 from indexer.child_processes import start_child
 from indexer.errors import AtlasError, Skipped
 from indexer.network.session import install_session
@@ -24,11 +26,9 @@ from indexer.profiles import tokenizer_process
 from indexer.profiles.tokenizer_process import START_SECONDS
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import lone_surrogate, shown
-from indexer.weights.checkpoint_files import choose, read_config
-from indexer.weights.repository import open_repository
 
 if TYPE_CHECKING:
-    from indexer.weights.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
+    from indexer.checkpoints.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
 
 _MOST_TOKENIZER = 64 << 20
 # For one answer, and for all answers of one question together; starting takes up to START_SECONDS besides.

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from indexer.cards.modelcard import MalformedRow, bounded_count
 from indexer.database.validation import InvalidValue, check_rows, plain_json, valid_rows, with_nulls
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
@@ -30,6 +29,7 @@ from indexer.records.representation import DEFAULT, Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
+from indexer.sources.cards.modelcard import MalformedRow, bounded_count
 from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
 from indexer.untrusted import printable

@@ -181,7 +181,7 @@ class Record:
     is present for adapters that name their base. ``row_space`` (K, 1 + m) is a sketch of the row space of the LoRA
     factors A (``indexer.records.row_space``); None for other models. ``tokens``: None for adapters, and where the input
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
-    (``indexer.weights.adapter.AdapterPlan``), "" for other models; ``passed_over``: what was not read of it;
+    (``indexer.checkpoints.adapter.AdapterPlan``), "" for other models; ``passed_over``: what was not read of it;
     ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to which the base
     had been rounded before training ("nf4" or "nf4 double"), "" if it had not been.
     """

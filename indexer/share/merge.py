@@ -21,7 +21,6 @@ from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.exchange import join_listings
-from indexer.publish.maintenance import rebuild
 from indexer.publish.origin import read_origin
 from indexer.publish.previous_atlas import PreviousAtlas, rank_of
 from indexer.publish.stored_answers import ANSWERS, Line, exported_answers, write_answers
@@ -29,6 +28,7 @@ from indexer.records.store import RecordStore
 from indexer.share.contents import packable
 from indexer.storage.atomic_files import link_or_copy, write_atomically
 from indexer.storage.checksums import file_sha256
+from indexer.upkeep.maintenance import rebuild
 
 Say = Callable[[str], None]
 

@@ -27,7 +27,6 @@ from indexer.errors import AtlasError
 from indexer.network.session import current_session
 from indexer.publish.origin import Origin, read_origin, write_origin
 from indexer.publish.staging import note_checksum
-from indexer.publish.verification import contradiction_in
 from indexer.quantities import size_in_words
 from indexer.regular_files import regular_status
 from indexer.share.contents import CARRIED, PACKED, files_in, named_files
@@ -45,6 +44,7 @@ from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
 from indexer.untrusted import printable
+from indexer.upkeep.verification import contradiction_in
 from indexer.vectors.files import check_file
 from indexer.vectors.published import read_published
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from indexer.cards.readme import SENTENCE, sentence_bases, sentence_datasets
-from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
 from indexer.hub_ids import is_hub_id
 from indexer.names import RELATIONS
 from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_user_error
 from indexer.network.rows import filenames_in
+from indexer.sources.cards.readme import SENTENCE, sentence_bases, sentence_datasets
+from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.claims import (
     NO,
     NO_PATH,

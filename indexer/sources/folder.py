@@ -12,14 +12,14 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.readme import SENTENCE, card_facts, sentence_datasets
-from indexer.cards.sentence import lacks_sentence
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import descriptor_of, files_below
 from indexer.sources import registry
+from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
+from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub

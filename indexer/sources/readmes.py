@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from indexer.cards.readme import MAX_README, SENTENCE, sentence_datasets
-from indexer.cards.sentence import lacks_sentence
 from indexer.errors import Failed, ModelError
 from indexer.network.rows import commit_of, listed_filenames
+from indexer.sources.cards.readme import MAX_README, SENTENCE, sentence_datasets
+from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
 

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from indexer.cards.modelcard import ModelFacts, read_row
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.names import RELATIONS
 from indexer.network.rows import commit_of
+from indexer.sources.cards.modelcard import ModelFacts, read_row
 from indexer.sources.questions import (
     BadRow,
     CheckedRow,

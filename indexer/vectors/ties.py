@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 # for 3 million pairs of vectors of 8,208 numbers.
 NEAR = 1e-5
 
-# Similarities in double precision are ties if they agree to 2^-32, as in ``query.statistics.neighbours``.
+# Similarities in double precision are ties if they agree to 2^-32, as in ``query.shared.statistics.neighbours``.
 TIE_STEPS = 2.0**32
 
 # Numbers of each side that are multiplied at a time, to fit the cache.

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 import transformers
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.measure import made_once
 from scripts.child import PROJECT
 
@@ -49,7 +49,11 @@ CODE = (
     Path(__file__),
     *(
         PROJECT / "indexer" / name
-        for name in ("deltas/base.py", "architectures/layout.py", "architectures/architecture.py")
+        for name in (
+            "deltas/base.py",
+            "checkpoints/architectures/layout.py",
+            "checkpoints/architectures/architecture.py",
+        )
     ),
 )
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 import transformers
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, dense_deltas, layout_against
 from indexer.deltas.svd import spectrum, truncated_svd
 from indexer.names import DeltaKey
 from indexer.records.record import ranks_at
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.bench.checkpoints import MODULES, roberta_base
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, one_thread, say
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import transformers
 
-from indexer.architectures.architecture import known_model_types, load_architecture
+from indexer.checkpoints.architectures.architecture import known_model_types, load_architecture
 from indexer.errors import Skipped
 from indexer.names import STACKS
 from scripts.child import PROJECT

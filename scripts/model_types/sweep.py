@@ -30,7 +30,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import Skipped
 
 LAYERS = 2

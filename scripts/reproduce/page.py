@@ -10,7 +10,7 @@ from typing import Any
 
 from indexer.console.messages import clean
 from indexer.errors import require
-from query.figures import THEMES, Panels, draw, write_output
+from query.contract.figures import THEMES, Panels, draw, write_output
 from scripts.reproduce.study import REPRESENTATIONS, SIDE_BY_SIDE, Json
 from scripts.tables import markdown
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from indexer.atlas import AtlasFolder
-from indexer.cards.modelcard import HeadFacts
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.listing.listing import Listing
 from indexer.records.identity import Identity, Spec
@@ -24,10 +24,10 @@ from indexer.records.record import DeltaRecord, Record, StoredFile, TokenChanges
 from indexer.records.representation import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
+from indexer.sources.cards.modelcard import HeadFacts
 from indexer.sources.claims import Claim
 from indexer.sources.questions import ClaimedRow, CrawlRequest, Page, Question
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub.store import hub_time
 from scripts.synthetic.population import (
     ENERGY,

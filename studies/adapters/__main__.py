@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from query import Atlas
-from query.atlas import opened
-from query.reader import AtlasReader
+from query.faces.atlas import opened
+from query.models.reader import AtlasReader
 from scripts.family.__main__ import ENVIRONMENT
 from scripts.family.store import RESULTS, read_json
 from scripts.loopback_hub import LoopbackHub

@@ -19,12 +19,12 @@ from indexer.records.sketch import DRAW, sketched
 from indexer.records.store import RecordStore
 from indexer.vectors.centre import FULL
 from indexer.vectors.table import VectorTable
-from query.clusters.study import clusters
-from query.population import START, Head, Population, distinct, read_population
-from query.predict.evaluation import evaluate_models
-from query.predict.training_set import LabelledModels
-from query.purity.study import purity
-from query.reader import AtlasReader
+from query.models.population import START, Head, Population, distinct, read_population
+from query.models.reader import AtlasReader
+from query.questions.clusters.study import clusters
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.training_set import LabelledModels
+from query.questions.purity.study import purity
 from scripts.family.plan import Adapter, Plan, Run, load_plan
 from studies.vectors import matches_of_nearest
 
@@ -121,7 +121,7 @@ class Started:
     """The distinct models of a base, and what the atlas knows of their starts; entry i is the same model.
 
     ``plain``: the vectors of whole changes, with nothing subtracted. ``groups``: see ``indexer.vectors.centre``.
-    ``initialisations`` and ``starts`` (``query.population.START``): models that began alike, and where.
+    ``initialisations`` and ``starts`` (``query.models.population.START``): models that began alike, and where.
     """
 
     population: Population

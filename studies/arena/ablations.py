@@ -14,7 +14,7 @@ from indexer.records.record import DeltaRecord
 from indexer.records.row_plan import lines_of
 from indexer.records.sketch import DRAW, USUAL_BUDGET, tensor_sketch
 from indexer.vectors.centre import FULL
-from query.statistics.likeness import similarities
+from query.shared.statistics.likeness import similarities
 from scripts.tables import decimal, p_value
 from studies.arena.methods import OURS, method_tables
 from studies.arena.scores import Json, Table, scores

@@ -18,9 +18,9 @@ from sklearn.metrics import average_precision_score
 
 from indexer.vectors.centre import ADAPTER, FULL
 from query import Atlas
-from query.ask.result import LikelyModels
-from query.population import distinct, read_population
-from query.statistics.likeness import similarities
+from query.models.population import distinct, read_population
+from query.questions.ask.result import LikelyModels
+from query.shared.statistics.likeness import similarities
 from scripts.family import make_family, tasks
 from scripts.family.family import build
 from scripts.family.plan import Plan, Run, load_plan

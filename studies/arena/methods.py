@@ -14,7 +14,7 @@ from sklearn.metrics.pairwise import euclidean_distances
 
 from indexer.records.record import Record
 from indexer.records.representation import representation_named
-from query.statistics.likeness import similarities
+from query.shared.statistics.likeness import similarities
 from scripts.tables import decimal
 from studies.arena import rivals
 from studies.arena.scores import Json, Reals, Table, cosines, scores

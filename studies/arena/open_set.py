@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query import Atlas
-from query.predict.classifier import NONE_OF_THESE
-from query.predict.predict import FEWEST_MODELS
-from query.predict.scoring import auroc, calibration_error, estimated_share
+from query.questions.predict.classifier import NONE_OF_THESE
+from query.questions.predict.predict import FEWEST_MODELS
+from query.questions.predict.scoring import auroc, calibration_error, estimated_share
 from scripts.loopback_hub import LoopbackHub
 from scripts.tables import decimal, markdown
 from scripts.terminal import indexed

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.vectors.centre import ADAPTER, FULL
-from query.purity.labels import LabelledOrder, OwnPlaces
-from query.purity.study import null_distribution
-from query.statistics.neighbours import codes_of, leave_out
+from query.questions.purity.labels import LabelledOrder, OwnPlaces
+from query.questions.purity.study import null_distribution
+from query.shared.statistics.neighbours import codes_of, leave_out
 
 Json = dict[str, Any]
 Reals = NDArray[np.float64]

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import store_base
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
@@ -26,10 +27,9 @@ from indexer.records.representation import representation_named
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
-from indexer.weights.checkpoint import open_checkpoint
 from query import Atlas
-from query.predict.evaluation import Evaluation
-from query.predict.training_set import LabelledModelReader, LabelledModels
+from query.questions.predict.evaluation import Evaluation
+from query.questions.predict.training_set import LabelledModelReader, LabelledModels
 from scripts.family import make_family
 from scripts.family.plan import load_plan
 from studies.arena.family import Family, build_family

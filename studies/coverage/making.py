@@ -1,6 +1,6 @@
 """Makes the repositories of one kind: a tiny base, and an upload that claims it, whose δW is known.
 
-The last functions write weights that are not one safetensors file of floats; see indexer/weights/quantised.py.
+The last functions write weights that are not one safetensors file of floats; see indexer/checkpoints/quantised.py.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.child import call, run_shown
 from scripts.family import make_family
 from scripts.family.plan import Oddity, Plan, Run, load_plan
@@ -370,8 +370,8 @@ def ask(
     ``hidden``: for some models, others that are left out of the atlas when they are asked; only these are asked then.
     """
     from query import Atlas
-    from query.lineage.lineage import Tracer
-    from query.lineage.thresholds import evidence_class
+    from query.questions.lineage.lineage import Tracer
+    from query.questions.lineage.thresholds import evidence_class
 
     with Atlas(atlas) as opened:
         tracer = Tracer(opened, opened.base_named(None), dates=dates, embeddings=embeddings)

@@ -21,9 +21,9 @@ import indexer
 from indexer.console.messages import verbosity
 from indexer.records import row_plan, weight_sample
 from query import Atlas
-from query.population import Population, distinct, read_population
-from query.purity.study import purity
-from query.statistics.likeness import similarities
+from query.models.population import Population, distinct, read_population
+from query.questions.purity.study import purity
+from query.shared.statistics.likeness import similarities
 from scripts.loopback_hub import LoopbackHub
 from scripts.reproduce.study import FLAGS, check, endings
 from studies.vectors import matches_of_nearest

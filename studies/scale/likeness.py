@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indexer.publish.vectors import with_unit_blocks
 from indexer.vectors.centre import ADAPTER, FULL
-from query.statistics.likeness import similarities
+from query.shared.statistics.likeness import similarities
 from scripts.synthetic.population import (
     EVERY_FAMILY,
     HUB_LABELS,

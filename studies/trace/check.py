@@ -14,14 +14,14 @@ from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from tokenizers import Tokenizer
 
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.deltas.embeddings import EmbeddingReader, embedding_names, is_head_tied
 from indexer.deltas.stored_base import TOKENS
 from indexer.records.tokens import EXACT, UNSURE, row_changes, sizes_of, token_rows
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
-from query.trace.evidence import TokenEvidence
-from query.trace.texts import CERTAIN, USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
-from query.trace.trace import _OFFSETS
+from query.questions.trace.evidence import TokenEvidence
+from query.questions.trace.texts import CERTAIN, USUAL_LENGTH, ComparedTexts, compare_texts, kept_tokens
+from query.questions.trace.trace import _OFFSETS
 from scripts.family.tasks import MASK, PADDING
 from scripts.tables import markdown
 from studies.trace.making import Maker, base_id

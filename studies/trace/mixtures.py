@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from indexer.records.tokens import UNSURE, row_changes, token_rows
-from query.ask.shares import other_rates, shares_of, token_counts
-from query.trace.evidence import TokenEvidence
+from query.questions.ask.shares import other_rates, shares_of, token_counts
+from query.questions.trace.evidence import TokenEvidence
 from scripts.family.training import WEIGHTS
 from scripts.tables import aligned
 from studies.trace.making import Maker, base_id, embedding_name, load_model

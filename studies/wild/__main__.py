@@ -20,12 +20,12 @@ import numpy as np
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.atlas import opened
-from query.predict.evaluation import evaluate_models
-from query.predict.training_set import LabelledModelReader
-from query.reader import AtlasReader
-from query.statistics.authors import AuthorRuns
-from query.statistics.neighbours import codes_of
+from query.faces.atlas import opened
+from query.models.reader import AtlasReader
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.training_set import LabelledModelReader
+from query.shared.statistics.authors import AuthorRuns
+from query.shared.statistics.neighbours import codes_of
 from scripts.child import PROJECT
 from scripts.family.__main__ import ENVIRONMENT
 from scripts.tables import decimal, fill, markdown, write_from_run

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexer.cards.datasets import canonical_dataset, canonical_datasets, is_known
 from indexer.errors import AtlasError
+from indexer.sources.cards.datasets import canonical_dataset, canonical_datasets, is_known
 
 SHAPES = Path(__file__).with_name("bases.toml")
 CONFIG = "adapter_config.json"

@@ -17,8 +17,8 @@ from indexer.records.record import Record
 from indexer.records.representation import REPRESENTATIONS, VOCABULARY
 from indexer.records.sketch import LEARNED_POWER
 from indexer.records.store import RecordStore
-from query.population import distinct, read_population
-from query.reader import AtlasReader
+from query.models.population import distinct, read_population
+from query.models.reader import AtlasReader
 from studies.arena.methods import OF_WEIGHTS, U_PLAIN, without_zeros
 from studies.arena.rivals import cosine_of_gram, inner_products, mean_over_shared
 from studies.arena.scores import Reals

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from query.purity.labels import LabelledOrder
-from query.purity.study import interval, null_distribution
-from query.statistics.authors import FEWEST_AUTHORS, MOST_UNITS, AuthorRuns, uncertainty, units_of
-from query.statistics.neighbours import codes_of, leave_out
+from query.questions.purity.labels import LabelledOrder
+from query.questions.purity.study import interval, null_distribution
+from query.shared.statistics.authors import FEWEST_AUTHORS, MOST_UNITS, AuthorRuns, uncertainty, units_of
+from query.shared.statistics.neighbours import codes_of, leave_out
 from studies.arena.scores import Labels, Reals, orders, vote
 
 DRAWS = 1000  # permutations for p
@@ -151,7 +151,7 @@ def _jackknife(
     share: float,
     without: Callable[[NDArray[np.bool_]], Reals],
 ) -> tuple[float | None, float | None]:
-    """The interval of a share, from how it changes without each author in turn (``query.statistics.authors``)."""
+    """The interval of a share, from how it changes without each author in turn (``query.shared.statistics.authors``)."""
     if len(np.unique(units[scored])) < FEWEST_AUTHORS:
         return None, None
     left = [without(units != unit) for unit in range(int(units.max()) + 1)]

@@ -120,12 +120,12 @@ def of_strangers(models: str, base: str, adapters: Sequence[str]) -> Json:
     """Adapters of a folder of repositories, as a build reads them; one that cannot be read is left out, with a message."""
     import torch
 
+    from indexer.checkpoints.adapter import adapter_plan
+    from indexer.checkpoints.checkpoint import open_checkpoint
     from indexer.deltas.adapter_deltas import deltas_on
     from indexer.deltas.base import store_base
     from indexer.errors import ModelError
     from indexer.sources.registry import ModelRef
-    from indexer.weights.adapter import adapter_plan
-    from indexer.weights.checkpoint import open_checkpoint
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +164,9 @@ def of_planted(each: int) -> Json:
     """Adapters that are drawn as PEFT and diffusers draw them, with usual seeds, moved and rounded."""
     import torch
 
-    listed = tomllib.loads(files("indexer.starts").joinpath("usual_seeds.toml").read_text(encoding="utf-8"))["seeds"]
+    listed = tomllib.loads(files("indexer.deltas.starts").joinpath("usual_seeds.toml").read_text(encoding="utf-8"))[
+        "seeds"
+    ]
     seeds = [seed for group in listed for seed in group["seeds"]]
 
     def made() -> Iterator[tuple[Json, Callable[[], Json]]]:
@@ -231,15 +233,15 @@ def _search_file(checkpoint: Any, base: Any, factors: Any) -> Json:
 
 def _search(modules: Any, factors: Any, distribution: Any, truth: tuple[int, int] | None) -> Json:
     """``truth``: the seed and the offset, None if there is none."""
-    from indexer.starts.seed_table import usual_seeds
-    from indexer.starts.start import find_start
+    from indexer.deltas.starts.seed_table import usual_seeds
+    from indexer.deltas.starts.start import find_start
 
     start = find_start(modules, factors.__getitem__, usual_seeds(), distribution)
     return {"found": start is not None, "wrong": start is not None and (start.seed, start.offset) != truth}
 
 
 def _modules(rank: int) -> list[Any]:
-    from indexer.starts.start import LoraModule
+    from indexer.deltas.starts.start import LoraModule
 
     return [LoraModule(f"h.{number}.attn.c_attn", rank, INPUTS, OUTPUTS) for number in range(MODULES)]
 
@@ -247,7 +249,7 @@ def _modules(rank: int) -> list[Any]:
 def _timed(adapters: Iterable[tuple[Json, Callable[[], Json]]]) -> Json:
     """The kind of each adapter, what its search returned, and the processor seconds that it took."""
     import indexer.deltas.adapter_starts  # noqa: F401  (what it loads is not counted)
-    from indexer.starts.seed_table import usual_seeds
+    from indexer.deltas.starts.seed_table import usual_seeds
 
     before = _resident_bytes()
     started = time.process_time()

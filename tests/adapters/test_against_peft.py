@@ -12,10 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from indexer.checkpoints.adapter import AdapterModule, adapter_plan, read_modules, whole_weights
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import Skipped
 from indexer.sources.registry import ModelRef
-from indexer.weights.adapter import AdapterModule, adapter_plan, read_modules, whole_weights
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.written import read
 from tests.hubs import set_endpoint

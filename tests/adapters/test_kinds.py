@@ -10,13 +10,13 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from indexer.checkpoints.adapter import adapter_plan
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.sources.registry import ModelRef
-from indexer.weights.adapter import adapter_plan
-from indexer.weights.checkpoint import open_checkpoint
 from tests.adapters.test_against_peft import gpt2, llama, roberta
 from tests.adapters.written import write_adapter
 

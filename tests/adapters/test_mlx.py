@@ -16,15 +16,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.adapter import adapter_plan, read_modules, stated_base
+from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.stacked import once
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.sources.registry import ModelRef
-from indexer.weights.adapter import adapter_plan, read_modules, stated_base
-from indexer.weights.checkpoint import open_checkpoint
-from indexer.weights.checkpoint_files import choose
 from tests.adapters.written import write_adapter
 
 WIDTH, WIDE, NARROW = 12, 20, 6

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.checkpoints.name_pattern import NamePatterns
 from indexer.errors import Skipped
 from indexer.untrusted import shown
-from indexer.weights.name_pattern import NamePatterns
 from tests.adapters.written import read, write_adapter
 
 
@@ -95,7 +95,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
 
 
 def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    import indexer.weights.name_pattern as room
+    import indexer.checkpoints.name_pattern as room
 
     monkeypatch.setattr(room, "_SECONDS", 0.2)
     slow = NamePatterns({r"(a|a)*(a|a)*\d": 4}, "rank_pattern")
@@ -179,9 +179,9 @@ def test_names_and_keys_without_end_are_refused_or_cheap() -> None:
 
 
 def test_an_adapters_pairs_are_worked_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from indexer.checkpoints import adapter
+    from indexer.checkpoints.checkpoint import open_checkpoint
     from indexer.sources.registry import ModelRef
-    from indexer.weights import adapter
-    from indexer.weights.checkpoint import open_checkpoint
 
     folder = write_adapter(tmp_path, rank_pattern={"q": 4})
     checkpoint = open_checkpoint(ModelRef(str(folder), folder=folder), relation="adapter")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.adapter import AdapterModule, read_modules
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.sources.registry import ModelRef
-from indexer.weights.adapter import AdapterModule, read_modules
-from indexer.weights.checkpoint import open_checkpoint
 
 
 def read(folder: Path, **options: Any) -> dict[str, AdapterModule]:

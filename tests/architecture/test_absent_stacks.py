@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import locate_matrices, store_base
 from indexer.errors import AtlasError, Skipped
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 
 
 def one_layer(model_type: str, stack_names: set[str]) -> dict[str, tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.architectures.architecture import compare, load_architecture
+from indexer.checkpoints.architectures.architecture import compare, load_architecture
 from indexer.errors import Skipped
 from tests.architecture.shapes import bert_shapes, refused
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from indexer.architectures.architecture import Architecture, compare, load_architecture
+from indexer.checkpoints.architectures.architecture import Architecture, compare, load_architecture
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from tests.architecture.shapes import bert_shapes, gpt2_layout, gpt2_shapes, refused

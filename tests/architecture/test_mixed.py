@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from indexer.architectures.architecture import Layout, compare, load_architecture
+from indexer.checkpoints.architectures.architecture import Layout, compare, load_architecture
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from tests.architecture.mixed import MIXED, TOWERS, build, build_towers, parts_of

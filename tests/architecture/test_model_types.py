@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import transformers
 
-from indexer.architectures.architecture import known_model_types
+from indexer.checkpoints.architectures.architecture import known_model_types
 from scripts.model_types.__main__ import PAGE, STORED, judge, page
 from scripts.model_types.sweep import describe, folded, in_own_process, unfolded
 from tests.architecture.live_models import EVERY

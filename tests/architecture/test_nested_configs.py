@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indexer.architectures.architecture import load_architecture
-from indexer.architectures.nested import by_nested_config
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.nested import by_nested_config
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import locate_matrices, store_base
 from indexer.errors import Skipped
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 
 LLAMA = {
     "self_attn.q_proj": (8, 8), "self_attn.k_proj": (8, 8), "self_attn.v_proj": (8, 8), "self_attn.o_proj": (8, 8),

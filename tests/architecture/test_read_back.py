@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
-from indexer.architectures.architecture import Layout, compare, known_model_types, load_architecture
-from indexer.architectures.pattern import Settings
+from indexer.checkpoints.architectures.architecture import Layout, compare, known_model_types, load_architecture
+from indexer.checkpoints.architectures.pattern import Settings
 from indexer.errors import Skipped
 from indexer.names import FAMILIES, STACKS, DeltaKey
 from tests.architecture.live_models import EVERY, HEADS

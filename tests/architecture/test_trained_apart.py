@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 
-from indexer.architectures.architecture import compare, load_architecture
+from indexer.checkpoints.architectures.architecture import compare, load_architecture
 from indexer.names import DeltaKey
 from tests.architecture.test_mixed import located, matrices
 

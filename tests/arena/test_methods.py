@@ -14,7 +14,7 @@ from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
-from query.purity.study import purity
+from query.questions.purity.study import purity
 from scripts.tables import p_value
 from studies.arena import rivals
 from studies.arena.ablations import DEFAULT, block, triplets

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from query.predict.scoring import estimated_share, with_prior
+from query.questions.predict.scoring import estimated_share, with_prior
 from studies.arena import disjoint, open_set
 from studies.arena.__main__ import FIGURES
 from studies.arena.family import load_arena_plan

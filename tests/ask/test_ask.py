@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-import query.ask.ask
+import query.questions.ask.ask
 from indexer.errors import AtlasError, BadArgument
 from query import Atlas
-from query.ask.evidence import Features, Reader
-from query.ask.models import Candidates
-from query.ask.scoring import null_of
-from query.cli import main
-from query.population import read_population
-from query.reader import AtlasReader
-from query.serve.tools import Tools
-from query.texts import Texts
+from query.faces.cli import main
+from query.faces.serve.tools import Tools
+from query.models.population import read_population
+from query.models.reader import AtlasReader
+from query.models.texts import Texts
+from query.questions.ask.evidence import Features, Reader
+from query.questions.ask.models import Candidates
+from query.questions.ask.scoring import null_of
 from tests.tiny_hub import DATASETS
 
 BASE = "org/tiny-base"
@@ -62,7 +62,7 @@ class Planted:
 
 @pytest.fixture
 def planted(monkeypatch):
-    monkeypatch.setattr(query.ask.ask, "Reader", Planted)
+    monkeypatch.setattr(query.questions.ask.ask, "Reader", Planted)
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from indexer.records.tokens import MISSING, UNSURE, codes_of_sizes
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.stored import OpenVectors, Vectors, write_vectors
 from query import Atlas
-from query.ask import models
-from query.ask.evidence import Features
-from query.ask.models import Candidates, read_candidates
-from query.population import distinct, read_population
-from query.statistics.likeness import similarities
-from query.trace.evidence import TokenEvidence
+from query.models.population import distinct, read_population
+from query.questions.ask import models
+from query.questions.ask.evidence import Features
+from query.questions.ask.models import Candidates, read_candidates
+from query.questions.trace.evidence import TokenEvidence
+from query.shared.statistics.likeness import similarities
 
 BASE, ROWS = "org/tiny-base", 64
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import kstest
 
-from query.ask.evidence import reference_sets
-from query.ask.scoring import Null, null_of, standing_out, tail
-from query.ask.scoring import score as score_against
-from query.texts import Texts
+from query.models.texts import Texts
+from query.questions.ask.evidence import reference_sets
+from query.questions.ask.scoring import Null, null_of, standing_out, tail
+from query.questions.ask.scoring import score as score_against
 
 
 def score(kinds):

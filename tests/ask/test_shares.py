@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from query.ask.shares import other_rates, shares_of, token_counts
-from query.trace.evidence import TokenEvidence
+from query.questions.ask.shares import other_rates, shares_of, token_counts
+from query.questions.trace.evidence import TokenEvidence
 
 ROWS = 400
 

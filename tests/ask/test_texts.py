@@ -17,11 +17,11 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 
-import query.texts
+import query.models.texts
 from indexer.errors import AtlasError, BadArgument
-from query.ask import ask
-from query.cli import main
-from query.texts import given_texts, read_texts
+from query.faces.cli import main
+from query.models.texts import given_texts, read_texts
+from query.questions.ask import ask
 from tests.conftest import ROOT
 
 THREE = ("The sky is blue.", "Zwölf Boxkämpfer jagen Viktor.", "天気がいい。")
@@ -124,7 +124,7 @@ def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
         ("a.csv", b'text\n"' + b"an open quote\n" * 400_000, "is not CSV"),
         ("a.parquet", b"PAR1" + b"\xff" * 100 + b"PAR1", "cannot be read as Parquet"),
         ("a.parquet", b"text", "is not a Parquet file"),
-        ("a.txt", b"x" * (query.texts.LONGEST_LINE + 5), "has more than 4 MiB"),
+        ("a.txt", b"x" * (query.models.texts.LONGEST_LINE + 5), "has more than 4 MiB"),
     ],
 )
 def test_what_is_no_text_gets_one_line(tmp_path, name, content, said):
@@ -185,7 +185,7 @@ def test_texts_that_are_given_are_looked_at_like_those_of_a_file():
 
 def test_a_json_list_is_read_an_entry_at_a_time(tmp_path, monkeypatch):
     """As a whole it takes 4 MB."""
-    monkeypatch.setattr(query.texts, "_PIECE", 1 << 14)
+    monkeypatch.setattr(query.models.texts, "_PIECE", 1 << 14)
     rows = [{"text": f"text {number}, “quoted”\n", "tokens": [number] * 20} for number in range(4_000)]
     for indent in (None, 1):
         file = write(tmp_path, "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
@@ -219,13 +219,13 @@ def test_a_broken_list_gets_one_line(tmp_path, content, said):
 def test_a_list_may_be_cut_anywhere_by_the_pieces_it_is_read_in(tmp_path, monkeypatch):
     values = ["é" * 7, 'a\\"b', "  ", "😀", "x" * 40] * 9
     for size in range(1, 30):
-        monkeypatch.setattr(query.texts, "_PIECE", size)
+        monkeypatch.setattr(query.models.texts, "_PIECE", size)
         file = write(tmp_path, "a.json", json.dumps(values, indent=size % 3, ensure_ascii=size % 2 == 0))
         assert read_texts(file).texts == tuple(one.strip() for one in values if one.strip())
 
 
 def test_all_texts_that_are_kept_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(query.texts, "_MOST_KEPT", 1 << 20)
+    monkeypatch.setattr(query.models.texts, "_MOST_KEPT", 1 << 20)
     found = read_texts(write(tmp_path, "a.txt", ("x" * 9_999 + "\n") * 1_000))
     assert 50 <= len(found) <= 105
     assert found.total == 1_000
@@ -282,13 +282,13 @@ def test_a_file_of_any_bytes_is_read_or_refused(tmp_path):
 @pytest.mark.parametrize("command", ["ask", "trace"])
 def test_the_page_and_the_help_say_what_is_left_out(command):
     """Every limit of the code by its number."""
-    most = {"ask": (ask.MOST_TEXTS, ask.MOST_TEXTS_OF_SHARES), "trace": (query.texts.MOST_TEXTS,)}[command]
+    most = {"ask": (ask.MOST_TEXTS, ask.MOST_TEXTS_OF_SHARES), "trace": (query.models.texts.MOST_TEXTS,)}[command]
     shown = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"}).output
     document = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8").partition("## Which texts are left out")[2]
     for number in most:
         assert f"{number:,}" in document
         assert f"{number:,}" in shown
-    assert f"{query.texts.LONGEST_TEXT:,}" in document
+    assert f"{query.models.texts.LONGEST_TEXT:,}" in document
     for words in (shown, document):
         for what in ("half of a surrogate pair", "tenth", "evenly spaced"):
             assert what in " ".join(words.split())

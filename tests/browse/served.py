@@ -20,7 +20,9 @@ from tests.patience import PATIENCE, wait_for
 
 # A statement that would take hours.
 ENDLESS = "SELECT count(*) FROM range(10000000000) AS a(i), range(1000) AS b(j) WHERE hash(i, j) % 7 = 1"
-_WITH_LIMIT = "from query.browse import session; from query.cli import main; session.MOST_SECONDS = {}; main()"
+_WITH_LIMIT = (
+    "from query.faces.browse import session; from query.faces.cli import main; session.MOST_SECONDS = {}; main()"
+)
 
 
 class Served:

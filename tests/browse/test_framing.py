@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from query.browse.server import HEADERS, LONGEST_TEXT
+from query.faces.browse.server import HEADERS, LONGEST_TEXT
 from tests.browse.served import Served
 from tests.patience import PATIENCE, wait_for
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import duckdb
 import pytest
 
-from query.browse.server import HEADERS
+from query.faces.browse.server import HEADERS
 from tests.atlas_builder import BASE
 from tests.browse.atlases import MERGED, PROFILED, indexed, write_many
 from tests.browse.served import ENDLESS, Served, children, publish_again, state_of

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import duckdb
 import pytest
 
-from query.figures import THEMES
+from query.contract.figures import THEMES
 from tests.browse.atlases import OTHER
 from tests.browse.served import FIRST, Served, choose, model_page, opened, publish_again
 from tests.map_page.example import settle, shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indexer.cards.modelcard import read_row
+from indexer.sources.cards.modelcard import read_row
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import indexer.cards.datasets
-from indexer.cards.datasets import (
+import indexer.sources.cards.datasets
+from indexer.sources.cards.datasets import (
     AliasTable,
     CanonicalDataset,
     alias_table,
@@ -23,7 +23,7 @@ from indexer.cards.datasets import (
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"
-TABLE = Path(indexer.cards.datasets.__file__).with_name("dataset_aliases.toml")
+TABLE = Path(indexer.sources.cards.datasets.__file__).with_name("dataset_aliases.toml")
 
 
 def name(raw, config=None):

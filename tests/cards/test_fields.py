@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from indexer.cards.modelcard import (
+from indexer.errors import Failed
+from indexer.sources.cards.modelcard import (
     DatasetClaim,
     MalformedRow,
     ReportedResult,
     read_row,
 )
-from indexer.errors import Failed
 from tests.cards.rows import COMMIT, facts
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.cards.modelcard import HeadFacts, head_facts
+from indexer.sources.cards.modelcard import HeadFacts, head_facts
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12))
 KEYS = ["id2label", "label2id", "num_labels", "architectures", "model_type", "problem_type", "0", "1", "-1"]

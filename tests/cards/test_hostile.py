@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.cards.modelcard import (
+from indexer.sources.cards.modelcard import (
     MalformedRow,
     read_row,
 )

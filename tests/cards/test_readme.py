@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.cards.modelcard import read_row
-from indexer.cards.readme import SENTENCE, card_facts, sentence_bases, sentence_datasets, trainer_sentence
-from indexer.cards.sentence import lacks_sentence
 from indexer.hub_ids import hub_address
+from indexer.sources.cards.modelcard import read_row
+from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_bases, sentence_datasets, trainer_sentence
+from indexer.sources.cards.sentence import lacks_sentence
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"

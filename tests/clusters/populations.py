@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from query.population import Population
+from query.models.population import Population
 
 
 def population(vectors, datasets=None, authors=None, ids=None, **columns):

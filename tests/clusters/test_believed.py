@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query.clusters import methods
-from query.clusters.agreement import _clouds, against_clouds
-from query.clusters.methods import by_centres, by_density, coordinates
-from query.clusters.study import clusters
+from query.questions.clusters import methods
+from query.questions.clusters.agreement import _clouds, against_clouds
+from query.questions.clusters.methods import by_centres, by_density, coordinates
+from query.questions.clusters.study import clusters
 from tests.clusters.populations import clustered_vectors, names, partition, population
 from tests.conftest import Shell
 from tests.console.speaking import at_terminal, plain_lines
@@ -52,7 +52,7 @@ def test_clouds_are_not_drawn_where_they_would_take_minutes(monkeypatch):
     points = np.eye(6)
     labels = np.array([0, 0, 0, 1, 1, 1])
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is not None
-    monkeypatch.setattr("query.clusters.agreement.MOST_MODELS", 5)
+    monkeypatch.setattr("query.questions.clusters.agreement.MOST_MODELS", 5)
     assert against_clouds(points, labels, lambda cloud: labels, 9, np.random.default_rng(0)) is None
 
 
@@ -205,7 +205,7 @@ def test_density_looks_at_one_neighbour_less_than_the_smallest_cluster_has():
 
 
 def test_importing_it_waits_for_no_heavy_library():
-    code = "import sys, query.clusters.study; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
+    code = "import sys, query.questions.clusters.study; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from query.clusters.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
-from query.clusters.study import clusters, numbered
+from query.questions.clusters.methods import by_best_centres, by_centres, coordinates, default_size, tried_counts
+from query.questions.clusters.study import clusters, numbered
 from tests.clusters.populations import clustered_vectors, names, partition, population
 
 

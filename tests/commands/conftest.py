@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import indexer.cli
-import query.cli
+import query.faces.cli
 from tests.atlas_builder import Model, write_atlas
 
 
@@ -25,7 +25,7 @@ def run(capsys):
     """Runs a command in this process: its exit status, stdout and stderr."""
 
     def ran(program, *words):
-        main = {"query": query.cli.main, "index": indexer.cli.main}[program]
+        main = {"query": query.faces.cli.main, "index": indexer.cli.main}[program]
         with pytest.raises(SystemExit) as caught:
             main([str(word) for word in words], prog_name=program)
         captured = capsys.readouterr()

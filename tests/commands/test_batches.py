@@ -16,13 +16,13 @@ from indexer.builds.profile_worker import ProfileUnit
 from indexer.errors import AtlasError, ModelError
 from indexer.profiles.single import Reference, read_now
 from indexer.profiles.store import ProfileIdentity
-from indexer.publish.maintenance import rebuild
 from indexer.publish.stored_answers import PREDICTIONS, exported_answers, write_answers
 from indexer.regular_files import MOST_FILES, files_below
 from indexer.sources.registry import ModelRef
+from indexer.upkeep.maintenance import rebuild
 from query import Atlas
-from query.results import plain
-from query.texts import read_stdin
+from query.contract.results import plain
+from query.models.texts import read_stdin
 from tests.halves import a_few
 
 

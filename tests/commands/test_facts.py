@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from query import Atlas
-from query.atlas import opened
-from query.browse.model import model_page
-from query.compare import Comparison, Fact
-from query.facts import FACTS, Place, facts_of, names_of
+from query.faces.atlas import opened
+from query.faces.browse.model import model_page
+from query.models.facts import FACTS, Place, facts_of, names_of
+from query.questions.compare import Comparison, Fact
 from tests.atlas_builder import Model, write_atlas
 
 START = {"generator": "uniform", "seed": 42, "offset": 9, "tool": "PEFT", "found": 4, "modules": 4, "distance": 0.25}

@@ -13,7 +13,7 @@ import pytest
 from indexer.cli import main as index
 from indexer.hub_ids import is_hub_id
 from indexer.records.representation import REPRESENTATIONS
-from query.cli import main as query
+from query.faces.cli import main as query
 from tests.conftest import ROOT
 from tests.patience import PATIENCE
 
@@ -50,7 +50,7 @@ def test_k_means_one_thing(run):
 
 def completed(words, atlas):
     """What click answers a shell."""
-    code = "import sys; sys.argv = ['query']; from query.cli import main; main(prog_name='query')"
+    code = "import sys; sys.argv = ['query']; from query.faces.cli import main; main(prog_name='query')"
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "_QUERY_COMPLETE": "bash_complete", "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split(" ")) - 1), "VECTORS_ATLAS": str(atlas),

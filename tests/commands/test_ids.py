@@ -8,12 +8,12 @@ import socket
 import numpy as np
 import pytest
 
+from indexer.checkpoints.repository import open_repository
 from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.hub_ids import without_address
 from indexer.names import nearest
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import row_of
-from indexer.weights.repository import open_repository
 from query import Atlas
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute

@@ -10,12 +10,12 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
 from query import Atlas
-from query.atlas import opened
-from query.browse.model import model_page
-from query.report.page import Source
-from query.report.views import pairs
-from query.serve.tools import Tools
-from query.similar import Neighbour, SimilarModels
+from query.faces.atlas import opened
+from query.faces.browse.model import model_page
+from query.faces.report.page import Source
+from query.faces.report.views import pairs
+from query.faces.serve.tools import Tools
+from query.questions.similar import Neighbour, SimilarModels
 from tests.atlas_builder import BASE, Model, unit, write_atlas
 
 SENTENCE = f"No model of {BASE} is like eve/alone"

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from query.glossary import schema
+from query.contract.glossary import schema
 from tests.atlas_builder import Model, write_atlas
 from tests.console.speaking import at_terminal
 
@@ -53,7 +53,7 @@ def test_a_terminal_gets_forty_rows_and_a_pipe_all(small_atlas, run):
     code, out, err = run("query", "sql", statement, "--atlas", small_atlas)
     assert (code, len(out.splitlines()), err) == (0, 51, "")
     code = (
-        f"import sys; from query.cli import main; "
+        f"import sys; from query.faces.cli import main; "
         f"main(['sql', {statement!r}, '--atlas', {str(small_atlas)!r}], prog_name='query')"
     )
     answer = at_terminal(code).splitlines()
@@ -62,7 +62,7 @@ def test_a_terminal_gets_forty_rows_and_a_pipe_all(small_atlas, run):
 
 
 def test_a_narrow_terminal_gets_whole_comments():
-    code = "from query.cli import main; main(['schema', 'models'], prog_name='query')"
+    code = "from query.faces.cli import main; main(['schema', 'models'], prog_name='query')"
     answer = "".join(at_terminal(code, columns=50).split())  # lines may break within a word
     for row in schema("models"):
         assert "".join("".join(row.values()).split()) in answer

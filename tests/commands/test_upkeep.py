@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from indexer.builds.commands import add
 from indexer.cli import main
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.tiny_hub import BASE
 

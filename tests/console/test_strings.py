@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import indexer.cli
-import query.cli
+import query.faces.cli
 from indexer.console.terminal import clean
 from tests.console.speaking import printed
 
@@ -110,8 +110,8 @@ def test_json_gives_hostile_strings_back_exactly(capsys):
     ("main", "words"),
     [
         (indexer.cli.main, ["represent", "input", "--vector-length"]),
-        (query.cli.main, ["rank", "--threshold"]),
-        (query.cli.main, ["sql", "SELECT 1", "--timeout"]),
+        (query.faces.cli.main, ["rank", "--threshold"]),
+        (query.faces.cli.main, ["sql", "SELECT 1", "--timeout"]),
     ],
 )
 @pytest.mark.parametrize("number", ["nan", "NaN", "-nan", "inf", "-inf", "1e999", "-1"])
@@ -126,6 +126,6 @@ def test_a_number_out_of_range_is_a_usage_error(capsys, tmp_path, main, words, n
 
 def test_a_number_in_the_range_is_taken(capsys, tmp_path):
     with pytest.raises(SystemExit) as caught:
-        query.cli.main(["rank", "--threshold", "0.9", "--atlas", str(tmp_path / "none")], prog_name="tool")
+        query.faces.cli.main(["rank", "--threshold", "0.9", "--atlas", str(tmp_path / "none")], prog_name="tool")
     assert caught.value.code == 1
     assert "none" in capsys.readouterr().err

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.errors import ModelError
 from indexer.listing.listing import Listing
 from indexer.sources.questions import CrawlRequest
-from indexer.weights.checkpoint_files import choose
 from tests.hubs import add_repo, served, update_listing
 
 TREE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "mistral_small_tree_2025.csv"

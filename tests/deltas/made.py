@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from indexer.architectures.layout import Matrix, Rows
+from indexer.checkpoints.architectures.layout import Matrix, Rows
 from indexer.deltas import nf4, rounding
 from indexer.deltas.rounding import RoundingChoice
 from indexer.deltas.vectorise import vectorise
@@ -250,7 +250,7 @@ def test_a_sample_of_a_model_saved_by_transformers(tmp_path):
 
 
 def base_of_folder(folder, path):
+    from indexer.checkpoints.checkpoint import open_checkpoint
     from indexer.deltas.base import store_base
-    from indexer.weights.checkpoint import open_checkpoint
 
     return store_base(open_checkpoint(ModelRef("base", folder=folder)), made.BASE, made.BASE_COMMIT, path)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError, Skipped
@@ -18,7 +19,6 @@ from indexer.names import DeltaKey
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.architecture.mixed import build
 
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}

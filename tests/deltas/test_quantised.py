@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.delta import dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from studies.coverage.making import Tensors, fp8_blocks, mlx, model_of, planted
 from studies.coverage.uploads import FP8, LLAMA, TEXT
 from tests.weights.folders import folder_reference

@@ -13,6 +13,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
@@ -20,7 +21,6 @@ from indexer.records.difference import ALIKE, difference_of, norms_fit, signatur
 from indexer.records.representation import REPRESENTATIONS
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.conftest import BASE
 from tests.deltas import made
 from tests.halves import a_few

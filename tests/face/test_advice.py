@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from indexer.console.advice import OPTIONS, as_command, for_command_line
 from indexer.errors import BUILDING, Call, Text
 from query import Atlas, AtlasError
-from query.registry import questions
+from query.contract.registry import questions
 from tests.conftest import ROOT
 
 
@@ -69,7 +69,7 @@ def test_calls_survive_addition_other_texts_and_processes():
 def test_advice_names_functions_commands_and_options_that_exist():
     """Every call in the source of both packages."""
     from indexer.cli import main as index
-    from query.cli import main as query
+    from query.faces.cli import main as query
 
     groups = {"index": index, "query": query}
     every = {
@@ -106,7 +106,7 @@ def test_what_the_questions_raise_names_no_option():
 
 
 def test_python_and_the_command_line_say_the_same_in_their_own_words(tmp_path, small_atlas):
-    from query.cli import main
+    from query.faces.cli import main
 
     with Atlas(small_atlas) as atlas, pytest.raises(AtlasError) as raised:
         atlas.clusters(count=3)

@@ -13,7 +13,7 @@ from indexer.builds.options import BuildOptions
 from indexer.builds.profiling import ProfileOptions
 from indexer.errors import BadArgument
 from query import Atlas
-from query.results import Listed, Rows
+from query.contract.results import Listed, Rows
 from tests.atlas_builder import Model, write_atlas
 
 MODEL = "author1/model-1"

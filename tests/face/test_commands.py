@@ -10,7 +10,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from query.cli import main
+from query.faces.cli import main
 from tests.console.speaking import at_terminal, plain_lines
 from tests.halves import a_few
 
@@ -114,8 +114,8 @@ def test_a_narrow_terminal_leaves_out_what_tells_least_and_cuts_no_id(small_atla
 
 
 def test_lineage_begins_with_the_answer(capsys):
-    from query.cli.printing import print_result
-    from query.lineage.result import Edge, Lineage
+    from query.faces.cli.printing import print_result
+    from query.questions.lineage.result import Edge, Lineage
 
     edge = Edge("org/child", "org/parent", "continued", 1.0, 0.1, "shared change")
     print_result(Lineage("org/child", "org/base", 1, (edge,), 0, 0), "table")

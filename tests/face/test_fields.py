@@ -7,9 +7,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import pytest
 
-from query.columns import ModelId, Notes
-from query.glossary import documented
-from query.results import After, Data, Detail, Doc, Format, Hidden, If, Result, Rounded, Rows, Shown, columns, plain
+from query.contract.columns import ModelId, Notes
+from query.contract.glossary import documented
+from query.contract.results import (
+    After,
+    Data,
+    Detail,
+    Doc,
+    Format,
+    Hidden,
+    If,
+    Result,
+    Rounded,
+    Rows,
+    Shown,
+    columns,
+    plain,
+)
 
 if TYPE_CHECKING:
     from nowhere import OnlyForTypeCheckers

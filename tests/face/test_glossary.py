@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from indexer.names import MEASURES
 from query import Atlas
-from query.cli import main
-from query.glossary import SchemaColumn, SchemaObject, answers_of, documented, words
-from query.registry import commands
-from query.results import columns
+from query.contract.glossary import SchemaColumn, SchemaObject, answers_of, documented, words
+from query.contract.registry import commands
+from query.contract.results import columns
+from query.faces.cli import main
 from scripts.answers import PAGE, page
 
 ASKED = {

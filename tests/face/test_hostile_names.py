@@ -13,9 +13,9 @@ import pytest
 from markupsafe import escape
 
 from query import Atlas
-from query.figures import draw
-from query.layers import stored_layers
-from query.lineage.result import Edge, tree_figure
+from query.contract.figures import draw
+from query.questions.layers import stored_layers
+from query.questions.lineage.result import Edge, tree_figure
 from tests.atlas_builder import family, write_atlas
 
 HOSTILE = (

@@ -8,7 +8,7 @@ import pytest
 
 from indexer.console.output import as_plain
 from query import Atlas
-from query.results import plain
+from query.contract.results import plain
 from tests.face.conftest import HOSTILE
 
 pandas = pytest.importorskip("pandas")
@@ -44,7 +44,7 @@ def test_a_notebook_shows_it_and_nothing_becomes_markup(answers, name, monkeypat
     page = answers[name]._repr_html_()
     assert "<script" not in page
     assert ("<img" in page) == (name in PICTURES)
-    monkeypatch.setattr("query.results.find_spec", lambda _name: None)  # without matplotlib
+    monkeypatch.setattr("query.contract.results.find_spec", lambda _name: None)  # without matplotlib
     without = answers[name]._repr_html_()
     assert "<table" in without
     assert "<img" not in without

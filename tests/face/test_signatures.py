@@ -20,8 +20,8 @@ from indexer.builds.options import (
 from indexer.builds.profiling import ProfileOptions
 from indexer.errors import BadArgument
 from query import Atlas
-from query.registry import commands
-from query.registry import questions as listed
+from query.contract.registry import commands
+from query.contract.registry import questions as listed
 from tests.conftest import ROOT
 
 # What is of a command alone: how it prints.
@@ -50,7 +50,7 @@ def test_every_question_has_a_signature_and_a_docstring():
 
 def test_a_command_has_the_defaults_of_its_methods():
     """Options of the command alone have other names, or say that nothing was given."""
-    from query.cli import main
+    from query.faces.cli import main
 
     checked = 0
     for name, entries in commands().items():

@@ -8,16 +8,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from indexer.architectures.architecture import load_architecture
+from indexer.checkpoints.adapter import adapter_plan
+from indexer.checkpoints.architectures.architecture import load_architecture
+from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.delta import LoraDelta
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.sources.registry import ModelRef
-from indexer.weights.adapter import adapter_plan
-from indexer.weights.checkpoint import open_checkpoint
-from indexer.weights.checkpoint_files import choose
 from tests.image_models.written import (
     OF_DIFFUSERS,
     factors,

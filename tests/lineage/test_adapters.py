@@ -12,12 +12,12 @@ import pytest
 
 from indexer.records.identity import AdapterBase
 from indexer.records.parts import LoraFactors, ModelParts
-from query.lineage.adapters import Adapter, AdapterRules, continuation
-from query.lineage.candidates import Candidate, SampledWeights, stated_model
-from query.lineage.evidence import as_stored
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, COPY, MERGE, RECAST, SPARSE_METHODS
-from query.lineage.siblings import Siblings
-from query.lineage.thresholds import Thresholds
+from query.questions.lineage.adapters import Adapter, AdapterRules, continuation
+from query.questions.lineage.candidates import Candidate, SampledWeights, stated_model
+from query.questions.lineage.evidence import as_stored
+from query.questions.lineage.result import CONTINUED, CONTINUED_OR_RUN, COPY, MERGE, RECAST, SPARSE_METHODS
+from query.questions.lineage.siblings import Siblings
+from query.questions.lineage.thresholds import Thresholds
 
 NAMES = [f"{layer}.{family}" for layer in range(4) for family in ("query", "value")]
 WIDTH, RANK, SCALE = 48, 8, 2.0

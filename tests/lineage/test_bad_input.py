@@ -10,7 +10,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.result import Edge
+from query.questions.lineage.result import Edge
 from tests.checkpoints import gpt2, save
 from tests.conftest import Shell
 from tests.hubs import use_endpoint
@@ -185,7 +185,7 @@ def test_without_the_base_embeddings_blocks_decide_with_a_note(forest, own, monk
 
 
 def test_a_note_counts_the_candidates_without_records_of_its_own_model(forest, trees, own, monkeypatch):
-    from query.lineage.lineage import Tracer
+    from query.questions.lineage.lineage import Tracer
 
     use_endpoint(monkeypatch, trees.endpoint)
     with Atlas(own) as atlas:
@@ -199,8 +199,8 @@ def test_a_note_counts_the_candidates_without_records_of_its_own_model(forest, t
 
 
 def test_a_small_budget_is_kept(forest, trees, monkeypatch):
-    from query.lineage.lineage import lineage
-    from query.lineage.thresholds import Thresholds
+    from query.questions.lineage.lineage import lineage
+    from query.questions.lineage.thresholds import Thresholds
 
     use_endpoint(monkeypatch, trees.endpoint)
     name = forest.one("dare")
@@ -212,7 +212,7 @@ def test_a_small_budget_is_kept(forest, trees, monkeypatch):
 
 def test_a_tree_with_a_circle_is_drawn():
     pytest.importorskip("matplotlib")
-    from query.lineage.result import edges_around, positions, tree_figure
+    from query.questions.lineage.result import edges_around, positions, tree_figure
 
     edges = [
         Edge("a", "b", "continued", 1.0, 0.1),

@@ -13,7 +13,7 @@ from indexer.errors import AtlasError, ModelError
 from indexer.records.identity import RECORD_VERSION
 from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase
-from query.lineage.thresholds import Thresholds
+from query.questions.lineage.thresholds import Thresholds
 
 WIDTH, INNER, LAYERS, WORDS = 768, 3072, 12, 50_265
 CONFIG = {"model_type": "roberta", "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 12,
@@ -111,7 +111,7 @@ def test_parts_of_pickled_files_are_those_of_safetensors(tmp_path, form):
     import torch
     from safetensors.torch import save_file
 
-    from indexer.weights.checkpoint import open_checkpoint
+    from indexer.checkpoints.checkpoint import open_checkpoint
 
     torch.manual_seed(0)
     tensors = {"a.weight": torch.randn(40, 8), "b.weight": torch.randn(16, 24)}
@@ -130,7 +130,7 @@ def test_parts_of_pickled_files_are_those_of_safetensors(tmp_path, form):
 def test_rows_that_are_not_there_or_do_not_lie_together_are_refused(tmp_path):
     import torch
 
-    from indexer.weights.checkpoint import open_checkpoint
+    from indexer.checkpoints.checkpoint import open_checkpoint
 
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     torch.save({"a": torch.randn(40, 8), "t": torch.randn(8, 40).T}, tmp_path / "pytorch_model.bin")

@@ -7,7 +7,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.population import components, relatives
+from query.models.population import components, relatives
 from tests.atlas_builder import BASE, Model, write_atlas
 
 
@@ -97,8 +97,8 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
 
 
 def test_the_report_has_stored_lineage(families, tmp_path):
-    from query.report.page import Section, Source, page
-    from query.report.views import lineage
+    from query.faces.report.page import Section, Source, page
+    from query.faces.report.views import lineage
 
     def written(atlas):
         source, section = Source(atlas, BASE, 0), Section("lineage", "Lineage")

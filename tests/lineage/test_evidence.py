@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from indexer.records.parts import ModelParts
-from query.lineage.evidence import (
+from query.questions.lineage.evidence import (
     Combinations,
     SparseMerges,
     as_stored,
@@ -19,7 +19,7 @@ from query.lineage.evidence import (
     rounding,
     share_on_levels,
 )
-from query.lineage.siblings import _ALIKE, _DIFFERENT, _UNCLEAR, _compare, shared_updates, step_kept
+from query.questions.lineage.siblings import _ALIKE, _DIFFERENT, _UNCLEAR, _compare, shared_updates, step_kept
 from studies.lineage.merging import dare, int8, nf4, slerp, ties
 
 NAMES = ("0.query", "1.value", "2.feedforward1")

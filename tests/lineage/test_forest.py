@@ -10,7 +10,7 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.publish.stored_answers import LINEAGE, exported_answers, write_answers
 from query import Atlas
-from query.lineage.thresholds import SURE
+from query.questions.lineage.thresholds import SURE
 from tests.conftest import Shell
 from tests.hubs import cleared, use_endpoint
 

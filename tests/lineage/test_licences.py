@@ -12,8 +12,8 @@ from indexer import build
 from indexer.atlas import AtlasFolder
 from indexer.listing.exchange import join_listings
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from tests.atlas_builder import Model, write_atlas
 from tests.database import read_rows
 from tests.hubs import served

@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 import numpy as np
 import pytest
 
-from query.lineage.candidates import Candidate, Factors, FactorStore, SampledWeights, best_group
-from query.lineage.evidence import as_stored
-from query.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, TUNED, Edge
-from query.lineage.rules import LineageRules
-from query.lineage.search import ReadLog, Search
-from query.lineage.siblings import row_updates, sibling_cosine
-from query.lineage.thresholds import SURE, Thresholds, probability
+from query.questions.lineage.candidates import Candidate, Factors, FactorStore, SampledWeights, best_group
+from query.questions.lineage.evidence import as_stored
+from query.questions.lineage.result import CONTINUED, CONTINUED_OR_RUN, MERGE, TUNED, Edge
+from query.questions.lineage.rules import LineageRules
+from query.questions.lineage.search import ReadLog, Search
+from query.questions.lineage.siblings import row_updates, sibling_cosine
+from query.questions.lineage.thresholds import SURE, Thresholds, probability
 from studies.lineage.merging import int8
 from tests.lineage.test_evidence import BASE, NAMES, SHAPES, TOKENS, A, B, C, added, in_common, matrices, parts, trained
 

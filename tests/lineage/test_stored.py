@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from query import Atlas
-from query.lineage.thresholds import SURE
+from query.questions.lineage.thresholds import SURE
 from tests.conftest import Shell
 from tests.hubs import RawServer, use_endpoint
 from tests.tiny_hub import served_shell
@@ -94,7 +94,7 @@ def test_a_stored_answer_needs_no_hub_and_fresh_reads_the_weights(forest, answer
 
 def test_show_and_the_agents_tool_return_the_stored_answer(forest, answers, own, monkeypatch):
     use_endpoint(monkeypatch, NO_HUB)
-    from query.serve.tools import Tools
+    from query.faces.serve.tools import Tools
 
     child = forest.one("child")
     (asked,) = answers[child]

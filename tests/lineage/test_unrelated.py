@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.lineage.result import CONTRADICTED, NOT_DECLARED, Edge, Lineage
-from query.lineage.stored import DeclaredParents
+from query.questions.lineage.result import CONTRADICTED, NOT_DECLARED, Edge, Lineage
+from query.questions.lineage.stored import DeclaredParents
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import Shell
 from tests.hubs import use_endpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from query import Atlas
-from query.map.model_map import model_map
+from query.questions.map.model_map import model_map
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.database import execute
 

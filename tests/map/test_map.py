@@ -12,10 +12,10 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.figures import THEMES, draw
-from query.map.coloring import cluster_name, scaled
-from query.map.model_map import model_map
-from query.map.projection import usual_method
+from query.contract.figures import THEMES, draw
+from query.questions.map.coloring import cluster_name, scaled
+from query.questions.map.model_map import model_map
+from query.questions.map.projection import usual_method
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.conftest import run_python
 from tests.map.conftest import KEPT, MODELS, near, pca, time
@@ -112,7 +112,7 @@ def test_an_unknown_column_names_those_there_are(atlas):
     ],
 )
 def test_a_cluster_is_called_by_what_it_holds(datasets, name):
-    from query.clusters.result import Cluster
+    from query.questions.clusters.result import Cluster
 
     documented = sum(datasets.values())
     share = max(datasets.values()) / documented if datasets else None
@@ -121,8 +121,8 @@ def test_a_cluster_is_called_by_what_it_holds(datasets, name):
 
 
 def test_clusters_are_those_of_the_clustering(atlas):
-    from query.clusters.study import clusters
-    from query.population import read_population
+    from query.models.population import read_population
+    from query.questions.clusters.study import clusters
 
     drawn = pca(atlas, color="cluster")
     found = clusters(read_population(atlas, BASE), seed=0)
@@ -259,15 +259,15 @@ def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch
     """They are the ones that would be found again, so nobody moves."""
     exact = model_map(atlas, BASE, method="umap")
     assert exact.method == "umap"
-    monkeypatch.setattr("query.map.model_map.MOST_COMPARED", 0)
-    monkeypatch.setattr("query.map.projection.exact_near", None)  # nothing is compared
+    monkeypatch.setattr("query.questions.map.model_map.MOST_COMPARED", 0)
+    monkeypatch.setattr("query.questions.map.projection.exact_near", None)  # nothing is compared
     kept = model_map(atlas, BASE, method="umap")
     places = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, kept)]
     assert np.allclose(*places, atol=1e-3)
 
 
 def test_neighbours_that_are_not_known_are_left_open():
-    from query.map.neighbours import Neighbours, known_near
+    from query.questions.map.neighbours import Neighbours, known_near
 
     near = Neighbours(
         *map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5, [0] * 5))

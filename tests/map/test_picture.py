@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query import Atlas, figures
-from query.figures import THEMES, Panels, draw, in_rows, label, new_figure
-from query.map.coloring import LEGEND, grouped
-from query.map.groups import group_discs, room_for_names
-from query.map.model_map import checked_map_file
+from query import Atlas
+from query.contract import figures
+from query.contract.figures import THEMES, Panels, draw, in_rows, label, new_figure
+from query.questions.map.coloring import LEGEND, grouped
+from query.questions.map.groups import group_discs, room_for_names
+from query.questions.map.model_map import checked_map_file
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.halves import a_few
 from tests.map.conftest import DRAWN, SVG, near, pca
@@ -173,7 +174,7 @@ def test_the_same_map_gives_the_same_file(atlas, tmp_path, suffix, color):
 
 
 def test_an_svg_with_many_points_holds_a_picture_of_them(atlas, monkeypatch):
-    from query.map import picture
+    from query.questions.map import picture
 
     assert b"<image" not in draw(pca(atlas).figure(), ".svg")
     monkeypatch.setattr(picture, "_RASTERISED", 8)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from query.map.coloring import grouped
-from query.map.model_map import MapPoint, ModelMap
-from query.map.neighbours import NearPoint, Parent
-from query.population import LeftOut
+from query.models.population import LeftOut
+from query.questions.map.coloring import grouped
+from query.questions.map.model_map import MapPoint, ModelMap
+from query.questions.map.neighbours import NearPoint, Parent
 
 
 def middle(page):

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 
 from indexer.console.output import as_csv
-from query.map.page import page_file
+from query.questions.map.page import page_file
 
 CELLS = [
     "=1+1", "+1", "-2", "@x", "\tx", "\rx", "\nx", "＝1", " =1", "'", "a,b", 'a"b', "a;b", "a\nb", "a\r\nb", "\x00\x1b[31mx\x7f\x9f",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 
-from query.map.coloring import scaled
-from query.map.neighbours import NearPoint
-from query.map.page import SCRIPTS
+from query.questions.map.coloring import scaled
+from query.questions.map.neighbours import NearPoint
+from query.questions.map.page import SCRIPTS
 from tests.map_page.example import IMAGE, ROWS, example_map
 
 
@@ -29,7 +29,7 @@ def test_strings_are_only_ever_set_as_text():
     from importlib.resources import files
 
     for name in SCRIPTS:
-        script = (files("query.map") / "pages" / name).read_text()
+        script = (files("query.questions.map") / "pages" / name).read_text()
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(|setTimeout\(['\"]", script
         )

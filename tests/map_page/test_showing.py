@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from query.figures import THEMES
+from query.contract.figures import THEMES
 from tests.browser import KEYS
 from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown
 

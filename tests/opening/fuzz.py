@@ -268,8 +268,8 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
 
 def use(atlas: AtlasFolder, kind: str, path: Path) -> None:
     """All that a person does first with an atlas that came from somebody else. Raises what is not a sentence."""
-    from indexer.publish.maintenance import rebuild, status
-    from indexer.publish.verification import verify
+    from indexer.upkeep.maintenance import rebuild, status
+    from indexer.upkeep.verification import verify
     from query import Atlas
     from tests.tiny_hub import BASE
 
@@ -354,9 +354,9 @@ def load() -> None:
     for name in (
         "duckdb",
         "pyarrow",
-        "indexer.publish.maintenance",
-        "indexer.publish.verification",
-        "query.rank.study",
+        "indexer.upkeep.maintenance",
+        "indexer.upkeep.verification",
+        "query.questions.rank.study",
     ):
         import_module(name)
     import_module("torch").set_num_threads(1)

@@ -11,9 +11,9 @@ from indexer.atlas import SCHEMA_VERSION, AtlasFolder, schema_sql
 from indexer.database import catalog
 from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import status
 from indexer.publish.previous_atlas import published_rank
 from indexer.publish.staging import staged_publish
+from indexer.upkeep.maintenance import status
 from query import Atlas
 from tests.atlas_builder import BASE
 from tests.database import leave_log

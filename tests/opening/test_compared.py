@@ -175,7 +175,7 @@ with open("cache/full", "wb") as file:
         file.write(bytes(1 << 20))
     except OSError:
         pass
-from query.cli import main
+from query.faces.cli import main
 main(sys.argv[1:])
 """
 

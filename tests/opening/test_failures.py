@@ -14,8 +14,8 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.database.connection import translated_errors
 from indexer.errors import AtlasError
-from indexer.publish.verification import verify
 from indexer.records.store import RecordStore
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.conftest import ROOT
 from tests.halves import a_few
@@ -90,14 +90,14 @@ def test_ctrl_c_within_duckdb_is_ctrl_c(tmp_path):
 def test_ctrl_c_ends_a_query_with_130_and_one_line(mine, words):
     code = (
         "import subprocess, sys, os, signal\n"
-        "import query.sql as sql\n"
+        "import query.questions.sql as sql\n"
         "really = subprocess.Popen.communicate\n"
         "def communicate(process, *arguments, **options):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"  # it has been asked, and nobody has answered
         "    return really(process, *arguments, **options)\n"
         "subprocess.Popen.communicate = communicate\n"
         "sys.argv = ['query', *sys.argv[1:]]\n"
-        "from query.cli import main\n"
+        "from query.faces.cli import main\n"
         "main()\n"
     )
     done = subprocess.run(

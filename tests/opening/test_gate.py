@@ -14,7 +14,7 @@ from indexer.database import gate
 from indexer.database.catalog import empty_database
 from indexer.database.reading import Reading
 from indexer.errors import AtlasError
-from indexer.publish.verification import contradiction_in
+from indexer.upkeep.verification import contradiction_in
 from query import Atlas
 from tests.database import leave_log, replace_bytes
 from tests.every_kind import make_every_kind

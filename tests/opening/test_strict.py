@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from indexer.publish.deep_verification import verify_deeply
-from indexer.publish.verification import verify
+from indexer.upkeep.deep_verification import verify_deeply
+from indexer.upkeep.verification import verify
 from tests.database import execute
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_values_that_no_publish_writes_are_found(atlas):
 
 
 @pytest.mark.parametrize(
-    "broken", ["indexer.publish.verification.depth_vectors", "indexer.publish.deep_verification.publish"]
+    "broken", ["indexer.upkeep.verification.depth_vectors", "indexer.upkeep.deep_verification.publish"]
 )
 def test_values_that_end_a_check_are_a_problem(atlas, monkeypatch, broken):
     def fail(*_, **__):
@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_check_that_is_interrupted(atlas, tmp_path, monkeyp
 
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    monkeypatch.setattr("indexer.publish.deep_verification.publish", interrupted)
+    monkeypatch.setattr("indexer.upkeep.deep_verification.publish", interrupted)
     before = sorted(path for path in atlas.root.rglob("*"))
     with pytest.raises(KeyboardInterrupt):
         verify_deeply(atlas)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from indexer.checkpoints.stored_tensor import Buffers, TensorIndex
+from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.stored_tensor import Buffers, TensorIndex
-from indexer.weights.torch_files import read_torch_index
 
 FORMS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_files import read_torch_index
 from tests.pickles.saved import FORMS, load, save, skipped, zip_with_pickle
 
 

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.checkpoints.pickled import PickledName, read_pickle
+from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.pickled import PickledName, read_pickle
-from indexer.weights.torch_files import read_torch_index
 from tests.patience import PATIENCE
 from tests.pickles.saved import check_against_torch, load, save, skipped, zip_with_pickle
 
@@ -120,7 +120,7 @@ def test_small_pickles_do_not_make_large_things(tmp_path: Path) -> None:
     script = """
 import resource, sys
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_files import read_torch_index
+from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Skipped
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sys.argv[1:]:

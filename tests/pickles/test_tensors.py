@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.checkpoints.torch_files import read_torch_index
 from indexer.network.byterange import LocalFile
-from indexer.weights.torch_files import read_torch_index
 from tests.pickles.saved import FORMS, check_against_torch, load, save
 
 

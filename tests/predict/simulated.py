@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from indexer.vectors.table import VectorTable
-from query.population import Head
-from query.predict.predict import Target
-from query.predict.training_set import LabelledModels
+from query.models.population import Head
+from query.questions.predict.predict import Target
+from query.questions.predict.training_set import LabelledModels
 
 
 def target(vector, head=None, author="asker", **facts) -> Target:

@@ -10,13 +10,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from query.population import Head
-from query.predict.classifier import NONE_OF_THESE, fit, training_rows, uncalibrated
-from query.predict.evaluation import evaluate_models
-from query.predict.predict import predict_target
-from query.predict.scoring import mean_scores, score_models
-from query.predict.training_set import TrainingSet
-from query.statistics.authors import units_of
+from query.models.population import Head
+from query.questions.predict.classifier import NONE_OF_THESE, fit, training_rows, uncalibrated
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.predict import predict_target
+from query.questions.predict.scoring import mean_scores, score_models
+from query.questions.predict.training_set import TrainingSet
+from query.shared.statistics.authors import units_of
 from tests.predict.simulated import (
     CLASSIFIER,
     SIMULATIONS,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from indexer.vectors.table import VectorTable
-from query.population import Head, head_of, own_datasets
-from query.predict.heads import SMOOTHING
-from query.predict.predict import predict_target
-from query.predict.training_set import COMMON_SHARE, DatasetRuns, TrainingSet
+from query.models.population import Head, head_of, own_datasets
+from query.questions.predict.heads import SMOOTHING
+from query.questions.predict.predict import predict_target
+from query.questions.predict.training_set import COMMON_SHARE, DatasetRuns, TrainingSet
 from tests.predict.simulated import CLASSIFIER, answer, labelled_models, target
 
 K = 4

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query.predict import classifier, measurements
-from query.predict.classifier import fit
-from query.predict.evaluation import evaluate_models
-from query.predict.measurements import (
+from query.questions.predict import classifier, measurements
+from query.questions.predict.classifier import fit
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.measurements import (
     EVIDENCE,
     OF_ANSWERS,
     OF_MODELS,
@@ -23,8 +23,8 @@ from query.predict.measurements import (
     way_in_words,
     ways,
 )
-from query.predict.predict import predict_target
-from query.predict.training_set import TrainingSet
+from query.questions.predict.predict import predict_target
+from query.questions.predict.training_set import TrainingSet
 from tests.predict.simulated import Simulation, labelled_models, target
 from tests.vocabulary.test_predicted import planted
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from query.population import Head
-from query.predict.classifier import fit
-from query.predict.evaluation import evaluate_models
-from query.predict.training_set import TrainingSet
+from query.models.population import Head
+from query.questions.predict.classifier import fit
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.training_set import TrainingSet
 from tests.halves import a_few
 from tests.predict.simulated import CLASSIFIER, SIMULATIONS, WAYS, labelled_models
 

@@ -11,12 +11,12 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.population import Head
-from query.predict.classifier import NONE_OF_THESE, fit
-from query.predict.predict import predict_many, predict_target
-from query.predict.result import Duplicate
-from query.predict.scoring import with_prior
-from query.predict.training_set import TrainingSet
+from query.models.population import Head
+from query.questions.predict.classifier import NONE_OF_THESE, fit
+from query.questions.predict.predict import predict_many, predict_target
+from query.questions.predict.result import Duplicate
+from query.questions.predict.scoring import with_prior
+from query.questions.predict.training_set import TrainingSet
 from tests.halves import a_few
 from tests.predict.simulated import CLASSIFIER, WAYS, Simulation, answer, labelled_models, target
 from tests.tiny_hub import AUTHORS, BASE, SIZES, add_model, indexed, shift_weights
@@ -267,8 +267,8 @@ def test_of_many_models_the_share_of_unknown_data_is_estimated(population, monke
     def ask(atlas, model, *rest):
         return predict_target(target(vectors[int(model)]), population, k=10)
 
-    monkeypatch.setattr("query.predict.predict._predict", ask)
-    monkeypatch.setattr("query.predict.predict.has_vocabulary", lambda atlas, base: has_vectors)
+    monkeypatch.setattr("query.questions.predict.predict._predict", ask)
+    monkeypatch.setattr("query.questions.predict.predict.has_vocabulary", lambda atlas, base: has_vectors)
     has_vectors = False
     few, many, given = (
         [one.answer for one in predict_many(None, map(str, range(count)), unknown_share=share)]

@@ -12,12 +12,19 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from indexer.errors import AtlasError
-from query.predict import classifier
-from query.predict.classifier import fit, none_share
-from query.predict.evaluation import cross_validate, evaluate_models
-from query.predict.scoring import calibration_error, chance_scores, intervals, mean_scores, reliability, score_models
-from query.predict.training_set import TrainingSet
-from query.statistics.authors import wilson
+from query.questions.predict import classifier
+from query.questions.predict.classifier import fit, none_share
+from query.questions.predict.evaluation import cross_validate, evaluate_models
+from query.questions.predict.scoring import (
+    calibration_error,
+    chance_scores,
+    intervals,
+    mean_scores,
+    reliability,
+    score_models,
+)
+from query.questions.predict.training_set import TrainingSet
+from query.shared.statistics.authors import wilson
 from tests.predict.simulated import SIMULATIONS, WAYS, labelled_models
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from query import Atlas
-from query.atlas import opened
-from query.population import read_population
-from query.predict import training_set
-from query.predict.dataset_runs import DatasetRuns
-from query.predict.evaluation import evaluate_models
-from query.predict.predict import Target, predict_target
-from query.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet, labels_go_with_starts
-from query.purity.study import habits_with_labels, strata_of
+from query.faces.atlas import opened
+from query.models.population import read_population
+from query.questions.predict import training_set
+from query.questions.predict.dataset_runs import DatasetRuns
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.predict import Target, predict_target
+from query.questions.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet, labels_go_with_starts
+from query.questions.purity.study import habits_with_labels, strata_of
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.predict.simulated import labelled_models
 

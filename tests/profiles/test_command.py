@@ -15,8 +15,8 @@ from indexer.builds.profiling import ProfileOptions, base_and_models, profile_pl
 from indexer.errors import AtlasError
 from indexer.machine import check_device
 from indexer.profiles.store import ProfileStore
-from indexer.publish.maintenance import rebuild, represent
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import rebuild, represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.atlas_builder import Model, insert, write_atlas
 from tests.database import read_rows

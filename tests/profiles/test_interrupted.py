@@ -17,8 +17,8 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
 from indexer.profiles import measurement
 from indexer.profiles.store import ProfileStore
-from indexer.publish.verification import verify
 from indexer.storage.atomic_files import remove_leftovers
+from indexer.upkeep.verification import verify
 from tests.conftest import run_python
 from tests.database import read_rows
 from tests.hubs import use_endpoint

@@ -15,6 +15,7 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.profiles.measurement import ProfileRequest, measure
 from indexer.profiles.probes import random_probe
@@ -22,7 +23,6 @@ from indexer.profiles.single import Reference, read_now
 from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import tokenizer_of
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import use_endpoint
 

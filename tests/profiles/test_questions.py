@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.cli import main
-from query.depth.depth import sentence
-from query.figures import draw
+from query.contract.figures import draw
+from query.faces.cli import main
+from query.questions.depth.depth import sentence
 from tests.atlas_builder import BASE, family, write_atlas
 from tests.database import execute
 from tests.device import DEVICES
@@ -175,7 +175,7 @@ def test_a_sentence_names_the_layers_that_equal_the_bases():
 
 
 def first_line(found, capsys):
-    from query.cli.printing import print_result
+    from query.faces.cli.printing import print_result
 
     print_result(found, "table")
     return capsys.readouterr().out.splitlines()[0]

@@ -14,13 +14,13 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import nn
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, ModelError
 from indexer.profiles import tokenizer as module
 from indexer.profiles.layers import Layers
 from indexer.profiles.single import Reference, invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.profiles.test_vocabulary import saved
 
 

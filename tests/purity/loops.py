@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from indexer.vectors.table import VectorTable
-from query.purity.study import purity
+from query.questions.purity.study import purity
 
 
 @dataclass

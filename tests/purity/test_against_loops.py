@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from indexer.vectors.table import VectorTable
-from query.purity.labels import LabelledOrder
-from query.purity.study import purity
-from query.statistics.neighbours import leave_out, neighbour_order
+from query.questions.purity.labels import LabelledOrder
+from query.questions.purity.study import purity
+from query.shared.statistics.neighbours import leave_out, neighbour_order
 from tests.purity.loops import Models, check_against_naive, clusters
 
 
@@ -74,8 +74,8 @@ def test_large_kinds_with_several_labels():
 
 def test_blocks_do_not_show(monkeypatch):
     """Blocks of three rows, and panels of eight, give what one gives; with blocks of vectors that are zero too."""
-    import query.purity.study
-    import query.statistics.neighbours
+    import query.questions.purity.study
+    import query.shared.statistics.neighbours
 
     rng = np.random.default_rng(5)
     vectors = rng.standard_normal((41, 6))
@@ -83,9 +83,9 @@ def test_blocks_do_not_show(monkeypatch):
     authors = [f"a{row % 7}" for row in range(41)]
     m = Models(vectors, rng.choice(list("abc"), 41).tolist(), authors, blocks=3)
     whole = purity(m, draws=5)
-    monkeypatch.setattr(query.statistics.neighbours, "_BLOCK", 3 * 41)
-    monkeypatch.setattr(query.statistics.neighbours, "_PANEL", 8 * 6)
-    monkeypatch.setattr(query.purity.study, "_BLOCK", 50)
+    monkeypatch.setattr(query.shared.statistics.neighbours, "_BLOCK", 3 * 41)
+    monkeypatch.setattr(query.shared.statistics.neighbours, "_PANEL", 8 * 6)
+    monkeypatch.setattr(query.questions.purity.study, "_BLOCK", 50)
     assert purity(m, draws=5) == whole
     check_against_naive(Models(vectors, m.datasets, authors), None)
 

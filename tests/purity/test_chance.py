@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from query.purity.study import purity
+from query.questions.purity.study import purity
 from tests.patience import lines_run
 from tests.purity.loops import Models, candidates_of, check_against_naive, clusters, mean, naive
 
@@ -259,7 +259,7 @@ def test_hostile_names_are_only_names():
 
 def test_numpy_is_all_it_imports():
     code = (
-        "import sys, query.purity.study; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
+        "import sys, query.questions.purity.study; heavy = {'torch', 'duckdb', 'faiss', 'scipy', 'pandas', 'sklearn'}; "
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import binom, kstest
 
 from query import Atlas
-from query.clusters.agreement import compared, compared_across, silhouette_of
-from query.population import Population, read_population, representatives
-from query.predict.training_set import LabelledModelReader
-from query.purity.study import purity
+from query.models.population import Population, read_population, representatives
+from query.questions.clusters.agreement import compared, compared_across, silhouette_of
+from query.questions.predict.training_set import LabelledModelReader
+from query.questions.purity.study import purity
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.purity.loops import Models, candidates_of, similarity
 
@@ -184,7 +184,7 @@ def test_neither_p_is_small_where_only_authors_and_their_sweeps_differ():
 @pytest.mark.slow
 def test_p_within_strata_is_not_small_either(monkeypatch):
     """Each sweep has a habit, which makes its models alike and goes with no label."""
-    monkeypatch.setattr("query.purity.study._CHANCE_DRAWS", 1)
+    monkeypatch.setattr("query.questions.purity.study._CHANCE_DRAWS", 1)
     plain, cross = [], []
     for seed in range(RUNS):
         m, rng = nothing(seed), np.random.default_rng(seed)

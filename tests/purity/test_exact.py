@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from indexer.vectors.table import VectorTable
-from query.purity.labels import LabelledOrder, OwnPlaces
-from query.purity.study import purity
-from query.statistics.authors import AuthorRuns
-from query.statistics.neighbours import codes_of, leave_out, neighbour_order
+from query.questions.purity.labels import LabelledOrder, OwnPlaces
+from query.questions.purity.study import purity
+from query.shared.statistics.authors import AuthorRuns
+from query.shared.statistics.neighbours import codes_of, leave_out, neighbour_order
 from tests.purity.loops import Models, candidates_of, clusters, mean, naive
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from indexer.vectors.table import VectorTable
-from query.statistics.neighbours import neighbour_order
+from query.shared.statistics.neighbours import neighbour_order
 
 
 def population(count: int, apart: float, rng: np.random.Generator) -> np.ndarray:
@@ -36,7 +36,7 @@ def in_double(vectors: np.ndarray) -> np.ndarray:
 # So near that every list is crowded with near ties, that some are, and that hardly any is.
 @pytest.mark.parametrize("apart", [2e-8, 4e-7, 1e-4])
 def test_the_order_is_that_of_double_precision(apart, monkeypatch):
-    monkeypatch.setattr("query.statistics.neighbours._PANEL", 50 * 120)
+    monkeypatch.setattr("query.shared.statistics.neighbours._PANEL", 50 * 120)
     vectors = population(200, apart, np.random.default_rng(2))
     expected = in_double(vectors)
     np.testing.assert_array_equal(neighbour_order(VectorTable(vectors, 6)), expected)
@@ -44,7 +44,7 @@ def test_the_order_is_that_of_double_precision(apart, monkeypatch):
 
 def test_single_precision_alone_would_be_another_order(monkeypatch):
     vectors = population(200, 2e-8, np.random.default_rng(2))
-    monkeypatch.setattr("query.statistics.neighbours._Exact.settle", lambda *arguments: None)
+    monkeypatch.setattr("query.shared.statistics.neighbours._Exact.settle", lambda *arguments: None)
     assert (neighbour_order(VectorTable(vectors, 6)) != in_double(vectors)).any()
 
 

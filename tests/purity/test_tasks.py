@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from query import Atlas
-from query.cli import main
-from query.clusters.agreement import compared_across
-from query.population import head_of
+from query.faces.cli import main
+from query.models.population import head_of
+from query.questions.clusters.agreement import compared_across
 from tests.atlas_builder import Model, write_atlas
 from tests.purity.loops import Models, candidates_of, mean, naive
 

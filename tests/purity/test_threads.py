@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from query.purity.study import purity
-from query.statistics.neighbours import map_parts, threads_here
+from query.questions.purity.study import purity
+from query.shared.statistics.neighbours import map_parts, threads_here
 from tests.clusters.populations import clustered_vectors, population
 
 
@@ -60,9 +60,9 @@ def test_purity_has_the_same_digits_by_any_number_of_threads(monkeypatch):
     vectors, truth = clustered_vectors([40] * 8, outliers=20, tightness=0.3)
     authors = [f"author{number % 37}" for number in range(len(truth))]
     asked = population(vectors, [f"d{name}" if name >= 0 else None for name in truth.tolist()], authors)
-    monkeypatch.setattr("query.purity.study._MANY", 0)
-    monkeypatch.setattr("query.statistics.neighbours._BLOCK", 1000)
-    monkeypatch.setattr("query.purity.study._BLOCK", 1000)
+    monkeypatch.setattr("query.questions.purity.study._MANY", 0)
+    monkeypatch.setattr("query.shared.statistics.neighbours._BLOCK", 1000)
+    monkeypatch.setattr("query.questions.purity.study._BLOCK", 1000)
     found = []
     for threads in ("1", "4"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)

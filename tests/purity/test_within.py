@@ -11,8 +11,8 @@ import pytest
 
 from indexer.errors import BadArgument
 from query import Atlas
-from query.purity.study import habits_with_labels, purity
-from query.statistics.authors import AuthorRuns
+from query.questions.purity.study import habits_with_labels, purity
+from query.shared.statistics.authors import AuthorRuns
 from tests.purity.loops import Models, candidates_of, clusters, mean, naive
 
 HEADS, EACH = ("three labels", "one number"), 8

@@ -15,7 +15,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from query import Atlas
-from query.rank.study import RankStudy
+from query.questions.rank.study import RankStudy
 from tests import checkpoints
 from tests.checkpoints import rank_of
 from tests.once import made_once

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from query.rank.study import FamilyRanks, RankStudy
+from query.questions.rank.study import FamilyRanks, RankStudy
 from tests.ranks.conftest import DEPTH
 
 
@@ -121,8 +121,8 @@ def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
 
 
 def test_holes_one_layer_and_no_fit_can_be_drawn(tmp_path):
-    from query.population import LeftOut
-    from query.rank.fits import best_fit, fit_forms
+    from query.models.population import LeftOut
+    from query.questions.rank.fits import best_fit, fit_forms
 
     def family(*ranks):
         spread, fits = tuple(None if rank is None else 1.0 for rank in ranks), fit_forms(ranks)

@@ -11,7 +11,7 @@ import pytest
 
 from indexer.console.output import as_plain, cell_text
 from query import Atlas
-from query.wording import percent
+from query.shared.wording import percent
 from tests.atlas_builder import family, write_atlas
 from tests.report_reader import Page
 
@@ -81,8 +81,8 @@ def test_purity_has_the_caveat_on_habits(answered):
 def test_predictions_are_those_of_one_call(answered, monkeypatch):
     atlas, page = answered
     fitted = []
-    fit = sys.modules["query.predict.predict"].fit
-    monkeypatch.setattr("query.predict.predict.fit", lambda *given: fitted.append(1) or fit(*given))
+    fit = sys.modules["query.questions.predict.predict"].fit
+    monkeypatch.setattr("query.questions.predict.predict.fit", lambda *given: fitted.append(1) or fit(*given))
     many = [one.answer for one in atlas.predict_many()]
     assert len(fitted) == 1  # none of these authors has a labelled model
     table = page.table("Probable datasets of undocumented models")

@@ -11,8 +11,8 @@ import pytest
 
 from indexer.errors import AtlasError
 from query import Atlas
-from query.figures import draw
-from query.report.page import Section
+from query.contract.figures import draw
+from query.faces.report.page import Section
 from tests.atlas_builder import BASE, Model, family, write_atlas
 from tests.conftest import Shell
 from tests.halves import a_few
@@ -59,7 +59,7 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "umap", None)  # its import alone takes longer than all of these
     # The two themes differ in their colours alone: here one is drawn, and stands for both.
     picture = Section.picture
-    monkeypatch.setattr("query.report.page.draw", cache(draw))
+    monkeypatch.setattr("query.faces.report.page.draw", cache(draw))
     monkeypatch.setattr(Section, "picture", lambda self, figure, marks=0: picture(self, of_light(figure), marks))
     models, missing = odd_atlases()[name]
     builds = [] if name == "nothing" else BUILDS
@@ -107,7 +107,7 @@ def test_errors_of_ours_are_not_swallowed(tmp_path, monkeypatch):
     def broken(*_arguments, **_options):
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("query.report.studies.clusters", broken)
+    monkeypatch.setattr("query.faces.report.studies.clusters", broken)
     with Atlas(write_atlas(tmp_path, [])) as atlas, pytest.raises(ZeroDivisionError):
         atlas.report()
 

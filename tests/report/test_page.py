@@ -10,8 +10,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from query import Atlas, wording
-from query.report.reasons import REASONS
+from query import Atlas
+from query.faces.report.reasons import REASONS
+from query.shared import wording
 from tests.atlas_builder import BASE, DELTAS, family, vectors_of, write_atlas
 from tests.conftest import ROOT
 from tests.report.conftest import BUILDS, SECTIONS, indexed, population

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from query import Atlas, wording
-from query.figures import new_figure
-from query.reader import CrawlSource
-from query.report.page import Section, code, model_link
+from query import Atlas
+from query.contract.figures import new_figure
+from query.faces.report.page import Section, code, model_link
+from query.models.reader import CrawlSource
+from query.shared import wording
 from tests.atlas_builder import Model, write_atlas
 from tests.report_reader import Page
 
@@ -114,7 +115,7 @@ def test_pictures_of_many_points_are_images():
 
 
 def score(purity, chance, p_value):
-    from query.purity.result import PurityScore
+    from query.questions.purity.result import PurityScore
 
     return PurityScore(
         models=9, candidates=9, datasets=2, purity=purity, chance=chance, p_value=p_value, note="Why not."
@@ -132,7 +133,7 @@ def score(purity, chance, p_value):
     ],
 )  # fmt: skip
 def test_the_sentence_on_purity_claims_no_more_than_the_numbers(plain, across, ending):
-    from query.purity.result import PurityResult, verdict
+    from query.questions.purity.result import PurityResult, verdict
 
     result = PurityResult(**vars(score(*plain)), base="b", representation="input", cross_author=score(*across))
     sentences = verdict(result)

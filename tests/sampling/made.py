@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import DeltaKey
 from indexer.records.identity import Parent, Spec, Unit
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.checkpoints import Kind, Name, Place, gpt2, phi3, roberta
 
 Array = NDArray[Any]

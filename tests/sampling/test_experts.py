@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import store_base
 from indexer.deltas.delta import DenseDelta, layout_against, sampled_deltas
 from indexer.records.row_plan import lines_of
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 
 HIDDEN, FF, EXPERTS, HEADS = 640, 576, 3, 4
 CONFIG = {"hidden_size": HIDDEN, "moe_intermediate_size": FF, "intermediate_size": FF, "num_hidden_layers": 1}

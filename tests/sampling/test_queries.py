@@ -11,9 +11,9 @@ import pytest
 import indexer
 from indexer.errors import AtlasError
 from query import Atlas
-from query.browse.session import read_payload
-from query.glossary import explained
-from query.serve.tools import Tools
+from query.contract.glossary import explained
+from query.faces.browse.session import read_payload
+from query.faces.serve.tools import Tools
 from tests import tiny_hub
 from tests.conftest import Shell
 from tests.database import execute
@@ -267,7 +267,7 @@ def test_the_rows_of_u_in_a_sampled_record_give_the_leading_rows_of_the_change(s
     from safetensors.numpy import load_file
 
     from indexer.deltas.parts import Parts
-    from query.lineage.candidates import FactorStore, read_candidates
+    from query.questions.lineage.candidates import FactorStore, read_candidates
 
     extents = Parts(sampled.published_base(BASE)).extents
     of_sample, of_whole = (
@@ -302,7 +302,7 @@ def test_a_transposed_sample_is_cut_to_the_leading_coordinates(tmp_path):
     from indexer.atlas import AtlasFolder
     from indexer.names import DeltaKey
     from indexer.records.parts import Extent
-    from query.lineage.candidates import FactorStore
+    from query.questions.lineage.candidates import FactorStore
 
     draw = np.random.default_rng(0)
     change = draw.normal(size=(96, 64)).astype(np.float32)
@@ -375,7 +375,7 @@ def test_the_time_is_that_of_full_builds_of_this_atlas(sampled, mixed):
 
 
 def test_the_page_has_a_filter_and_says_what_is_estimated(sampled, mixed):
-    from query.browse.model import model_page
+    from query.faces.browse.model import model_page
 
     (row,) = sampled.rows("SELECT model_id FROM models WHERE model = ?", [MODEL])
     page = model_page(sampled, row["model_id"])

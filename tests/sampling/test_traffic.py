@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from indexer.checkpoints.checkpoint import SEAM_BYTES
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.session import HttpLimits
 from indexer.records.representation import REPRESENTATIONS
-from indexer.weights.checkpoint import SEAM_BYTES
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
 from tests.halves import a_few

@@ -66,8 +66,8 @@ def closed(schema):
 @pytest.mark.slow
 def test_answers_are_what_their_schemas_describe(made):
     jsonschema = pytest.importorskip("jsonschema")
-    from query.serve.mcp import _tool
-    from query.serve.tools import Tools
+    from query.faces.serve.mcp import _tool
+    from query.faces.serve.tools import Tools
 
     tools = Tools(made)
     calls = [

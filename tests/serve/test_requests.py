@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from query.serve.requests import Requests, without_halves
+from query.faces.serve.requests import Requests, without_halves
 from tests.conftest import start_python
 
 

@@ -11,12 +11,12 @@ import pytest
 from huggingface_hub import HfApi, close_session, constants, get_session, hf_hub_download, set_client_factory
 
 from indexer.builds.doctor import doctor
+from indexer.checkpoints.ahead import in_threads, read_ahead
 from indexer.errors import ModelError
 from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.rate_limit import announce, listening
 from indexer.network.remote_file import RemoteFile
 from indexer.network.session import HttpLimits, Session, current_session, install_session
-from indexer.weights.ahead import in_threads, read_ahead
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import QUICK, add_repo, reset_session, served, set_endpoint
 from tests.patience import PATIENCE

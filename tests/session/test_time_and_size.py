@@ -9,13 +9,13 @@ import httpx2
 import pytest
 from huggingface_hub import HfApi, constants, get_session
 
+from indexer.checkpoints.repository import open_repository
 from indexer.errors import Failed, Skipped
 from indexer.network.hub import fetch_json
 from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import get_json
 from indexer.network.session import HttpLimits
 from indexer.sources.registry import ModelRef
-from indexer.weights.repository import open_repository
 from tests.hubs import QUICK, RawServer, http, requested, served, use_endpoint
 from tests.patience import wait_for
 from tests.session.conftest import failure, info

@@ -8,7 +8,7 @@ import pytest
 
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import represent
+from indexer.upkeep.maintenance import represent
 from tests.hubs import use_fake_clock
 from tests.share.conftest import NAME, is_whole, pushed_files
 

@@ -13,13 +13,13 @@ from huggingface_hub import constants
 from indexer.atlas import AtlasFolder
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
 from indexer.publish.staging import note_checksum
-from indexer.publish.verification import verify
 from indexer.share.packs import Pack, encode_index, write_pack
 from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
+from indexer.upkeep.maintenance import represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.conftest import run_python
 from tests.database import execute

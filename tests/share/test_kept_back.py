@@ -14,9 +14,9 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.commands import add
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.removal import remove
 from indexer.sources.questions import BadRow
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.removal import remove
 from scripts.loopback_hub import LoopbackHub
 from tests.adapters.test_adapter_bases import add_adapter
 from tests.database import execute

@@ -10,9 +10,9 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.killed import killable, moments
 from tests.share.conftest import NAME, atlas_content, is_whole, open_hub, pushed_files, shell_of

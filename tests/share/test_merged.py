@@ -14,10 +14,10 @@ from indexer.atlas import AtlasFolder
 from indexer.console.terminal import explain
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
 from indexer.share.merge import merge
 from indexer.storage.checksummed_jsonl import add_checksum, write_lines
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.database import execute
 from tests.share.conftest import rows_of

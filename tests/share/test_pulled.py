@@ -11,12 +11,12 @@ from huggingface_hub import constants
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.deep_verification import verify_deeply
-from indexer.publish.maintenance import represent
 from indexer.publish.origin import adopt, read_origin
-from indexer.publish.verification import verify
 from indexer.share.pull import pull
 from indexer.share.repository import atlases_on_hub
+from indexer.upkeep.deep_verification import verify_deeply
+from indexer.upkeep.maintenance import represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.database import execute
 from tests.share.conftest import NAME, atlas_content, publish_by_hand, pushed_files, shell_of

@@ -13,8 +13,8 @@ import yaml
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.maintenance import represent
 from indexer.share.manifest import parse
+from indexer.upkeep.maintenance import represent
 from tests.database import execute
 from tests.share.conftest import NAME, is_whole, pushed_files, rows_of
 

@@ -14,6 +14,7 @@ import pytest
 
 from indexer import add, build, push, verify
 from indexer.atlas import AtlasFolder
+from indexer.checkpoints.repository import open_repository
 from indexer.deltas.stored_base import base_in
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.sources import registry
@@ -31,7 +32,6 @@ from indexer.sources.questions import (
 )
 from indexer.sources.registry import ModelRef, author_of, base_source, is_listed_id, is_model_id, page_of, source_of
 from indexer.sources.rows import checked_pages, row_of
-from indexer.weights.repository import open_repository
 from query import Atlas
 from tests.conftest import ROOT
 from tests.tiny_hub import BASE

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests import checkpoints
 from tests.checkpoints import Kind
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.delta import LoraDelta, dense_deltas, layout_against
 from indexer.deltas.spectra import Spectra
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests import checkpoints
 from tests.checkpoints import Kind
 from tests.spectra.recorded import KINDS, base_in, check_values, noise, record_of

@@ -11,11 +11,11 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.plan import Planned, plan
 from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
-from indexer.publish.maintenance import rebuild, status
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
+from indexer.upkeep.maintenance import rebuild, status
 from tests import checkpoints
 from tests.spectra.recorded import KINDS, noise
 from tests.tiny_hub import served_shell

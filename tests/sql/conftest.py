@@ -8,7 +8,7 @@ import os
 import duckdb
 import pytest
 
-from query.sql import asked_condition
+from query.questions.sql import asked_condition
 
 SECRET = "the secret of another file"
 

@@ -13,10 +13,10 @@ import duckdb
 import pytest
 
 from indexer.errors import AtlasError
-from query import sql
-from query.sandbox import process
-from query.sandbox.locked import connect_locked
-from query.sql import run_sql
+from query.questions import sql
+from query.questions.sql import run_sql
+from query.shared.sandbox import process
+from query.shared.sandbox.locked import connect_locked
 from tests.halves import a_few
 from tests.patience import PATIENCE, wait_for
 from tests.sql.conftest import check_condition, state
@@ -324,7 +324,7 @@ def test_two_readers_in_one_process(database):
 
 
 def test_importing_it_costs_nothing():
-    code = "import sys, query.sql; print('duckdb' in sys.modules, 'numpy' in sys.modules)"
+    code = "import sys, query.questions.sql; print('duckdb' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from indexer.errors import AtlasError
-from query.sql import run_sql
+from query.questions.sql import run_sql
 from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
 from tests.sql.conftest import check_condition
@@ -20,7 +20,7 @@ STRICT = {"PYTHONIOENCODING": "utf-8:strict"}  # as in every locale that is name
 
 ASK = """
 import sys, pathlib
-from query.sql import asked_condition, run_sql
+from query.questions.sql import asked_condition, run_sql
 found = run_sql(pathlib.Path(sys.argv[1]), sys.argv[2]).rows
 print(ascii(found), len(asked_condition(pathlib.Path(sys.argv[1]), sys.argv[3]).model_ids()))
 """

@@ -11,7 +11,7 @@ import pytest
 from indexer.database.secure_connection import attached
 from indexer.errors import AtlasError
 from query import Atlas
-from query.sandbox.locked import connect_locked
+from query.shared.sandbox.locked import connect_locked
 from tests.database import execute
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from indexer.child_processes import bare_environment
 from indexer.errors import AtlasError
-from query.sandbox import process
-from query.sandbox.locked import connect_locked
-from query.sql import run_sql
+from query.questions.sql import run_sql
+from query.shared.sandbox import process
+from query.shared.sandbox.locked import connect_locked
 from tests.sql.conftest import SECRET, state
 
 # Statements that want out. {file}: the database itself, {folder}: where it lies.
@@ -213,7 +213,7 @@ def test_the_third_wall_is_the_system_itself(folder, database):
     """In a process with all its SQL unlocked, the limits alone keep files and sockets away."""
     code = f"""
         import socket, duckdb
-        from query.sandbox import process
+        from query.shared.sandbox import process
         connection = duckdb.connect({str(database)!r}, read_only=True)
         connection.execute("SET temp_directory = ''; SET threads = 1")
         process._drop_privileges(30)
@@ -242,7 +242,7 @@ def test_the_third_wall_is_the_system_itself(folder, database):
 def test_limits_cannot_be_raised_again():
     code = """
         import resource
-        from query.sandbox import process
+        from query.shared.sandbox import process
         process._drop_privileges(30)
         for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_AS):
             print(resource.getrlimit(limit)[0] == resource.getrlimit(limit)[1] != resource.RLIM_INFINITY)

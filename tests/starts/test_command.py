@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 import indexer
+from indexer.deltas.starts.search import FurtherSearch
 from indexer.errors import AtlasError, BadArgument
-from indexer.starts.search import FurtherSearch
 from tests.adapters.test_started_together import add
 from tests.database import read_rows
 from tests.tiny_hub import BASE, indexed

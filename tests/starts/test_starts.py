@@ -10,8 +10,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, RobertaConfig, RobertaModel
 
-from indexer.starts.seed_table import Draws, SeedTable, usual_seeds
-from indexer.starts.start import LoraModule, Start, draws_of, find_start, solve_start
+from indexer.deltas.starts.seed_table import Draws, SeedTable, usual_seeds
+from indexer.deltas.starts.start import LoraModule, Start, draws_of, find_start, solve_start
 
 WIDTH = 128
 SIZES = {"vocab_size": 100, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -8,12 +8,12 @@ import torch
 
 import indexer
 from indexer.builds import starts
+from indexer.deltas.starts import sweep as sweeps
+from indexer.deltas.starts.search import FurtherSearch
+from indexer.deltas.starts.seed_table import usual_seeds
+from indexer.deltas.starts.start import find_start
+from indexer.deltas.starts.sweep import FirstFactors, sweep
 from indexer.errors import AtlasError, BadArgument
-from indexer.starts import sweep as sweeps
-from indexer.starts.search import FurtherSearch
-from indexer.starts.seed_table import usual_seeds
-from indexer.starts.start import find_start
-from indexer.starts.sweep import FirstFactors, sweep
 from tests.adapters.test_started_together import add
 from tests.starts.test_starts import made, moved
 from tests.tiny_hub import BASE, indexed
@@ -102,7 +102,7 @@ def test_the_command_finds_what_a_sweep_does(tiny_store, tmp_path, monkeypatch):
         assert shell("index", "add", str(folder), "--base", BASE).code == 0
         monkeypatch.setattr(starts, "_check_sweep", lambda device: None)
         monkeypatch.setattr(sweeps, "sweep", lambda factors, device, on_progress: sweep(factors, "cpu", SEEDS))
-        monkeypatch.setattr("indexer.starts.linear.solve", lambda known: None)
+        monkeypatch.setattr("indexer.deltas.starts.linear.solve", lambda known: None)
         said: list[str] = []
         report = indexer.find_starts(
             str(folder), atlas=atlas, device="a GPU", draws=10_000, progress=lambda event: said.append(event.message)
@@ -121,7 +121,7 @@ def test_a_processor_and_what_is_not_there_are_refused(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_the_kernel_of_a_gpu_makes_the_same_numbers():
-    from indexer.starts.kernel import Generator
+    from indexer.deltas.starts.kernel import Generator
 
     first = (1 << 32) - 100  # the seeds after it begin at 0 again
     generator = Generator(torch.device("cuda"), [0, 2], 1, torch.float32)

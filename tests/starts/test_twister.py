@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.starts.twister import (
+from indexer.deltas.starts.twister import (
     before,
     draw,
     generator,

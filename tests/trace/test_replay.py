@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from indexer.records.tokens import EXACT, UNSURE, row_changes
-from query.trace.texts import CERTAIN
+from query.questions.trace.texts import CERTAIN
 from studies.trace.check import causes, planted_file, tokens_kept
 from studies.trace.plan import Run
 from studies.trace.training import Replay, Table, Text, batches, only_once, rate, train_replayed

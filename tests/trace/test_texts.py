@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import query.trace.trace
+import query.questions.trace.trace
 from query import Atlas
-from query.trace.evidence import TokenEvidence, evidence_of_row, ranks_of
-from query.trace.texts import compare_texts, share_upper
-from query.trace.words import distinctive_scores, scripts_of, words_of
+from query.questions.trace.evidence import TokenEvidence, evidence_of_row, ranks_of
+from query.questions.trace.texts import compare_texts, share_upper
+from query.questions.trace.words import distinctive_scores, scripts_of, words_of
 
 WORDS = [f"w{number}" for number in range(200)]
 
@@ -102,8 +102,8 @@ def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
 
 def test_rows_that_cannot_be_compared_are_offered_to_be_read_only_once(made, monkeypatch) -> None:
     row = {"token_class": None, "commit": "a" * 40, "relation": "finetune"}
-    monkeypatch.setattr(query.trace.trace, "token_evidence", lambda *asked: (row, None))
-    monkeypatch.setattr(query.trace.trace, "evidence_of_all_rows", lambda *read: None)
+    monkeypatch.setattr(query.questions.trace.trace, "token_evidence", lambda *asked: (row, None))
+    monkeypatch.setattr(query.questions.trace.trace, "evidence_of_all_rows", lambda *read: None)
     with Atlas(made) as atlas:
         (before,) = atlas.trace("ann/squad-0").notes
         (after,) = atlas.trace("ann/squad-0", all_rows=True).notes

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-import query.trace.words
+import query.questions.trace.words
 from indexer.errors import AtlasError
 from indexer.profiles.tokenizer import tokenizer_at
 from indexer.records.tokens import token_rows
 from indexer.sources.registry import ModelRef
-from query.trace.evidence import tokenizer_of_model
-from query.trace.words import BaseTokenizer
+from query.questions.trace.evidence import tokenizer_of_model
+from query.questions.trace.words import BaseTokenizer
 
 ROWS = 3000
 
@@ -43,7 +43,7 @@ def starts(folder, monkeypatch):
         found.append(commit)
         return tokenizer_at(ModelRef.parse(str(folder)), None)
 
-    monkeypatch.setattr(query.trace.words, "tokenizer_of_model", started)
+    monkeypatch.setattr(query.questions.trace.words, "tokenizer_of_model", started)
     return found
 
 
@@ -85,7 +85,7 @@ def test_a_model_without_a_tokenizer_is_an_error(folder) -> None:
 
 def test_words_are_named_without_torch(folder) -> None:
     code = (
-        "import sys; import query.trace.trace; from indexer.sources.registry import ModelRef; "
+        "import sys; import query.questions.trace.trace; from indexer.sources.registry import ModelRef; "
         f"from indexer.profiles.tokenizer import tokenizer_at; found = tokenizer_at(ModelRef.parse({str(folder)!r}), None); "
         "print(found.words([7]), 'torch' in sys.modules)"
     )

@@ -11,9 +11,9 @@ import pytest
 from indexer.vectors.background import Background
 from indexer.vectors.centre import FULL, Centre, centre_of
 from query import Atlas
-from query.lookup import resolve_model
-from query.results import plain
-from query.similar import similarity_of
+from query.contract.results import plain
+from query.models.lookup import resolve_model
+from query.questions.similar import similarity_of
 from tests.atlas_builder import BASE, Model, block_family, publish, unit, write_atlas
 from tests.vectors import loops
 

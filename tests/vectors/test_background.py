@@ -7,7 +7,7 @@ import pytest
 
 from indexer.vectors.background import Background, author_groups
 from query import Atlas
-from query.results import plain
+from query.contract.results import plain
 
 Z = 1.959964
 

@@ -8,8 +8,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.shards import publish_records
-from indexer.publish.maintenance import rebuild
-from indexer.publish.verification import verify
+from indexer.upkeep.maintenance import rebuild
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.conftest import start_python
 from tests.halves import a_few

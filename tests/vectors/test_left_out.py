@@ -10,9 +10,9 @@ import pytest
 from indexer.publish import vector_update
 from indexer.vectors.background import FEWEST_PAIRS, Background
 from query import Atlas
-from query.population import Population
-from query.purity.study import purity
-from query.statistics.likeness import similarities
+from query.models.population import Population
+from query.questions.purity.study import purity
+from query.shared.statistics.likeness import similarities
 from tests.atlas_builder import BASE, Model, block_family, write_atlas
 from tests.vectors import loops
 

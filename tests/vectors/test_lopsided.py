@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from indexer.vectors.centre import FULL, Centre, centre_of
 from indexer.vectors.table import VectorTable
 from query import Atlas
-from query.similar import moving_notes
+from query.questions.similar import moving_notes
 from tests.atlas_builder import BASE, Model, publish, write_atlas
 
 BLOCKS, LENGTH = 6, 64

@@ -16,8 +16,8 @@ from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.stored import OpenVectors, Vectors, write_vectors
 from indexer.vectors.table import AdapterIds, VectorTable, by_output, group_codes
-from query.statistics.likeness import points
-from query.statistics.neighbours import neighbour_order
+from query.shared.statistics.likeness import points
+from query.shared.statistics.neighbours import neighbour_order
 from tests.test_representation import random_matrices, record_of
 from tests.vectors import loops
 

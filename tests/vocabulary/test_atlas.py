@@ -10,13 +10,13 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.publish.deep_verification import verify_deeply
-from indexer.publish.maintenance import rebuild, represent
-from indexer.publish.verification import verify
 from indexer.records.record import write_record
 from indexer.records.store import RecordStore
 from indexer.share.merge import merge
 from indexer.share.pull import pull
+from indexer.upkeep.deep_verification import verify_deeply
+from indexer.upkeep.maintenance import rebuild, represent
+from indexer.upkeep.verification import verify
 from query import Atlas
 from tests.share.conftest import NAME, person
 from tests.test_publishing import Piecewise

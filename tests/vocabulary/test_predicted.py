@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from query.population import Head
-from query.predict.classifier import NONE_OF_THESE, fit
-from query.predict.evaluation import evaluate_models
-from query.predict.predict import predict_target
-from query.predict.result import Evaluation
-from query.predict.scoring import accuracy_at, auroc
-from query.predict.training_set import LabelledModels, TrainingSet
+from query.models.population import Head
+from query.questions.predict.classifier import NONE_OF_THESE, fit
+from query.questions.predict.evaluation import evaluate_models
+from query.questions.predict.predict import predict_target
+from query.questions.predict.result import Evaluation
+from query.questions.predict.scoring import accuracy_at, auroc
+from query.questions.predict.training_set import LabelledModels, TrainingSet
 from tests.predict.simulated import WAYS, Simulation, target
 
 LENGTH = 20

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.errors import Skipped
-from indexer.weights.checkpoint_files import choose
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, Skipped
 from indexer.sources.folder import local_row
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import a_state, folder_reference, save_sharded, write_config
 
 

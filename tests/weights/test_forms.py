@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import Skipped
-from indexer.weights.checkpoint import open_checkpoint
 from tests.weights.folders import FORMS, a_state, folder_reference, write_config, write_safetensors
 
 

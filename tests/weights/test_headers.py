@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from indexer.checkpoints.safetensors_header import ITEM_BYTES
+from indexer.checkpoints.stored_tensor import DTYPES, GAP_SHARE, plan_runs, read_safetensors
 from indexer.errors import Skipped
 from indexer.network.byterange import LocalFile
-from indexer.weights.safetensors_header import ITEM_BYTES
-from indexer.weights.stored_tensor import DTYPES, GAP_SHARE, plan_runs, read_safetensors
 from tests.weights.folders import write_safetensors
 
 

@@ -20,7 +20,7 @@ import resource, sys, threading
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from indexer.weights.checkpoint import open_checkpoint
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.sources.registry import ModelRef
 
 def resident():

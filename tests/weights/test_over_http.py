@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import Failed, Skipped
 from indexer.network.hub_requests import RetryPolicy
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import cleared, set_endpoint
 from tests.weights.folders import FORMS, a_state, write_config

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.errors import Skipped
-from indexer.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.weights.folders import folder_reference
 
 OUT, IN = 200, 256  # neither a multiple of a block of 128 rows

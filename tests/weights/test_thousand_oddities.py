@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.errors import AtlasError, ModelError
 from indexer.sources.registry import ModelRef
-from indexer.weights.checkpoint import open_checkpoint
 from tests.deltas.made import base_of, changed, record_of, save, save_bin, save_shards, weights
 
 WIDTH = 16

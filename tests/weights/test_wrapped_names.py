@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from indexer.checkpoints.checkpoint import Checkpoint, bare_names, open_checkpoint
+from indexer.checkpoints.checkpoint_files import choose
 from indexer.deltas.base import locate_matrices
 from indexer.errors import Skipped
-from indexer.weights.checkpoint import Checkpoint, bare_names, open_checkpoint
-from indexer.weights.checkpoint_files import choose
 from tests.weights.folders import folder_reference, save_sharded
 
 SHAPES = {

@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import load_file
 
 from query import Atlas
-from query.atlas import opened
+from query.faces.atlas import opened
 from scripts.terminal import indexed
 from studies.wild.collection import read_collection, write
 from studies.wild.methods import published

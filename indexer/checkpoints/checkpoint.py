@@ -1,0 +1,421 @@
+"""Checkpoints: the tensors in a model's files, streamed one after another.
+
+Opening a checkpoint reads only the indexes of its files. ``Checkpoint.stream`` then fetches the requested tensors
+with as few requests as make sense and holds one at a time. ``indexer.checkpoints.checkpoint_files`` chooses the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+
+from indexer.checkpoints.ahead import in_threads, read_ahead
+from indexer.checkpoints.architectures.nested import by_nested_config
+from indexer.checkpoints.checkpoint_files import (
+    Choice,
+    Kind,
+    choose,
+    choose_conversion,
+    is_plain_name,
+    read_adapter_config,
+    read_config,
+)
+from indexer.checkpoints.quantised import QUANTISATION_KEYS, quantised_matrices, refuse_quantised, stated_method
+from indexer.checkpoints.repository import Repository, open_repository
+from indexer.checkpoints.stored_tensor import (
+    READABLE,
+    Buffers,
+    TensorIndex,
+    TensorInfo,
+    check_readable,
+    dtype_name,
+    plan_runs,
+    read_safetensors,
+)
+from indexer.checkpoints.torch_files import read_torch_index
+from indexer.errors import Failed, ModelError, Skipped
+from indexer.network.byterange import ByteSource
+from indexer.network.hub_requests import RetryPolicy
+from indexer.network.remote_file import RemoteFile
+from indexer.records.record import StoredFile
+from indexer.sources.registry import ModelRef
+from indexer.untrusted import shown
+
+_MOST_SHARD_INDEX = 16 << 20
+_MOST_SHARDS = 1000
+# Names of input embeddings, with any prefix.
+_TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_embeddings|shared|embed_in)\.weight$")
+# Parts of names that wrappers of modules add: PyTorch's FSDP, activation checkpointing, torch.compile and
+# DistributedDataParallel, Lightning's strategies, fairscale.
+_WRAPPERS = frozenset(
+    ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module", "_forward_module", "_fpw_module")
+)
+# What PEFT calls a module that it wraps. In an adapter's own file the name says which of several it belongs to.
+_WRAPPED_BY_PEFT = frozenset(("base_layer",))
+# Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
+SEAM_BYTES = 32 << 10
+
+
+class Checkpoint:
+    """The weights of one model at one commit.
+
+    ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
+    for settings of quantisation, and for an unknown model type with that of its language model (``by_nested_config``).
+    ``tensors`` are the tensors in the order of the files, and ``folder`` is the folder of the files ("" or "name/").
+    ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are read, they are
+    matrices of their values.
+    """
+
+    def __init__(
+        self,
+        repository: Repository,
+        choice: Choice,
+        files: Mapping[str, TensorIndex],
+        config: dict[str, Any],
+        adapter_config: dict[str, Any] | None,
+        shards: Mapping[str, Collection[str]] | None,
+    ) -> None:
+        self.kind: Kind = choice.kind
+        self.folder = choice.folder
+        self.commit = repository.commit
+        self.adapter_config = adapter_config
+        self._repository = repository
+        self._files = files
+        self._index_of: dict[str, TensorIndex] = {}
+        tensors: dict[str, TensorInfo] = {}
+        # The headers say which shard holds a tensor. If several do, the list of shards decides, else the last one, as
+        # for libraries that load all of them.
+        stated = {name: files[path] for path, names in (shards or {}).items() for name in names}
+        for index in files.values():
+            for name in index.tensors:
+                if name not in tensors or stated.get(name) is not self._index_of[name]:
+                    tensors[name] = index.tensors[name]
+                    self._index_of[name] = index
+        self.quantised, logical = quantised_matrices(tensors, config) if choice.kind == "full" else ({}, tensors)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(logical)
+        # By matrix the tensors of its scales, once they have been read: a base is rounded by them.
+        self._scales: dict[str, dict[str, torch.Tensor]] = {}
+        if choice.kind == "full":
+            refuse_quantised(logical, self.quantised, config)
+        # What is read has the usual dtypes, so the settings of quantisation would only mislead.
+        self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
+        if choice.kind == "full":
+            self.config = by_nested_config(self.config, {name: info.shape for name, info in logical.items()})
+        if choice.kind == "full" and stated_method(config) is not None:
+            self.config["quantised"] = True  # experts that cannot be read may be missing
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """The weight files; the format of an adapter's begins with "adapter"."""
+        prefix = "adapter-" if self.kind == "adapter" else ""
+        return tuple(
+            StoredFile(path, index.source.size, index.source.sha256, prefix + index.format)
+            for path, index in self._files.items()
+        )
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata of a single safetensors file; {} for other checkpoints."""
+        return next(iter(self._files.values())).metadata if len(self._files) == 1 else {}
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far, from disk or in response bodies, including configs and indexes."""
+        return self._repository.small_bytes + sum(index.source.bytes_read for index in self._files.values())
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that most bytes are stored in, as PyTorch calls it, or the form of matrices stored in few bits."""
+        sizes: Counter[str] = Counter()
+        for name, info in self.tensors.items():
+            stored = self.quantised[name].label if name in self.quantised else dtype_name(info.dtype)
+            sizes[stored] += info.nbytes
+        return max(sizes, key=lambda name: (sizes[name], name), default="")
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its weights come over the network."""
+        return any(isinstance(index.source, RemoteFile) for index in self._files.values())
+
+    def stream(
+        self, names: Collection[str], ahead_bytes: int = 0, rows: Mapping[str, range] | None = None
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors ``names``, or only the given ``rows`` of them, file by file in the order they are stored.
+
+        The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
+        ``ahead_bytes``.
+
+        Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
+        ``corrupt_file``; and Failed.
+        """
+        self._check(names)
+        wanted = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
+        if not (ahead_bytes and self.is_remote and wanted):
+            yield from self._decoded(self._read(wanted, Buffers()), names)
+            return
+        largest = max(self.tensors[name].nbytes for name in names)
+        buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
+        ahead = read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
+        yield from self._decoded(ahead, names)
+
+    def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
+
+        A tensor with three dimensions counts as its matrices, one below the other. Stripes less than SEAM_BYTES apart
+        are fetched by one request. From the network up to ``connections`` requests are in flight. A matrix whose rows
+        do not lie together in its file is read whole. Raises like ``stream``.
+        """
+        self._check(rows)
+        packed = [name for name in rows if name in self.quantised]
+        if packed:
+            yield from self._quantised_stripes({name: rows[name] for name in packed}, connections)
+            rows = {name: stripes for name, stripes in rows.items() if name not in self.quantised}
+        yield from self._stored_stripes(rows, connections)
+
+    def _quantised_stripes(
+        self, rows: Mapping[str, Sequence[range]], connections: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some rows of matrices stored in few bits. Their scales, which are small, are read whole."""
+        scales: dict[str, range | None] = dict.fromkeys(
+            part for name in rows if name not in self._scales for part in self.quantised[name].parts[1:]
+        )
+        read = dict(self._read(scales, Buffers(held=0)))
+        for name in rows:
+            if name not in self._scales:
+                self._scales[name] = {part: read[part] for part in self.quantised[name].parts[1:]}
+        by_codes = {self.quantised[name].parts[0]: name for name in rows}
+        stripes = {part: rows[name] for part, name in by_codes.items()}
+        for part, codes in self._stored_stripes(stripes, connections):
+            name = by_codes[part]
+            numbers = torch.cat([torch.arange(stripe.start, stripe.stop) for stripe in rows[name]])
+            yield name, self.quantised[name].decode({part: codes} | self._scales[name], numbers)
+
+    def _stored_stripes(
+        self, rows: Mapping[str, Sequence[range]], connections: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """``stripes`` of tensors as they are stored."""
+        threads = connections if self.is_remote else 1
+        for index in self._files.values():
+            names = [name for name in rows if self._index_of[name] is index]
+            scattered = [name for name in names if not index.has_rows_in_one_piece(name)]
+            for name, tensor in self._read(dict.fromkeys(scattered), Buffers()):
+                flat = tensor.flatten(0, -2)
+                yield name, torch.cat([flat[stripe.start : stripe.stop] for stripe in rows[name]])
+            names = [name for name in names if name not in scattered]
+            places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
+            runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
+            extents = [(run[0].start, max(stripe.stop for stripe in run)) for run in runs]
+            bodies = in_threads([partial(index.source.read, *extent) for extent in extents], threads)
+            found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+            moved: dict[str, int] = {}  # where the data of a storage begin, by the header that was read with them
+            for run, (start, stop), body in zip(runs, extents, bodies, strict=True):
+                for stripe in run:
+                    info, first = stripe.span.info, stripe.start
+                    if (storage := stripe.storage) is not None and storage.read_header is not None:
+                        if stripe.span.key not in moved:
+                            header = body[first - start :][: storage.header_bytes]
+                            moved[stripe.span.key] = storage.read_header(bytes(header))
+                        first = moved[stripe.span.key] + stripe.span.first
+                    if first + info.nbytes <= stop:
+                        piece = np.frombuffer(body, np.uint8, info.nbytes, first - start).copy()
+                    else:  # a header longer than PyTorch writes
+                        content = index.source.read(first, first + info.nbytes)
+                        piece = np.frombuffer(content, np.uint8).copy()
+                    found[info.name].append(torch.from_numpy(piece).view(info.dtype).reshape(info.shape))
+                    if len(found[info.name]) == len(rows[info.name]):
+                        yield info.name, torch.cat(found.pop(info.name))
+            index.source.close()
+
+    def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Some rows of each of these matrices, reading little more of the files. Raises like ``stream``."""
+        self._check(rows)
+        packed = {name: [span] for name, span in rows.items() if name in self.quantised}
+        yield from self._read({name: span for name, span in rows.items() if name not in packed}, Buffers())
+        yield from self._quantised_stripes(packed, 1)
+
+    def rounded_like(self, name: str, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Other ``values`` for these rows of a matrix stored in few bits, rounded as it is; it must have been read."""
+        return self.quantised[name].rounded(values, self._scales[name], rows)
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """The stored tensors that a tensor consists of."""
+        return self.quantised[name].parts if name in self.quantised else (name,)
+
+    def _decoded(
+        self, items: Iterable[tuple[str, torch.Tensor]], names: Collection[str]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stored tensors in any order → the tensors ``names``, each once all of its parts are there."""
+        owners = {part: name for name in names if name in self.quantised for part in self._parts(name)}
+        waiting: dict[str, dict[str, torch.Tensor]] = {}
+        for part, tensor in items:
+            name = owners.get(part)
+            if name is None:
+                yield part, tensor
+                continue
+            matrix, held = self.quantised[name], waiting.setdefault(name, {})
+            held[part] = tensor
+            if len(held) == len(matrix.parts):
+                del waiting[name]
+                self._scales[name] = {each: held[each].clone() for each in matrix.parts[1:]}
+                yield name, matrix.decode(held)
+
+    def _check(self, names: Collection[str]) -> None:
+        for name in names:
+            if name not in self.tensors:
+                raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
+            check_readable(self.tensors[name])
+
+    def _read(self, wanted: Mapping[str, range | None], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, or the given rows of them, run by run."""
+        for index in self._files.values():
+            located = [index.locate(name, rows) for name, rows in wanted.items() if self._index_of[name] is index]
+            for tensors in plan_runs(located):
+                stop = tensors[-1].stop
+                with closing(index.source.run(tensors[0].start, stop)) as run:
+                    for tensor in tensors:
+                        run.skip_to(tensor.start)
+                        yield tensor.span.info.name, tensor.load(run, buffers)
+                    run.skip_to(stop)
+            index.source.close()
+
+    @property
+    def token_embedding(self) -> str | None:
+        """The name of the input embedding, a readable matrix of a row for each token; None if that is not clear."""
+        names = [name for name in self.tensors if _TOKEN_EMBEDDING.search(name)]
+        shared = [name for name in names if name.endswith("shared.weight")]  # others are the same matrix once more
+        (found,) = shared if len(shared) == 1 else names if len(names) == 1 else (None,)
+        if (
+            found is None
+            or found in self.quantised
+            or len(self.tensors[found].shape) != 2
+            or self.tensors[found].dtype not in READABLE
+        ):
+            return None
+        return found
+
+    def read_small(self, name: str, limit: int) -> bytes | None:
+        """A small file (tokenizer.json), preferably from the weights' folder; None if the repository lacks it.
+
+        Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
+        """
+        return self._repository.read_beside(self.folder, name, limit)
+
+    def close(self) -> None:
+        """Close files and connections."""
+        for index in self._files.values():
+            index.source.close()
+
+
+def open_checkpoint(
+    reference: ModelRef,
+    *,
+    commit: str | None = None,
+    filenames: Sequence[str] | None = None,
+    relation: str = "finetune",
+    conversion: Callable[[], str | None] | None = None,
+    retries: RetryPolicy | None = None,
+    most_small: int | None = None,
+) -> Checkpoint:
+    """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
+
+    Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
+    returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
+    of shards or header.
+
+    Raises Skipped if these files can never be read, Failed if a retry may work.
+    """
+    repository = None
+    try:
+        repository = open_repository(
+            reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
+        )
+        choice = choose(repository.filenames, relation)
+        config = read_config(repository, choice)
+        adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
+        if choice.is_pickle and conversion is not None:
+            try:
+                if (revision := conversion()) is not None:
+                    other = open_repository(
+                        replace(reference, revision=revision), retries=retries, most_small=most_small
+                    )
+                    if (converted := choose_conversion(other.filenames, choice.folder)) is not None:
+                        repository, choice = other, converted
+            except ModelError:  # it cannot be read now: the pickle can
+                pass
+        return _open(repository, choice, config, adapter_config)
+    except Skipped as skip:
+        if repository is not None and repository.lacking:  # so this is not permanent
+            raise Failed("network", f"{skip.detail} ({repository.lacking})") from skip
+        raise
+
+
+def _open(
+    repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
+) -> Checkpoint:
+    shards = shards_of(repository, choice) if choice.is_index else None
+    files: dict[str, TensorIndex] = {}
+    sources: list[ByteSource] = []
+    try:
+        for path in shards or [choice.folder + choice.name]:
+            source = repository.open(path)
+            sources.append(source)
+            if path.endswith(".safetensors"):
+                files[path] = read_safetensors(source, repository.most_small)
+            else:
+                files[path] = read_torch_index(source)
+            if shards:
+                source.close()
+        names = bare_names([name for index in files.values() for name in index.tensors], choice.kind)
+        if names:
+            files = {path: index.renamed(names) for path, index in files.items()}
+            shards = shards and {path: [names.get(name, name) for name in held] for path, held in shards.items()}
+        return Checkpoint(repository, choice, files, config, adapter_config, shards)
+    except ModelError:
+        for source in sources:
+            source.close()
+        raise
+
+
+def bare_names(names: Collection[str], kind: Kind) -> dict[str, str]:
+    """The names of tensors without what wrappers of modules added, by the name in the file; only those that differ.
+
+    A name that another tensor has, or would get, stays as it is.
+    """
+    added = _WRAPPERS if kind == "adapter" else _WRAPPERS | _WRAPPED_BY_PEFT
+    bare = {}
+    for name in names:
+        parts = name.split(".")
+        if not added.isdisjoint(parts):
+            bare[name] = ".".join(part for part in parts if part not in added)
+    counts = Counter(bare.values())
+    counts.update(set(names).difference(bare))
+    return {name: found for name, found in bare.items() if found and counts[found] == 1}
+
+
+def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:
+    """The shards in order, with the tensors that the (untrusted) index says they hold."""
+    found = repository.read_json(choice.folder + choice.name, _MOST_SHARD_INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise Skipped("malformed", f"{choice.name} has no weight_map")
+    shards: dict[str, list[str]] = {}
+    for tensor, name in found.items():
+        if not is_plain_name(name) or not name.endswith((".safetensors", ".bin")):
+            raise Skipped(
+                "malformed", f"{choice.name} names a shard {shown(name)}, which is not the name of a weight file"
+            )
+        shards.setdefault(choice.folder + name, []).append(tensor)
+    if len(shards) > _MOST_SHARDS:
+        raise Skipped("malformed", f"{choice.name} names {len(shards)} shards; up to {_MOST_SHARDS} are read")
+    missing = sorted(path for path in shards if path not in repository.filenames)
+    if missing:
+        raise Skipped("corrupt_file", f"{len(missing)} of {len(shards)} shards are missing, {shown(missing[0])} first")
+    return dict(sorted(shards.items()))

@@ -1,0 +1,1 @@
+"""What is done with an atlas that is there: verify, repair, remove."""

@@ -1,0 +1,508 @@
+"""`index verify --strict`: the atlas is published again elsewhere and compared, for an atlas from an unknown source.
+
+The real publisher makes database and vectors from the listings, bases, records and profiles of the atlas, in a
+temporary folder, with the same ids. Then the tables are compared by SQL, the vectors by block, and the lists of
+neighbours with those that the publisher makes of the vectors: these can be checked without records, too. The centres
+are taken over, because they depend on when models were added; each is compared with the mean of its members. Null
+distributions are not compared: they may be those of an earlier publish. The catalog of the database is compared with
+schema.sql, and the folder must contain only files and folders.
+
+The temporary folder takes twice the space of the database, and for a while three times that of the vectors. The time is
+that of a publish from nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from indexer.atlas import NEIGHBOURS, AtlasFolder
+from indexer.database import catalog
+from indexer.database.connection import Connection, translated_errors
+from indexer.database.reading import Reading, earlier_database
+from indexer.database.secure_connection import attached, attached_for_writing
+from indexer.deltas.stored_base import StoredBase
+from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.listing.listing import Listing
+from indexer.publish.neighbours import ROWS, nearest
+from indexer.publish.previous_atlas import known_models
+from indexer.publish.publish import publish
+from indexer.publish.rows import Entry, Publication
+from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, REPRESENTATIONS, representation_named
+from indexer.records.store import FailureRecord, RecordStore
+from indexer.storage.atomic_files import copy_file
+from indexer.untrusted import printable
+from indexer.upkeep.verification import Disagreement, not_valid, verify
+from indexer.vectors.centre import Centre, GroupCentre, centre_of
+from indexer.vectors.published import Published, read_centre, read_published, with_output_sides
+from indexer.vectors.search import VectorIndex
+from indexer.vectors.stored import blocks, rows_of_block
+
+if TYPE_CHECKING:
+    import duckdb
+
+# Largest difference between two machines in a cosine, or in a number of a unit vector.
+TOLERANCE = 1e-4
+
+# The same for numbers stored in 16 bits, in blocks as short as one number, whose centre is computed again.
+_TOLERANCE_OF_HALVES = 2e-3
+
+# The same for a centre.
+_TOLERANCE_OF_CENTRES = 1e-3
+
+# Other numbers may differ by this, or by this share of them.
+_ABSOLUTE, _RELATIVE = 1e-6, 1e-5
+
+# Compared tables of models: what identifies a row of a model, columns that may differ, and what a row is made of. The
+# last digits of a signature depend on the machine; a model keeps its initialisation until it is read again.
+_OF_RECORDS = {
+    "records": ((), ("signature", "initialisation")),
+    "adapter_bases": ((), ()),
+    "deltas": (("stack", "layer", "family"), ()),
+    "fused_matrices": (("stack", "layer", "family"), ()),
+}
+_OF_LISTING = {
+    "fine_tunes": ((), ("last_seen",)),
+    "tags": (("tag",), ()),
+    "model_datasets": (("dataset", "parent", "raw", "source"), ()),
+    "evaluations": (("task", "dataset", "dataset_raw", "config", "split", "metric", "value"), ()),
+}
+# Columns of a base that a user or a listing gives, and of vectors whose file was written by another machine.
+_OF_USERS = ("aliases", "licence")
+_OF_FILES = ("faiss_file", "faiss_sha256", "faiss_bytes")
+
+
+def verify_deeply(folder: AtlasFolder) -> list[Disagreement]:
+    """All problems that ``verify`` finds, and everything that differs from schema.sql and a publish from the records.
+
+    The tables of a database that a reader would refuse are not queried. Raises OSError if the temporary folder is full.
+    """
+    folder.require()
+    found = [*_check_files(folder), *_check_catalog(folder.database)]
+    if any(one.kind == "database" for one in found):
+        return found
+    try:
+        found += verify(folder)
+        known = {(one.kind, one.what) for one in found}
+        with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-verify-", ignore_cleanup_errors=True) as root:
+            found += [one for one in _Comparison(folder, Path(root)).run() if (one.kind, one.what) not in known]
+    except AtlasError as error:
+        found.append(Disagreement("database", folder.database.name, error.message))
+    except WRONG_KINDS as error:
+        found.append(Disagreement("database", folder.database.name, not_valid(error)))
+    return found
+
+
+def _check_files(folder: AtlasFolder) -> Iterator[Disagreement]:
+    """Report links that lead out of the folder, pipes, sockets and devices."""
+    root = folder.root.resolve()
+    for parent, folders, files in os.walk(folder.root):
+        for name in sorted([*folders, *files]):
+            path = Path(parent) / name
+            mode = os.lstat(path).st_mode
+            what = printable(str(path.relative_to(folder.root)), 200)
+            if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(root):
+                yield Disagreement("file", what, "is a link that leads out of the atlas")
+            elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
+                yield Disagreement("file", what, "is neither a file nor a folder")
+
+
+def _check_catalog(path: Path) -> Iterator[Disagreement]:
+    log = path.with_name(path.name + ".wal")
+    if os.path.lexists(log):
+        yield Disagreement("file", log.name, "is a write-ahead log: the database was changed by another program")
+        return
+    try:
+        with translated_errors(path), attached(path) as connection:
+            found = catalog.examine(connection, path)
+    except AtlasError as error:
+        yield Disagreement("database", path.name, error.message)
+        return
+    for problem in found.problems:
+        yield Disagreement("database", path.name, problem)
+    for name in found.other_views:
+        yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
+
+
+@dataclass
+class _Comparison:
+    """Publishes an atlas again in the folder ``root`` and compares.
+
+    ``published``: the vectors that can be read. ``bases``: those that could be published again.
+    """
+
+    folder: AtlasFolder
+    root: Path
+    published: list[Published] = field(default_factory=list)
+    bases: set[str] = field(default_factory=set)
+
+    def run(self) -> Iterator[Disagreement]:
+        """Yield every difference."""
+        held = self.root / "held.duckdb"
+        copy_file(self.folder.database, held, through_links=True)
+        made = self.folder.with_database_in(self.root)
+        copy_file(held, made.database, through_links=True)  # the publisher keeps its ids
+        with Reading(held) as connection:
+            yield from self._check_vectors(connection)
+            yield from self._publish(connection, held, made)
+            with (
+                translated_errors(self.folder.database),
+                attached_for_writing(
+                    self.root / "compared.duckdb",
+                    settings=[f"SET temp_directory = '{self.root}/spill'"],
+                    others={"held": held, "made": made.database},
+                ) as both,
+            ):
+                yield from _compare_tables(both)
+            with Reading(made.database) as again:
+                yield from self._compare_vectors(connection, again, made)
+
+    def _check_vectors(self, connection: Connection) -> Iterator[Disagreement]:
+        """Check the names of representations and the centres, and open what can be read."""
+        for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
+            if row["representation"] not in REPRESENTATIONS:
+                what = printable(row["representation"], 60)
+                yield Disagreement("vectors", what, "is not a representation of this version")
+                continue
+            try:
+                published = read_published(connection, row["base"], row["representation"])
+                if published is None:
+                    continue
+                self.published.append(published)
+                centre = read_centre(connection, published.base, published.representation)
+            except AtlasError:
+                continue  # reported by `verify`
+            if published.centre is not None and published.masks.blocks and centre is not None:
+                yield from _check_centre(self.folder, connection, published, centre)
+
+    def _publish(self, connection: Connection, held: Path, made: AtlasFolder) -> Iterator[Disagreement]:
+        """Publish the records that the database names. Yields models whose record cannot be published."""
+        publications, store = [], RecordStore(self.folder)
+        failures: dict[tuple[str, str, str | None], FailureRecord] = {}
+        for digest in store.failure_digests():
+            if (outcome := store.failure(digest)) is not None:
+                failures[outcome.identity.base, outcome.identity.model, outcome.identity.commit] = outcome
+        for row in connection.rows('SELECT base, "commit" FROM bases ORDER BY base'):
+            base = StoredBase(self.folder.base(row["base"], row["commit"]))
+            try:
+                base.check()
+            except (AtlasError, OSError):
+                continue  # reported by `verify`
+            publications.append(self._publication(connection, held, base, store, failures))
+            self.bases.add(base.base)
+        names = list(dict.fromkeys(one.representation for one in self.published))
+        publish(made, publications, names, from_scratch=True)
+        with Reading(made.database) as again:
+            lost = again.rows(
+                "SELECT model, detail FROM fine_tunes WHERE status = 'skipped' AND reason = 'does_not_fit' "
+                "ORDER BY model"
+            )
+        for row in lost:
+            yield Disagreement("record", printable(row["model"], 200), f"cannot be published: {row['detail']}")
+
+    def _publication(
+        self,
+        connection: Connection,
+        held: Path,
+        base: StoredBase,
+        store: RecordStore,
+        failures: dict[tuple[str, str, str | None], FailureRecord],
+    ) -> Publication:
+        """All models of one base with the records that the database names, at the rank of most of them."""
+        path = self.folder.listing(base.base)
+        listed = {one.id: one for one in Listing(path).models()} if path.is_file() else {}
+        with earlier_database(held) as earlier:
+            listed |= {one.id: one for one in known_models(earlier, base.base, listed, ())}
+        ranks = Counter[int]()
+        entries = []
+        for row in connection.rows(
+            'SELECT model, "commit", record_key, status FROM fine_tunes WHERE base = ? ORDER BY model_id', (base.base,)
+        ):
+            if row["model"] not in listed:
+                continue
+            key, commit, outcome = row["record_key"], row["commit"], None
+            if key is not None and (header := store.header(key)) is not None:
+                ranks[header.identity.spec.rank] += 1
+                commit = header.identity.commit
+            elif key is None and row["status"] != "listed":
+                outcome = failures.get((base.base, row["model"], commit))
+            entries.append(Entry(listed[row["model"]], base.base, commit, record_key=key, outcome=outcome))
+        mine = [one for one in self.published if one.base == base.base]
+        centres = {}
+        for one in mine:
+            if one.centre is not None and one.masks.blocks:
+                centre = read_centre(connection, one.base, one.representation)
+                if centre is not None and all(each.blocks.size == one.file.length for each in centre.groups.values()):
+                    centres[one.representation] = centre
+        return Publication(
+            base=base,
+            aliases=(),
+            entries=entries,
+            rank=ranks.most_common(1)[0][0] if ranks else next((one.rank for one in mine), 1),
+            vector_length=next((one.budget for one in mine if one.representation == DEFAULT), None),
+            centres=centres,
+            with_neighbours=False,  # their lists are made from the vectors of the atlas
+        )
+
+    def _compare_vectors(self, held: Connection, made: Connection, again: AtlasFolder) -> Iterator[Disagreement]:
+        for one in self.published:
+            other = read_published(made, one.base, one.representation)
+            if one.base in self.bases and other is None:
+                yield Disagreement("vectors", f"{one.base}, {one.representation}", "is not what the records make")
+                continue
+            try:
+                # A wrong number of blocks, or wrong masks, are reported by themselves.
+                index = _opened(one if other is None else replace(one, masks=other.masks), held, self.folder)
+            except AtlasError:
+                continue  # reported by `verify`
+            if other is not None and other.file.length == one.file.length:
+                tolerance = TOLERANCE if one.centre is None else _TOLERANCE_OF_HALVES
+                for model in _names(held, _differing_vectors(index, _opened(other, made, again), tolerance)):
+                    why = f"its vector ({one.representation}) differs from that of its record"
+                    yield Disagreement("vectors", model, why)
+            if one.representation != ADAPTER_OUTPUT:  # it has no lists of its own
+                yield from _compare_neighbours(held, one, index)
+
+
+def _opened(published: Published, connection: Connection, folder: AtlasFolder) -> VectorIndex:
+    """The vectors, with output sides if there are any. Raises AtlasError if a file is damaged."""
+    index = published.opened(folder.root)
+    if published.representation != DEFAULT:
+        return index
+    outputs = read_published(connection, published.base, ADAPTER_OUTPUT)
+    return with_output_sides(index, connection, outputs, folder.root)
+
+
+def _differing_vectors(index: VectorIndex, expected: VectorIndex, tolerance: float) -> list[int]:
+    """Ids that both have, with vectors that are not close; missing and extra ones are reported by `verify`."""
+    both, step = np.intersect1d(index.ids, expected.ids), rows_of_block(index.length)
+    found: list[int] = []
+    for start in range(0, len(both), step):
+        ids = both[start : start + step]
+        is_close = np.isclose(index.rows(ids).matrix, expected.rows(ids).matrix, atol=tolerance).all(axis=1)
+        found += ids[~is_close].tolist()
+    return found
+
+
+def _names(connection: Connection, ids: Sequence[int]) -> list[str]:
+    rows = connection.rows(
+        "SELECT model FROM fine_tunes WHERE list_contains(?, model_id) ORDER BY model_id", (list(ids),)
+    )
+    return [printable(row["model"], 200) for row in rows] if ids else []
+
+
+def _compare_tables(both: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
+    """Compare the tables of two databases, ``held`` and ``made``."""
+    both.execute(
+        "CREATE TABLE indexed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
+        "JOIN made.main.fine_tunes AS made USING (model_id) WHERE held.status = 'indexed' AND made.status = 'indexed'"
+    )
+    # Models whose row was made from the line that the listing has now.
+    both.execute(
+        "CREATE TABLE listed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
+        "JOIN made.main.fine_tunes AS made USING (model_id, fingerprint)"
+    )
+    for base, columns in _differing(both, "bases", ("base",), _OF_USERS):
+        yield Disagreement("row", base, f"bases differs from its matrices in {', '.join(columns)}")
+    for base, name, columns in _differing(both, "representations", ("base", "representation"), _OF_FILES):
+        why = f"representations differs from its records in {', '.join(columns)}"
+        yield Disagreement("vectors", f"{base}, {name}", why)
+    for models, tables, source in (("indexed", _OF_RECORDS, "record"), ("listed", _OF_LISTING, "line in the listing")):
+        for table, (keys, left_out) in tables.items():
+            yield from _compare_models(both, models, table, ("model_id", *keys), left_out, source)
+    for table in ("profiles", "profile_layers"):
+        columns = ", ".join(f'"{name}"' for name in _columns(both, table))
+        ((count,),) = both.execute(
+            f"SELECT (SELECT count(*) FROM (SELECT {columns} FROM held.main.{table} EXCEPT ALL "
+            f"SELECT {columns} FROM made.main.{table})) + (SELECT count(*) FROM (SELECT {columns} "
+            f"FROM made.main.{table} EXCEPT ALL SELECT {columns} FROM held.main.{table}))"
+        ).fetchall()
+        if count:
+            yield Disagreement("profile", table, f"{count} rows differ from those that the profiles make")
+
+
+def _compare_models(
+    both: duckdb.DuckDBPyConnection,
+    models: str,
+    table: str,
+    keys: Sequence[str],
+    left_out: Sequence[str],
+    source: str,
+) -> Iterator[Disagreement]:
+    """Compare the rows of each model of the table ``models``, first their number and then their values."""
+    counts = (
+        f"(SELECT model_id, count(*) AS rows FROM {{}}.main.{table} WHERE model_id IN (SELECT model_id FROM {models}) "
+        "GROUP BY ALL)"
+    )
+    odd = both.execute(
+        f"SELECT model_id, model, coalesce(held.rows, 0), coalesce(made.rows, 0) FROM {models} "
+        f"LEFT JOIN {counts.format('held')} AS held USING (model_id) "
+        f"LEFT JOIN {counts.format('made')} AS made USING (model_id) "
+        "WHERE held.rows IS DISTINCT FROM made.rows ORDER BY model_id"
+    ).fetchall()
+    for _, model, rows, expected in odd:
+        why = f"has {rows} rows in {table}; its {source} makes {expected}"
+        yield Disagreement("row", printable(model, 200), why)
+    names = dict(both.execute(f"SELECT model_id, model FROM {models}").fetchall())
+    others = {model_id: set[str]() for model_id in names}
+    for model_id, *_, columns in _differing(both, table, keys, left_out, models):
+        others[model_id] |= set(columns)
+    # A row with another key has no counterpart.
+    on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
+    for (model_id,) in both.execute(
+        f"SELECT DISTINCT model_id FROM held.main.{table} AS held ANTI JOIN made.main.{table} AS made ON {on} "
+        f"WHERE model_id IN (SELECT model_id FROM {models})"
+    ).fetchall():
+        others[model_id] |= set(keys[1:])
+    reported = {row[0] for row in odd}
+    for model_id, found in others.items():
+        if found and model_id not in reported:
+            why = f"{table} differs from its {source} in {', '.join(sorted(found))}"
+            yield Disagreement("row", printable(names[model_id], 200), why)
+
+
+def _differing(
+    both: duckdb.DuckDBPyConnection,
+    table: str,
+    keys: Sequence[str],
+    left_out: Sequence[str],
+    models: str | None = None,
+) -> list[tuple[Any, ...]]:
+    """The rows with the same ``keys`` of which some columns differ: the keys, and the names of these columns."""
+    on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
+    cases = [
+        f"CASE WHEN NOT coalesce({_is_same(name, kind)}, false) THEN '{name}' END"
+        for name, kind in sorted(_columns(both, table).items())
+        if name not in (*keys, *left_out)
+    ]
+    if not cases:
+        return []
+    where = "" if models is None else f" WHERE held.model_id IN (SELECT model_id FROM {models})"
+    named = ", ".join(f'held."{key}"' for key in keys)
+    return both.execute(
+        f"SELECT * FROM (SELECT {named}, list_filter([{', '.join(cases)}], lambda one: one IS NOT NULL) AS differing "
+        f"FROM held.main.{table} AS held JOIN made.main.{table} AS made ON {on}{where}) "
+        "WHERE len(differing) > 0 ORDER BY ALL"
+    ).fetchall()
+
+
+def _columns(both: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+    """Names and types of the columns of a table, as schema.sql has them."""
+    return dict(
+        both.execute(
+            "SELECT column_name, data_type FROM system.main.duckdb_columns() WHERE database_name = 'made' "
+            "AND schema_name = 'main' AND table_name = ? ORDER BY column_index",
+            [table],
+        ).fetchall()
+    )
+
+
+def _is_same(name: str, kind: str) -> str:
+    """An SQL condition: whether a column has the same value in both, except for rounding."""
+    held, made = f'held."{name}"', f'made."{name}"'
+    equal = f"{held} IS NOT DISTINCT FROM {made}"
+    close = "abs({0} - {1}) <= greatest(" + f"{_ABSOLUTE}, {_RELATIVE}" + " * greatest(abs({0}), abs({1})))"
+    if kind in ("FLOAT", "DOUBLE"):
+        return f"({equal} OR {close.format(f'{held}::DOUBLE', f'{made}::DOUBLE')})"
+    if kind in ("FLOAT[]", "DOUBLE[]"):
+        pair = close.format("pair[1]::DOUBLE", "pair[2]::DOUBLE")
+        return (
+            f"({equal} OR (len({held}) = len({made}) AND "
+            f"list_bool_and(list_transform(list_zip({held}, {made}), lambda pair: {pair}))))"
+        )
+    return equal
+
+
+def _compare_neighbours(held: Connection, published: Published, index: VectorIndex) -> Iterator[Disagreement]:
+    """Check every list against the one that a publish makes of the vectors in ``index``.
+
+    Near ties may be in another order on another machine.
+    """
+    name, ids = published.representation, index.ids
+    rows = held.execute(
+        "SELECT model_id::BIGINT AS owner, rank::BIGINT AS rank, neighbour_id::BIGINT AS near, similarity "
+        "FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
+        "ORDER BY model_id, rank, neighbour_id",
+        [name, published.base],
+    ).fetchnumpy()
+    owners, near = np.asarray(rows["owner"]), np.asarray(rows["near"])
+    if not (np.isin(owners, ids).all() and np.isin(near, ids).all()):
+        yield Disagreement("neighbours", published.base, f"name models that have no vector ({name})")
+        return
+    wrong = set[int]()
+    for block in blocks(index.opened.vectors, min(ROWS, rows_of_block(index.length))):
+        made, rank = nearest(index, [block], NEIGHBOURS)[0].ranked()
+        first, last = np.searchsorted(owners, [block.ids[0], block.ids[-1] + 1])
+        some = slice(first, last)
+        sizes = [np.bincount(np.searchsorted(block.ids, of), minlength=len(block)) for of in (owners[some], made.owner)]
+        odd = block.ids[sizes[0] != sizes[1]]
+        wrong |= set(odd.tolist())
+        mine, theirs = np.isin(owners[some], odd, invert=True), np.isin(made.owner, odd, invert=True)
+        owner, other, similarity = (of[some][mine] for of in (owners, near, np.asarray(rows["similarity"])))
+        is_right = np.asarray(rows["rank"])[some][mine] == rank[theirs]
+        is_right &= np.isclose(similarity, made.similarity[theirs], atol=TOLERANCE)
+        # Neighbours at another place than in the list that was made must be as similar as they are said to be.
+        moved = np.flatnonzero(other != made.neighbour[theirs])
+        if len(moved):
+            exact = index.exact(index.table(block.ids), np.searchsorted(block.ids, owner[moved]), other[moved])
+            is_right[moved] &= np.isclose(exact, similarity[moved], atol=TOLERANCE)
+        wrong |= set(owner[~is_right].tolist())
+        pairs = np.sort(owner * (ids[-1] + 1) + other)
+        wrong |= set((pairs[1:][pairs[1:] == pairs[:-1]] // (ids[-1] + 1)).tolist())  # named twice
+        wrong |= set(owner[owner == other].tolist())
+    if wrong:
+        why = f"{len(wrong)} lists do not match the vectors ({name}; first id {min(wrong)})"
+        yield Disagreement("neighbours", published.base, why)
+
+
+def _check_centre(
+    folder: AtlasFolder, connection: Connection, published: Published, centre: Centre
+) -> Iterator[Disagreement]:
+    """Check the centre of every group against the mean of its members, if their records are still present."""
+    what = f"{published.base}, {published.representation}"
+    for group, stored in centre.groups.items():
+        members = connection.rows(
+            "SELECT record_key, vote FROM internal.centre_members WHERE base = ? AND representation = ? "
+            "AND vector_group = ? ORDER BY model_id",
+            (published.base, published.representation, group),
+        )
+        if len(members) != stored.models:
+            why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
+            yield Disagreement("centre", what, why)
+            continue
+        made = _centre_from(folder, published, members)
+        if made is None:
+            continue
+        is_right = made.blocks.shape == stored.blocks.shape
+        is_right = is_right and np.allclose(made.blocks, stored.blocks, atol=_TOLERANCE_OF_CENTRES)
+        is_right = is_right and np.allclose(made.votes, stored.votes, rtol=_TOLERANCE_OF_CENTRES)
+        if not is_right:
+            why = f"the centre of group {group} is not the mean of the models it was made from"
+            yield Disagreement("centre", what, why)
+
+
+def _centre_from(folder: AtlasFolder, published: Published, members: list[dict[str, Any]]) -> GroupCentre | None:
+    """The centre of these models; None if a record is missing or holds no factors."""
+    blocks, length = published.masks.blocks, published.file.length
+    if not members:
+        return GroupCentre.nothing(blocks, length // blocks)
+    store = RecordStore(folder)
+    representation = representation_named(published.representation, published.budget)
+    vectors = []
+    for member in members:
+        try:
+            record = store.read(member["record_key"])
+            vectors.append(representation.vector(record).astype(np.float32))
+        except (AtlasError, TypeError):
+            return None
+    if any(len(vector) != length for vector in vectors):
+        return None
+    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks)

@@ -1,0 +1,1 @@
+"""What a question is and what its answer is."""

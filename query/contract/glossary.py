@@ -1,0 +1,164 @@
+"""What words mean, from ``glossary.toml``; fields of answers, from their classes; the database, from schema.sql."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from indexer.errors import AtlasError
+from indexer.names import nearest
+from query.contract.registry import commands
+from query.contract.results import Column, Doc, Result, answer_classes, columns, row_class_in
+
+_OBJECTS = (
+    "SELECT * FROM ("
+    "SELECT 'view' AS kind, view_name AS name, comment FROM duckdb_views() WHERE NOT internal UNION ALL "
+    "SELECT 'table', table_name, comment FROM duckdb_tables() WHERE schema_name = 'main' UNION ALL "
+    "SELECT 'macro', function_name, comment FROM duckdb_functions() "
+    "WHERE NOT internal AND function_type = 'table_macro'"
+    ") ORDER BY kind = 'table', kind = 'macro' DESC, name"
+)
+_COLUMNS = (
+    'SELECT column_name AS "column", data_type AS type, comment FROM duckdb_columns() '
+    "WHERE NOT internal AND schema_name = 'main' AND lower(table_name) = lower(?) ORDER BY column_index"
+)
+
+
+@cache
+def words() -> dict[str, str]:
+    """Definitions by term, in reading order."""
+    text = Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8")
+    terms: dict[str, str] = tomllib.loads(text)["words"]
+    return terms
+
+
+def documented(answers: Iterable[type[Any]]) -> dict[str, str]:
+    """The columns and keys of these classes of answers, or of rows, with what they mean; columns of rows come first."""
+    known: dict[str, str] = {}
+    seen: set[type[Any]] = set()
+
+    def add(names: Iterable[Column]) -> None:
+        within = []
+        for column in names:
+            if column.doc:
+                known.setdefault(column.key, column.doc)
+            if (inner := row_class_in(column.type)) is not None and inner not in seen:
+                seen.add(inner)
+                within.append(inner)
+        for inner in within:
+            add(columns(inner))
+
+    for answer in answers:
+        if issubclass(answer, Result):
+            add(answer.row_columns() or columns(answer))
+            known |= {name: meaning for name, meaning in answer.TABLE_COLUMNS.items() if name not in known}
+        add(columns(answer))
+    return known
+
+
+def answers_of(command: str) -> list[type[Result]]:
+    """The classes of the answers to the questions that a command asks, which are imported."""
+    return [one for entry in commands().get(command, ()) for one in answer_classes(entry.load())]
+
+
+def explained(word: str) -> list[dict[str, str]]:
+    """Every meaning of ``word``: {word, where, meaning}. ``where``: the commands, or the tables, that use it so.
+
+    Raises AtlasError if it has none, naming similar words.
+    """
+    asked = word.lower()
+    found = [
+        {"word": term, "where": "", "meaning": meaning}
+        for term, meaning in words().items()
+        if asked in (part.strip().lower() for part in [term, *term.replace("(", ",").replace(")", "").split(",")])
+    ]
+    meanings: dict[str, list[str]] = {}
+    named: dict[str, None] = {}
+    for command in commands():
+        try:
+            known = documented(answers_of(command))
+        except AtlasError:  # of a plugin; its own command says why
+            continue
+        named |= dict.fromkeys(known)
+        for name, meaning in known.items():
+            if name.lower() == asked:
+                meanings.setdefault(meaning, []).append(command)
+    found += [
+        {"word": word, "where": ", ".join(f"query {command}" for command in commands), "meaning": meaning}
+        for meaning, commands in meanings.items()
+    ]
+    if not found:
+        columns = _ask(
+            'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
+            "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
+            word,
+        )
+        for column in columns:
+            meanings.setdefault(column["comment"], []).append(column["table"])
+        found = [{"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()]
+    if not found:
+        near = nearest(asked, dict.fromkeys([*words(), *named]))
+        raise AtlasError(
+            f"{word!r} is not explained here.",
+            f"Did you mean {' or '.join(near)}?" if near else "All words: query help",
+        )
+    return found
+
+
+# ---- the database: every atlas has the same tables, views and macros
+
+
+@dataclass(frozen=True)
+class SchemaObject:
+    """A table, view or macro, as ``schema`` lists it."""
+
+    kind: Annotated[str, Doc("table, view or macro.")]
+    name: Annotated[str, Doc("What to write after FROM.")]
+    comment: Annotated[str, Doc("What it holds.")]
+
+
+@dataclass(frozen=True)
+class SchemaColumn:
+    """A column of a table or view."""
+
+    column: Annotated[str, Doc("Name of the column.")]
+    type: Annotated[str, Doc("DuckDB's type of the column.")]
+    comment: Annotated[str, Doc("What it holds.")]
+
+
+def schema(name: str | None = None) -> list[dict[str, Any]]:
+    """All tables, views and macros ({kind, name, comment}), or the columns of one ({column, type, comment}).
+
+    Raises AtlasError for an unknown ``name``, with the names that are spelt like it.
+    """
+    if name is not None and (columns := _ask(_COLUMNS, name)):
+        return columns
+    objects = _ask(_OBJECTS)
+    if name is None:
+        return objects
+    macros = [one for one in objects if one["name"].lower() == name.lower()]
+    if macros:
+        return [{"column": "", "type": one["kind"], "comment": one["comment"]} for one in macros]
+    near = nearest(name, [one["name"] for one in objects])
+    hint = f"Did you mean {' or '.join(near)}?" if near else "See all: query schema"
+    raise AtlasError(f"There is no table, view or macro {name!r}.", hint)
+
+
+def _ask(statement: str, *parameters: str) -> list[dict[str, Any]]:
+    """The rows of a statement on a database with nothing but the schema."""
+    import duckdb
+
+    from indexer.database.catalog import empty_database
+
+    with TemporaryDirectory(prefix="atlas-") as folder:
+        file = Path(folder) / "empty.duckdb"
+        file.write_bytes(empty_database())
+        with duckdb.connect(str(file), read_only=True) as connection:
+            cursor = connection.execute(statement, list(parameters))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

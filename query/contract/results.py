@@ -1,0 +1,529 @@
+"""The answer to a question: an object and rows for programs; a sentence, a table and a picture for people.
+
+A field of an answer, or of one of its rows, carries what is known of it: ``similarity: Annotated[float, Doc("…")]``.
+Table, JSON, CSV, data frame, the columns in ``--help``, ``query help`` and the schema that agents read are made from
+that. ``query/contract/columns.py`` has the fields that several answers share.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
+
+from indexer.arguments import annotation_of
+from indexer.console.notebook import shown
+from indexer.errors import AtlasError, ModelError, missing_extra, naming_extras, require
+from indexer.untrusted import tidy
+from query.contract.figures import drawn_alone
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NOTEBOOK_DOTS_PER_INCH = 110
+
+Row = TypeVar("Row")
+ThemeName = Literal["light", "dark"]
+
+
+# ---- what is known of a field
+
+
+@dataclass(frozen=True)
+class Doc:
+    """What a field means, with its unit or range. A property whose type has one is a key of the answer, too."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Detail:
+    """Tables have the field only with details."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """No table has the field: it is for programs."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Only tables have the field."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """The field is no key of the answer: it is for Python."""
+
+
+@dataclass(frozen=True)
+class If:
+    """The key is left out where the attribute ``name``, by default the field itself, is None, False or empty.
+
+    ``in_tables``: only in tables.
+    """
+
+    name: str = ""
+    in_tables: bool = False
+
+
+@dataclass(frozen=True)
+class After:
+    """The key stands after that of the field ``name``. By default, fields stand in order, and properties follow."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Rows and objects have the number with this many decimals."""
+
+    digits: int
+
+
+class Format:
+    """How tables show the value: ``write`` gets it, and the values of the fields ``others`` of the same row.
+
+    ``in_details``: also with details; without, these have the value as it is.
+    """
+
+    def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:
+        self.write, self.others, self.in_details = write, others, in_details
+
+
+@dataclass(frozen=True)
+class Column:
+    """A key of an answer or of one of its rows, and a column of tables.
+
+    ``name``: the attribute. ``type``: its type; Any in it where only type checkers know it. ``markers``: what the
+    annotation says besides.
+    """
+
+    name: str
+    type: Any
+    markers: tuple[Any, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in JSON, CSV and tables: without the underscore after a word that Python reserves."""
+        return self.name.removesuffix("_")
+
+    @property
+    def doc(self) -> str:
+        """What it means; "" if its field does not say."""
+        found: Doc | None = self.marker(Doc)
+        return "" if found is None else found.text
+
+    def marker(self, kind: type[Any]) -> Any:
+        """The marker of this kind, or None. The last one counts, so that a shared field can be described anew."""
+        return next((one for one in reversed(self.markers) if isinstance(one, kind)), None)
+
+    def is_in(self, row: Any, *, table: bool, details: bool = False) -> bool:
+        """Whether ``row`` has the key: in a table, or in an object."""
+        is_kept = self._in_tables and (details or not self._is_detail) if table else self._in_objects
+        if not is_kept or self._condition is None or (self._condition.in_tables and not table):
+            return is_kept
+        value = getattr(row, self._condition.name or self.name)
+        return value is not None and value is not False and not (isinstance(value, Sized) and len(value) == 0)
+
+    def value(self, row: Any, *, table: bool, details: bool = False) -> Any:
+        """The value in ``row``, without data classes and tuples; as a person reads it in a table."""
+        value = getattr(row, self.name)
+        form = self._form if table else None
+        if form is not None and (form.in_details or not details):
+            return form.write(value, *(getattr(row, other) for other in form.others))
+        if self._rounded is not None and value is not None:
+            return round(value, self._rounded.digits)
+        return plain(value, table=table, details=details)
+
+    # Found once, as every value of every row needs them.
+    @cached_property
+    def _in_tables(self) -> bool:
+        return self.marker(Data) is None
+
+    @cached_property
+    def _in_objects(self) -> bool:
+        return self.marker(Shown) is None
+
+    @cached_property
+    def _is_detail(self) -> bool:
+        return self.marker(Detail) is not None
+
+    @cached_property
+    def _condition(self) -> If | None:
+        found: If | None = self.marker(If)
+        return found
+
+    @cached_property
+    def _form(self) -> Format | None:
+        found: Format | None = self.marker(Format)
+        return found
+
+    @cached_property
+    def _rounded(self) -> Rounded | None:
+        found: Rounded | None = self.marker(Rounded)
+        return found
+
+
+def columns(of: type[Any]) -> tuple[Column, ...]:
+    """The keys of a data class: its fields that are not hidden, and its properties that have a :class:`Doc`."""
+    return _columns(cast(Hashable, of))
+
+
+@cache
+def _columns(of: Hashable) -> tuple[Column, ...]:
+    assert isinstance(of, type)
+    order = [one.name for one in fields(of)] if is_dataclass(of) else []
+    found: dict[str, Column] = {}
+    for base in reversed(of.__mro__):
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            if name in order:
+                found[name] = _column(name, annotation, base.__module__)
+        for name, attribute in vars(base).items():
+            if isinstance(attribute, property):
+                annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
+                column = _column(name, annotation, base.__module__)
+                if column.doc:
+                    found[name] = column
+    kept = sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
+    for column in [one for one in kept if one.marker(After) is not None]:
+        names = [one.name for one in kept if one is not column]
+        if column.marker(After).name in names:  # else it stays where it is
+            kept.remove(column)
+            kept.insert(1 + names.index(column.marker(After).name), column)
+    return tuple(one for one in kept if one.marker(Hidden) is None)
+
+
+class _Names(dict[str, Any]):
+    """The names of a module; Any for types that it imports only for type checkers."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, Any)
+
+
+def _column(name: str, annotation: Any, module: str) -> Column:
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, {}, _Names(vars(sys.modules[module])))  # the class's own source
+        except (AttributeError, SyntaxError, TypeError):
+            return Column(name, Any)
+    if get_origin(annotation) is Annotated:
+        return Column(name, annotation.__origin__, annotation.__metadata__)
+    return Column(name, annotation)
+
+
+def row_class_in(type_: Any) -> type[Any] | None:
+    """The data class that a type names: itself, or that of its items or values; None if there is none."""
+    if isinstance(type_, type) and is_dataclass(type_):
+        return type_
+    return next((found for part in get_args(type_) if (found := row_class_in(part)) is not None), None)
+
+
+class _RowColumns:
+    """The columns that every row has, of the class of an answer's rows."""
+
+    def __get__(self, answer: Result | None, owner: type[Result]) -> tuple[str, ...]:
+        known = owner.row_columns()
+        always = (one for one in known if one.marker(Shown) is None)
+        return tuple(one.key for one in always if (found := one.marker(If)) is None or found.in_tables)
+
+
+class Result:
+    """The answer to a question: a data class that defines ``headline``, whose fields are the keys of its object.
+
+    What is printed follows from the fields of the class and of its rows, and from these names:
+
+    ``ROWS``: the attribute whose items are the rows (or define ``to_rows``). ``EACH_ROW``: attributes that every row
+    repeats. ``COLUMNS``: the columns of the rows, in order, also without rows: by default the fields of the
+    data class of the rows. ``IS_LIST``: JSON is the list of rows. ``IS_SHEET``: a table shows the object, not the rows.
+    ``OPTIONAL_COLUMNS``: columns that a narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline``
+    above the table. ``TABLE_COLUMNS``: what columns mean that are no fields, by name. ``HAS_DETAILS``: a table of its
+    own that has more with details.
+
+    ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format; ``to_dict``
+    has them under ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for
+    them.
+    """
+
+    ROWS: ClassVar[str] = ""
+    EACH_ROW: ClassVar[tuple[str, ...]] = ()
+    COLUMNS: ClassVar[Any] = _RowColumns()
+    IS_LIST: ClassVar[bool] = False
+    IS_SHEET: ClassVar[bool] = False
+    OPTIONAL_COLUMNS: ClassVar[tuple[str, ...]] = ()
+    SHOW_HEADLINE: ClassVar[bool] = False
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {}
+    HAS_DETAILS: ClassVar[bool] = False
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def row_columns(cls) -> tuple[Column, ...]:
+        """What is known of the columns of the rows; empty if these are no data classes."""
+        known = {one.name: one for one in _attributes(cls)}
+        rows = row_class_in(known[cls.ROWS].type) if cls.ROWS in known else None
+        if rows is None or issubclass(rows, Result):
+            return ()
+        return (*columns(rows), *(known[name] for name in cls.EACH_ROW))
+
+    @classmethod
+    def has_details(cls) -> bool:
+        """Whether its table has more with details."""
+        known: tuple[Column, ...] = (*columns(cls), *cls.row_columns()) if is_dataclass(cls) else ()
+        return cls.HAS_DETAILS or any(one.marker(Detail) is not None for one in known)
+
+    @property
+    def headline(self) -> str:
+        """The answer in a sentence or two; may be empty."""
+        return ""
+
+    def _entries(self) -> Sequence[Any]:
+        entries: Sequence[Any] = getattr(self, self.ROWS)
+        return entries
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON object."""
+        return _object(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
+        return self._rows(table=False)
+
+    def to_json(self) -> Any:
+        """What ``--format json`` prints: the object, or the rows if the answer is a list."""
+        return self.to_rows() if self.IS_LIST else self.to_dict()
+
+    def table(self, *, details: bool = False) -> Any:
+        """What a terminal shows: rows, or an object of facts and tables. ``details``: everything."""
+        if not self.IS_SHEET and (self.ROWS or self.IS_LIST):
+            return self._rows(table=True, details=details)
+        if not self.IS_SHEET and type(self).to_rows is not Result.to_rows:
+            return self.to_rows()
+        whole = _object(self, table=True, details=details)
+        whole.pop("notes", None)  # they are printed below it
+        return whole
+
+    def to_df(self) -> pandas.DataFrame:
+        """The rows as a data frame, with nullable integers, times and lists.
+
+        Raises AtlasError if pandas is not installed.
+        """
+        return to_frame(self.to_rows(), self.COLUMNS)
+
+    def _rows(self, *, table: bool, details: bool = False) -> list[dict[str, Any]]:
+        known = {one.name: one for one in columns(type(self))} if self.EACH_ROW else {}
+        repeated = [known[name] for name in self.EACH_ROW]
+        again = {
+            one.key: one.value(self, table=table) for one in repeated if one.is_in(self, table=table, details=details)
+        }
+        return [plain(row, table=table, details=details) | again for row in self._entries()]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        return shown(self.headline, self.table(), self.notes)
+
+
+def _attributes(of: type[Any]) -> Iterator[Column]:
+    """The fields of a data class, hidden ones too, and its properties."""
+    for base in of.__mro__:
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            yield _column(name, annotation, base.__module__)
+        for name, attribute in vars(base).items():
+            if isinstance(attribute, property):
+                yield _column(name, getattr(attribute.fget, "__annotations__", {}).get("return"), base.__module__)
+
+
+def _object(value: Any, *, table: bool = False, details: bool = False) -> dict[str, Any]:
+    """The keys of a data class with their values."""
+    return {
+        one.key: one.value(value, table=table, details=details)
+        for one in columns(type(value))
+        if one.is_in(value, table=table, details=details)
+    }
+
+
+class Drawn(Result):
+    """A result with a picture; subclasses define ``figure``, which then runs in one thread at a time."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "figure" in vars(cls):
+            cls.figure = naming_extras(drawn_alone(cls.figure), "A picture")  # type: ignore[method-assign]
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The picture; ``theme`` is light or dark.
+
+        ``ax``: replace this matplotlib axes instead of making a new figure. Raises AtlasError if matplotlib is not
+        installed, or ``ax`` is not a cell of a grid.
+        """
+        raise NotImplementedError
+
+    def write(self, path: str | Path, theme: ThemeName = "light") -> None:
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError for another suffix, or if it fails."""
+        from query.contract.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        require("A picture", "matplotlib")
+        write_output(file, draw(self.figure(theme), file.suffix.lower()))
+
+    def _repr_html_(self) -> str:
+        picture = None
+        if find_spec("matplotlib") is not None:
+            from query.contract.figures import draw
+
+            figure = self.figure()
+            figure.set_dpi(_NOTEBOOK_DOTS_PER_INCH)
+            picture = draw(figure, ".png")
+        return shown(self.headline, self.table(), self.notes, picture)
+
+
+class Listed(Result, Generic[Row]):
+    """A result whose JSON is a list: it has a length, is indexed and iterated over. ``ROWS`` names its items.
+
+    An answer is one, and prints a list, if it says the same of several things: models, datasets, parents, rows of SQL.
+    Any other answer prints an object. In both cases ``to_dict`` gives an object and ``to_rows`` a list.
+    """
+
+    IS_LIST = True
+
+    def __len__(self) -> int:
+        return len(self._entries())
+
+    def __bool__(self) -> bool:
+        return True  # it is an answer, if one without items
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._entries())
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Row]: ...
+    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+        """One item, or a list of some."""
+        entries = self._entries()
+        return list(entries[place]) if isinstance(place, slice) else entries[place]
+
+
+class Rows(Listed[Row], Sequence[Row]):
+    """A result that equals a list of the same items and, without any, is false. ``ROWS``: by default ``items``."""
+
+    ROWS = "items"
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+def answer_classes(function: Callable[..., Any]) -> list[type[Result]]:
+    """The classes of the answers that a question may have, from its annotation."""
+
+    def within(type_: Any) -> Iterator[type[Result]]:
+        if isinstance(type_, type) and issubclass(type_, Result):
+            yield type_
+        for part in get_args(type_):
+            yield from within(part)
+
+    return list(dict.fromkeys(within(annotation_of(function, signature(function).return_annotation))))
+
+
+@dataclass(frozen=True)
+class Answered(Generic[Row]):
+    """The outcome of one question about ``asked``, as it was typed: either an ``answer`` or an ``error``."""
+
+    asked: str
+    answer: Row | None = None
+    error: str | None = None
+
+
+def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
+    """Ask one after another; any error is the outcome of its question."""
+    for one in asked:
+        try:
+            answer = ask(one)
+        except (AtlasError, ModelError) as error:
+            text = error.text if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
+            yield Answered(one, error=text)
+        except Exception as error:
+            if (missing := missing_extra(error)) is not None:
+                yield Answered(one, error=str(missing))
+                continue
+            yield Answered(one, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
+        else:
+            yield Answered(one, answer)
+
+
+def plain(value: Any, *, table: bool = False, details: bool = False) -> Any:
+    """Without data classes and tuples: one becomes a dict of its keys, an answer within an answer its object."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(item, table=table, details=details) for item in value]
+    if isinstance(value, Result):
+        return value.to_dict()
+    if is_dataclass(value) and not isinstance(value, type):
+        return _object(value, table=table, details=details)
+    if isinstance(value, Mapping):
+        return {name: plain(item, table=table, details=details) for name, item in value.items()}
+    return value
+
+
+def to_frame(
+    rows: Sequence[Any], columns: Sequence[str] = (), kinds: Mapping[str, str] | None = None
+) -> pandas.DataFrame:
+    """A data frame with a row for each dataclass or dict.
+
+    ``columns`` come first, also without rows. ``kinds``: the pandas dtype of some columns. In the others, integers and
+    booleans stay nullable integers and booleans if values are missing, and tuples become lists.
+    """
+    require("A data frame", "pandas")
+    import pandas as frames
+
+    dicts = [plain(row) for row in rows]
+    names = list(dict.fromkeys([*columns, *(name for row in dicts for name in row)]))
+    kinds = kinds or {}
+    return frames.DataFrame(
+        {name: _series(frames, [row.get(name) for row in dicts], kinds.get(name)) for name in names}, columns=names
+    )
+
+
+def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
+    if kind is not None and kind.startswith("datetime64"):
+        return frames.to_datetime(frames.Series(values, dtype=object), utc="UTC" in kind, format="ISO8601").astype(kind)
+    if kind is not None and kind.startswith("timedelta64"):
+        return frames.to_timedelta(frames.Series(values, dtype=object)).astype(kind)
+    if kind is not None:
+        return frames.Series(values, dtype=kind)
+    if any(isinstance(value, list | dict) for value in values):
+        return frames.Series(values, dtype=object)
+    present = {type(value) for value in values if value is not None}
+    is_missing = len(present) and any(value is None for value in values)
+    whole = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
+    return frames.Series(values, dtype=whole) if whole else frames.Series(values)

@@ -1,0 +1,131 @@
+"""The page of one model: everything that the atlas knows about it, without reading weights or using the network."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from indexer.atlas import NEIGHBOURS
+from indexer.console.advice import for_command_line
+from indexer.console.messages import clean
+from indexer.console.output import as_plain
+from indexer.console.terminal import explain
+from indexer.errors import AtlasError
+from query.contract.results import plain
+from query.models.facts import Place, facts_of
+from query.models.lookup import indexed_model
+from query.questions.depth.depth import read_profiled
+from query.questions.layers import stored_layers
+from query.questions.show import shown_model
+from query.questions.similar import stored_neighbours
+
+if TYPE_CHECKING:
+    from query.models.reader import AtlasReader
+
+LONGEST = 2000  # characters of one string
+MOST = 500  # entries of a list: tags, evaluation results, children
+_EXACT = 2**53  # a browser rounds larger integers
+# Advice for a terminal or for Python: part of a sentence, or a whole one.
+_OTHERWISE = re.compile(r",? or (raise|use) `[^`]+`")
+_ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
+
+
+def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
+    """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model.
+
+    Lists have at most ``MOST`` entries; ``left`` counts, by name, the entries that were cut.
+    """
+    known = shown_model(atlas, model_id)
+    model, base = str(known["model"]), str(known["base"])
+    facts = {fact.name: fact.in_words(known) for fact in facts_of(Place.PAGE)}
+    facts = {name: value for name, value in facts.items() if value not in (None, [], False)}
+    layers = stored_layers(atlas, model_id, model, base)
+    changed = layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
+    neighbours = []
+    if known["status"] == "indexed" and atlas.is_published(base, "input"):
+        rows = atlas.rows(
+            "SELECT model, neighbour_id FROM neighbours JOIN fine_tunes ON fine_tunes.model_id = neighbour_id "
+            "WHERE neighbours.model_id = ? AND representation = 'input'",
+            [model_id],
+        )
+        ids = {row["model"]: row["neighbour_id"] for row in rows}
+        near = stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")
+        neighbours = [plain(one) | {"id": ids.get(one.model)} for one in near]
+    predictions = atlas.rows(
+        "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
+        "WHERE model_id = ? ORDER BY rank",
+        [model_id],
+    )
+    # Parents and children according to the weights, and parents according to cards and tags.
+    parents = atlas.rows(
+        'SELECT parent_id AS id, coalesce(parent.model, child.base) AS model, kind, method, coefficient, "left", card, '
+        "direction, evidence AS because, same, probability FROM lineage JOIN fine_tunes AS child USING (model_id) "
+        "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id WHERE lineage.model_id = ? "
+        "ORDER BY coefficient DESC, parent_id",
+        [model_id],
+    )
+    children = atlas.rows(
+        "SELECT child.model_id AS id, child.model, kind, coefficient, card, direction FROM lineage "
+        "JOIN fine_tunes AS child USING (model_id) WHERE parent_id = ? ORDER BY child.model",
+        [model_id],
+    )
+    declared = atlas.rows("SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ? ORDER BY parent", [model_id])
+    lineage = {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
+    depth = None
+    if profiles := read_profiled(atlas, base, subject="fine_tune", model=model):
+        mine = profiles[0]  # the newest
+        of_base = read_profiled(atlas, base, subject="base", probe=mine.probe_sha256)
+        depth = {name: getattr(mine, name) for name in ("probe", "sequences", "tokens", "layers")}
+        depth["base"] = of_base[0].layers if of_base else []
+    page = {
+        "id": model_id,
+        "model": model,
+        "base": base,
+        "facts": facts,
+        "datasets": known["datasets_as_written"],
+        "tags": known["tags"],
+        "evaluations": known["evaluations"],
+        "layers": changed if layers.deltas else None,
+        "neighbours": neighbours,
+        "is_like_none": known["is_like_none"],
+        "predictions": predictions,
+        "lineage": lineage,
+        "depth": depth,
+    }
+    left = {}
+    for part in (page, facts, lineage):
+        for name, value in part.items():
+            if isinstance(value, list) and len(value) > MOST:
+                left[name] = len(value) - MOST
+                part[name] = value[:MOST]
+    return harmless(page | {"left": left})
+
+
+def harmless(value: Any, longest: int | None = LONGEST) -> Any:
+    """JSON types; hidden characters in strings are spelt out, and strings longer than ``longest`` are cut with "…".
+
+    Integers that a browser would round become strings. Nothing else changes.
+    """
+    return _harmless(as_plain(value), longest)
+
+
+def _harmless(value: Any, longest: int | None) -> Any:
+    if isinstance(value, str):
+        text = clean(value)
+        return text if longest is None or len(text) <= longest else text[:longest] + "…"
+    if isinstance(value, dict):
+        return {clean(str(name)): _harmless(item, longest) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_harmless(item, longest) for item in value]
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _EXACT:
+        return str(value)
+    return value
+
+
+def error_in_words(error: Exception) -> str:
+    """One line for a page, without advice about arguments or options."""
+    if isinstance(error.__cause__, AtlasError):
+        error = error.__cause__  # the same without the name of an argument
+    message, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
+    kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
+    return clean(for_command_line(" ".join([message.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]

@@ -1,0 +1,189 @@
+"""How a command of a question runs: its options, the opened atlas, and how the answer is printed.
+
+A question whose command does more than ask and print has a function for that beside it, which ``question`` names::
+
+    def _command(run: Invocation, model: str, of: Annotated[str, Option("Measure.")] = "norm", **options: Any): ...
+
+It gets the parsed options of the question by name, and its own, those that it describes. Options that follow from the
+class of the answer (``--out``, ``--theme``, ``--details``) are used by ``call.show``, unless it describes them itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from indexer.console.option import Described, Option, click_parameter, described, is_negated
+from indexer.console.terminal import DEFAULT_ATLAS, atlas_option, emit, output_options
+from indexer.errors import AtlasError
+from query.contract.options import DETAILS, DRAW, THEME
+from query.contract.registry import Entry, help_of
+from query.contract.results import answer_classes
+from query.faces.cli import batch
+from query.faces.cli.printing import QuestionCommand, opened_atlas, picture_file, print_result
+
+if TYPE_CHECKING:
+    from query.contract.results import Answered, Result, ThemeName
+    from query.faces.atlas import Atlas
+
+R = TypeVar("R", bound="Result")
+_PRINTED = ("out", "theme", "details")
+
+
+class CommandInvocation:
+    """One run of a command: a ``query.contract.registry.Invocation``.
+
+    ``output``: table, json, jsonl or csv. ``file``: where a picture is written, checked before any work, or None.
+    ``theme`` and ``details``: as typed.
+    """
+
+    def __init__(
+        self, method: str, folder: str, output: str, out: str | None, theme: ThemeName | None, details: bool
+    ) -> None:
+        self._method, self._folder, self.output = method, folder, output
+        self.file = picture_file(out)
+        self.theme, self.details = theme, details
+
+    def opened(self) -> AbstractContextManager[Atlas]:
+        """The atlas, opened; its notes are printed."""
+        return opened_atlas(self._folder)
+
+    def opened_if_there(self) -> AbstractContextManager[Atlas | None]:
+        """The same; None where none was named and the default folder does not exist."""
+        is_there = self._folder != DEFAULT_ATLAS or Path(self._folder).exists()
+        return self.opened() if is_there else nullcontext()
+
+    def ask(self, **arguments: Any) -> None:
+        """Ask the question and print the answer."""
+        from query.contract.results import Result
+
+        with self.opened() as atlas:
+            answer = getattr(atlas, self._method)(**arguments)
+            if not isinstance(answer, Result):
+                raise AtlasError(
+                    f"{self._method} answers {type(answer).__name__}, not a Result, so it cannot be printed.", ""
+                )
+            self.show(answer)
+
+    def picture(self, out: str | None) -> Path | None:
+        """The file of an ``--out`` that the command describes itself, checked before any work is done."""
+        return picture_file(out)
+
+    def show(self, result: Result, *, drawn: Path | None = None, file: Path | None = None, **shown: Any) -> None:
+        """Draw the result if that was asked for, and print it; see ``print_result``.
+
+        ``drawn``: where to, by default ``self.file``. ``file``: where it has been written already.
+        """
+        drawn = (drawn or self.file) if file is None else None
+        theme = self.theme if drawn is not None else None
+        print_result(result, self.output, details=self.details, file=file or drawn, theme=theme, **shown)
+
+    def emit(self, rows: Any, **columns: Any) -> None:
+        """Print rows, or an object, in the format asked for; see :func:`indexer.console.output.emit`."""
+        emit(rows, self.output, **columns)
+
+    def asked(self, atlas: Atlas, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer of a function of one generation that is no method of ``atlas``."""
+        from query.faces.atlas import generations
+
+        return generations(atlas).asked(function, *arguments)
+
+    def names_on_stdin(self) -> list[str]:
+        """See :func:`query.faces.cli.batch.names_on_stdin`."""
+        return batch.names_on_stdin()
+
+    def show_many(
+        self, found: Iterable[Answered[R]], count: int, rows_of: Callable[[str, R], list[dict[str, Any]]]
+    ) -> None:
+        """See :func:`query.faces.cli.batch.print_batch`."""
+        batch.print_batch(found, count, self.output, rows_of)
+
+    def refuse(self, sentence: str) -> NoReturn:
+        """End with a usage error."""
+        raise click.UsageError(sentence)
+
+    def fail(self) -> NoReturn:
+        """End with status 1, after everything has been printed."""
+        click.get_current_context().exit(1)
+
+
+def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
+    """The command that asks these questions, the first of which describes it; the others only if it says how.
+
+    Raises as ``Entry.load`` does.
+    """
+    record = entries[0].record
+    face = record.command
+    functions = [entry.load() for entry in (entries if face else entries[:1])]
+    options = _options(functions, face)
+    printing = [one for one in _printing(functions) if all(one.name != other.name for other in options)]
+    is_asked = {one.name for one in options}
+    negated = [one.name for one in options if is_negated(one.type, one.option, one.default)]
+
+    def run(atlas: str, output: str, **given: Any) -> None:
+        given |= {key: not given.pop(f"no_{key}") for key in negated}
+        printed = {key: given.get(key) for key in _PRINTED}
+        of_class = {key: value for key, value in printed.items() if key not in is_asked}
+        call = CommandInvocation(
+            entries[0].name, atlas, output, of_class.get("out"), printed["theme"], bool(of_class.get("details"))
+        )
+        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
+
+    parameters = [click_parameter(one.name, one.type, one.option, one.default) for one in (*options, *printing)]
+    typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}
+    texts = [help_of(one.__doc__ or "", typed) for one in (functions[0], face) if one is not None]
+    run.__click_params__ = parameters[::-1]  # type: ignore[attr-defined]  # as click's decorators leave them
+    made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(_with_last(run))
+    assert isinstance(made, QuestionCommand)
+    made.example = record.example
+    made.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
+    return made
+
+
+def _as_typed(parameter: click.Parameter) -> str:
+    if isinstance(parameter, click.Argument):
+        return parameter.metavar or str(parameter.name).upper()
+    return parameter.opts[0]
+
+
+def _with_last(run: Callable[..., None]) -> Callable[..., None]:
+    """``run`` with ``--atlas`` and how to print the answer as its last options."""
+    parameters = run.__click_params__  # type: ignore[attr-defined]
+    run.__click_params__ = []  # type: ignore[attr-defined]
+    with_last = atlas_option(output_options(run))
+    with_last.__click_params__ += parameters  # type: ignore[attr-defined]
+    return with_last
+
+
+def _options(functions: Sequence[Callable[..., Any]], face: Callable[..., None] | None) -> list[Described]:
+    """The options of the functions, and those of the command; its own order comes first."""
+    known: dict[str, Described] = {}
+    for function in functions:
+        for one in described(function):
+            known.setdefault(one.name, one)
+    if face is None:
+        return list(known.values())
+    own = {one.name: one for one in described(face)}
+    names = [name for name in inspect.signature(face).parameters if name in own or name in known]
+    return [own.get(name) or known[name] for name in dict.fromkeys([*names, *known])]
+
+
+def _printing(functions: Sequence[Callable[..., Any]]) -> list[Described]:
+    """``--out``, ``--theme`` and ``--details``, where the classes of the answers have them."""
+    from query.contract.results import Drawn
+
+    classes = [one for function in functions for one in answer_classes(function)]
+    found: list[Described] = []
+    if any(issubclass(one, Drawn) for one in classes):
+        from query.contract.results import ThemeName
+
+        found.append(Described("out", str | None, Option(DRAW, metavar="FILE"), None))
+        found.append(Described("theme", ThemeName, THEME, "light"))
+    if any(one.has_details() for one in classes):
+        found.append(Described("details", bool, DETAILS, False))
+    return found

@@ -1,0 +1,201 @@
+"""What the sections say that come from studies: purity, map, clusters, ranks, and what layers keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from indexer.console.messages import say
+from indexer.errors import AtlasError, Text
+from query.contract.results import columns
+from query.faces.report.page import Section, Source
+from query.questions.clusters.question import clusters
+from query.questions.clusters.result import AGREE, Clusters
+from query.questions.depth.study import depth_study
+from query.questions.map.coloring import ColorGroups
+from query.questions.map.model_map import model_map
+from query.questions.map.projection import METHODS
+from query.questions.purity.question import purity
+from query.questions.purity.result import purity_figure, verdict
+from query.questions.rank.study import SYMBOLS, RankStudy, rank_by_depth
+from query.shared.wording import count, decimal, percent
+
+_DATASETS = 25  # rows
+_GROUPS = 6  # named in the map's text alternative
+_CLUSTERS, _MEMBERS = 20, 15  # rows
+_FORGETFUL = 15  # rows
+_FIRST = ("input", "output", "delta", "spectrum", "vocabulary", "seed", "seed_scaled")  # others follow by name
+
+
+def purity_section(source: Source, section: Section) -> dict[str, Any]:
+    """A table and a picture of all published representations, an interpretation, and purity by dataset."""
+    published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
+    names = [row["representation"] for row in published]
+    results, failed = [], []
+    for name in [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]:
+        say(f"  purity of {name}")
+        try:
+            results.append(purity(source.atlas, source.base, representation=name, seed=source.seed))
+        except AtlasError as error:
+            failed.append(section.unavailable(error))
+    if not names:
+        failed.append(section.unavailable("No representation is published for this base."))
+    scored = [result for result in results if result.purity is not None]
+    if not scored:
+        for note in dict.fromkeys(result.note for result in results):
+            failed.append(section.unavailable(f"Purity cannot be computed. {note}"))
+        return {"why": failed}
+    first, across = scored[0], scored[0].cross_author
+    section.key_number(
+        decimal(first.purity),
+        f"purity: share of nearest neighbours tuned on the same data; by chance {decimal(first.chance)}",
+    )
+    if across.purity is not None:
+        section.key_number(
+            decimal(across.purity), f"the same among other authors' models only; by chance {decimal(across.chance)}"
+        )
+    notes = []
+    for result in results:
+        of_others = result.cross_author.note
+        further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
+        notes += [Text(f"{result.representation}: ", note) for note in (result.note, *further, *result.notes) if note]
+    purest = sorted(scored, key=lambda one: -(one.purity or 0.0))
+    by_dataset: list[dict[str, Any]] = first.table(details=True).get("by dataset", [])
+    return {
+        "failed": failed,
+        "verdict": verdict(first),
+        "ours": first if first.representation == "input" else None,
+        "original": next((result for result in scored if result.representation == "seed"), None),
+        "representations": source.answer_table(
+            "Purity by representation",
+            [
+                {"representation": result.representation, **row}
+                for result in scored
+                for row in result.table()["neighbours"]
+            ],
+        ),
+        "notes": list(dict.fromkeys(notes)),
+        "scored": scored,
+        "picture": section.picture(
+            partial(purity_figure, [(one.representation, one, one.cross_author) for one in purest])
+        ),
+        "datasets": source.answer_table(
+            f"Purity by dataset, representation {first.representation}", by_dataset, _DATASETS,
+            source.command("purity", "--by dataset"),
+        ),
+    }  # fmt: skip
+
+
+def map_section(source: Source, section: Section) -> dict[str, Any]:
+    """The map: every model is a point, coloured by its dataset."""
+    drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
+    assert isinstance(drawn.coloring, ColorGroups)
+    return {
+        "map": drawn,
+        "method": METHODS[drawn.method],
+        "groups": drawn.coloring.groups[:_GROUPS],
+        "unnamed": drawn.coloring.codes.count(-1),
+        "has_adapters": any(point.relation == "adapter" for point in drawn.points),
+        "picture": section.picture(drawn.figure, marks=len(drawn.points)),
+    }
+
+
+def clusters_section(source: Source, section: Section) -> dict[str, Any]:
+    """The clusters, guesses for their undocumented members, and agreement with its chance level."""
+    found = clusters(source.atlas, source.base, seed=source.seed)
+    if not found.clusters:
+        return {"why": [section.unavailable(note) for note in found.notes]}
+    placed = sum(cluster.size for cluster in found.clusters)
+    share = percent(placed / len(found.members))
+    section.key_number(count(len(found.clusters)), f"clusters, which contain {share} of the models")
+
+    tables = found.table(details=True)
+    main = next((row for row in found.agreement if (row.labels, row.measure, row.among) == AGREE), None)
+    if main is not None and main.value is not None:
+        words = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
+        section.key_number(decimal(main.value), words)
+    used = {row["measure"] for row in tables.get("agreement", ())}
+    command = source.command("clusters", "--details")
+    return {
+        "found": found,
+        "clusters": source.answer_table("Clusters, the largest first", tables.get("clusters", ()), _CLUSTERS, command),
+        "central": source.answer_table("Central models", tables.get("most central", ()), _CLUSTERS, command),
+        "undocumented": source.answer_table(
+            "Members that name no dataset, and what most of their cluster names", tables.get("undocumented", ()),
+            _MEMBERS, command,
+        ),
+        "isolated": source.answer_table(
+            "Models in no cluster, the most isolated first", tables.get("most isolated", ()), _MEMBERS, command
+        ),
+        "agreement": source.answer_table("Agreement and its chance level", tables.get("agreement", ())),
+        "measures": [(one.key, one.doc) for one in columns(Clusters) if one.key in used],
+    }  # fmt: skip
+
+
+def rank_section(source: Source, section: Section) -> dict[str, Any]:
+    """Curves and equations for δW, and for W if its singular values are known."""
+    unknown: dict[Text, list[str]] = {}
+    kinds = []
+    for of, title in {"delta": "change δW", "weights": "weights W"}.items():
+        try:
+            study = rank_by_depth(source.atlas, source.base, of=of)
+        except AtlasError as error:
+            unknown.setdefault(error.text, []).append(title)
+            continue
+        if of == "delta":
+            meaning = "mean rank of a change at half its energy, over families and layers"
+            section.key_number(decimal(study.mean_rank, 1), meaning)
+        caption = f"Rank of {SYMBOLS[of]}"
+        kind = {
+            "title": title,
+            "symbol": SYMBOLS[of],
+            "study": study,
+            "picture": section.picture(
+                study.figure, marks=sum(len(family.ranks) for family in study.families.values())
+            ),
+            "tables": _tables(source, caption, study),
+            "fused": None,
+            "not_fused": None,
+        }
+        # Matrices that the base stores fused (GPT-2's c_attn), taken whole.
+        if source.number("SELECT count(*) FROM fused_matrices JOIN fine_tunes USING (model_id) WHERE base = ?"):
+            try:
+                whole = rank_by_depth(source.atlas, source.base, of=of, whole=True)
+            except AtlasError as error:
+                kind["not_fused"] = section.unavailable(error)
+            else:
+                only = {name: one for name, one in whole.families.items() if name not in study.families}
+                caption = f"Rank of {SYMBOLS[of]} of the fused matrices, taken whole"
+                kind["fused"] = list(only)
+                kind["fused_tables"] = _tables(source, caption, replace(whole, families=only))
+        kinds.append(kind)
+    failed = [section.unavailable(Text(f"The {' and the '.join(titles)}: ", why)) for why, titles in unknown.items()]
+    return {"kinds": kinds, "failed": failed}
+
+
+def _tables(source: Source, caption: str, study: RankStudy) -> list[dict[str, Any] | None]:
+    """The tables of the answer: its equations, then its mean ranks."""
+    tables = {title: rows for title, rows in study.table().items() if isinstance(rows, list) and title != "relations"}
+    return [source.answer_table(f"{caption}: {title}", rows) for title, rows in tables.items()]
+
+
+def depth_section(source: Source, section: Section) -> dict[str, Any]:
+    """Where the weights changed, where the function did, and which models lose their input."""
+    try:
+        study = depth_study(source.atlas, source.base, seed=source.seed)
+    except AtlasError as error:
+        return {"study": None, "unknown": section.unavailable(error)}
+    last = study.layers[-1]
+    if "drift" in last:
+        section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")
+    return {
+        "study": study,
+        "picture": section.picture(study.figure, marks=10 * study.models),
+        "tables": [
+            source.answer_table(
+                title[0].upper() + title[1:], rows, _FORGETFUL, source.command("depth", "--study --details")
+            )
+            for title, rows in study.table().items()
+        ],
+    }

@@ -1,0 +1,176 @@
+"""What agents are given of an answer: its keys with their meaning, as a schema, and no more than they should read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
+from datetime import date
+from functools import reduce
+from operator import or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
+
+from pydantic import Field
+from typing_extensions import TypedDict  # pydantic accepts that of typing only from Python 3.12 on
+
+from query.contract.columns import Authors, BaseId
+from query.contract.results import Column, Doc, If, Shown, columns
+
+MOST_CHARACTERS = 12_000  # of an answer as compact JSON
+_ROOM_FOR_REMARKS = 600  # of these, to say what was left out
+_LONGEST_NAME = 80  # characters of a key that is not ours: a column, a field of a struct
+_ROWS_BEFORE_TEXT = 10  # rows that are kept before long texts are kept whole
+_SMALLEST = 20  # characters; no text is cut to less
+
+
+class Answer(TypedDict):
+    """The keys of every answer."""
+
+    summary: Annotated[str, Field(description="The answer in a sentence or two.")]
+    notes: Annotated[list[str], Field(description="Sentences to read with the numbers: reasons to trust them less.")]
+    shortened: Annotated[
+        list[str],
+        Field(
+            description="What was left out to keep the answer short, such as “rows: 20 of 100”; empty if nothing was."
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class BaseOfAtlas:
+    """One base model."""
+
+    base: BaseId
+    indexed: Annotated[int, Doc("Number of fine-tunes whose weights were read.")]
+    sampled: Annotated[int, Doc("Number of these for which only a sample of rows was read.")]
+    authors: Authors
+    representations: Annotated[list[str], Doc("Names of the published vectors, for the argument representation.")]
+
+
+def answer_type(
+    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own: Mapping[str, Any]
+) -> Any:
+    """The type of a tool's answer, whose JSON schema describes each key as the field of the result does.
+
+    ``keys``: those of the result that it has. ``rows``: by key, those of its rows, where an agent is given fewer.
+    ``own``: types of keys that the result does not have.
+    """
+    known = {one.key: one for one in columns(result)} if is_dataclass(result) else {}
+    parts = {name: _described(known[name], rows.get(name)) for name in keys}
+    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
+
+
+def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
+    """The type of a row; a key that not every row has need not be there."""
+    known = [one for one in columns(row) if one.marker(Shown) is None and (keys is None or one.key in keys)]
+    parts = {
+        one.key: NotRequired[described] if one.marker(If) is not None and not one.marker(If).in_tables else described
+        for one in known
+        for described in [_described(one, None)]
+    }
+    return TypedDict(row.__name__, parts)  # type: ignore[operator]
+
+
+def _described(column: Column, keys: Sequence[str] | None) -> Any:
+    kind = _json_type(column.type, keys)
+    return Annotated[kind, Field(description=column.doc)] if column.doc else kind
+
+
+def _json_type(type_: Any, keys: Sequence[str] | None = None) -> Any:
+    """The type of a value in JSON: of data classes those of their rows, no tuples, times as text."""
+    parts = get_args(type_)
+    origin = get_origin(type_)
+    if origin is Annotated:
+        return _json_type(parts[0], keys)
+    if isinstance(type_, type) and is_dataclass(type_):
+        return row_type(type_, keys)
+    if origin in (Union, UnionType):
+        return reduce(or_, [_json_type(part, keys) for part in parts])
+    if origin in (tuple, list, Sequence):
+        inner = [part for part in parts if part is not ...]
+        return list[reduce(or_, [_json_type(part, keys) for part in inner])]  # type: ignore[misc]
+    if origin in (dict, Mapping):
+        return dict[str, _json_type(parts[1], keys)]  # type: ignore[misc]
+    if isinstance(type_, type) and issubclass(type_, date):
+        return str
+    return type_ if type_ in (str, int, float, bool, NoneType) else Any
+
+
+def as_text(answer: Any) -> str:
+    """Compact JSON."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def rounded(value: Any) -> Any:
+    """Plain JSON with five significant digits of every fraction below 10,000."""
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) and abs(value) < 1e4 else value
+
+
+def bounded(answer: Answer) -> Answer:
+    """The answer in at most MOST_CHARACTERS of compact JSON; ``shortened`` says what was left out.
+
+    Lists keep their first items and texts their beginning; the largest parts are cut first.
+    """
+    room = MOST_CHARACTERS
+    kept = answer
+    cuts: dict[str, str] = {}
+    while len(as_text(kept)) > MOST_CHARACTERS:
+        cuts = {}
+        room = room * 9 // 10
+        kept = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
+        remarks = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
+        kept["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
+    if cuts and "truncated" in kept:
+        kept["truncated"] = True  # type: ignore[typeddict-unknown-key]
+    return kept
+
+
+def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
+    """``value`` in about ``room`` characters. ``cuts`` receives, by path, what is left of each part that was cut."""
+    size = len(as_text(value))
+    if size <= room:
+        return value
+    if isinstance(value, str):
+        cuts["long texts"] = "cut at …"
+        # In proportion: escapes in JSON are longer than their characters.
+        return value[: max(_SMALLEST, room * len(value) // size) - 1] + "…"
+    if isinstance(value, dict):
+        return _fitted_parts(value, room, path, cuts)
+    if not isinstance(value, list):
+        return value
+    if path.endswith("[]"):  # a row, whose cells must stay in their columns
+        return list(_fitted_parts({str(place): cell for place, cell in enumerate(value)}, room, path, cuts).values())
+    most = max(_SMALLEST, room // min(len(value), _ROWS_BEFORE_TEXT) - 1)
+    kept: list[Any] = []
+    left = room - 2
+    for item in value:
+        fitted = _fitted(item, most, f"{path}[]", cuts)
+        left -= len(as_text(fitted)) + 1
+        if left < 0:
+            break
+        kept.append(fitted)
+    if len(kept) < len(value):
+        cuts[path] = f"{len(kept)} of {len(value)}"
+    return kept
+
+
+def _fitted_parts(parts: dict[str, Any], room: int, path: str, cuts: dict[str, str]) -> dict[str, Any]:
+    """Small parts are kept whole; the room they leave goes to the larger ones."""
+    names = list(parts)
+    if path and not path.endswith("[]"):  # an object of the data, which may have many keys
+        names = names[: max(1, room // _SMALLEST)]
+    if len(names) < len(parts):
+        cuts[path] = f"{len(names)} of {len(parts)}"
+    left = room - sum(min(len(name), _LONGEST_NAME) + 4 for name in names)
+    kept: dict[str, Any] = {}
+    by_size = sorted(names, key=lambda name: len(as_text(parts[name])))
+    for place, name in enumerate(by_size):
+        inner = f"{path}.{name}" if path else name
+        kept[name] = _fitted(parts[name], max(_SMALLEST, left // (len(names) - place)), inner, cuts)
+        left -= len(as_text(kept[name]))
+    return {name[:_LONGEST_NAME]: kept[name] for name in names}

@@ -1,0 +1,392 @@
+"""The questions of an atlas as tools for agents: functions of plain arguments with typed answers.
+
+A tool has the arguments of its question, with the texts and bounds of their options. Here is only what is special for
+agents: smaller bounds, arguments of the tool alone, and which parts of an answer an agent is given.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import Field
+
+from indexer.console.advice import for_command_line, written
+from indexer.console.option import Described, Option, described, types_in
+from indexer.console.terminal import as_plain
+from indexer.errors import AtlasError, Call, ModelError, Text
+from indexer.sources.registry import is_listed_id
+from query.contract.registry import Entry, Tool, help_of, questions, tools
+from query.contract.results import Result, answer_classes
+from query.faces.atlas import Atlas, contents, generations
+from query.faces.serve import answers
+from query.questions.ask.ask import MOST_TEXTS
+
+MOST_NEIGHBOURS = 200
+MOST_ROWS = 1_000
+MOST_COLUMNS = 60
+MOST_SECONDS = 30.0
+_OPTION = re.compile(r"(?<!\S)--?[a-z]")
+_NOT_FOR_AGENTS = {"signature", "fingerprint"}  # codes for programs
+
+A = TypeVar("A")
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the tool of a question differs from it.
+
+    Attributes:
+        keys: those of the result's JSON that the answer has; None for all of them as ``answer``.
+        rows: by key, those keys of its rows, or of its object, that an agent is given; by default all.
+        more: the types of keys that the result does not have, by name.
+        parts: the values of these, and those that are not as in the JSON, from the result and the arguments.
+        most: upper bounds of arguments.
+        own: arguments that only the tool has, or has otherwise, by name: type, bounds and text, and default.
+        asked: the arguments of the question, from those of the tool.
+        says: whether the answer has the headline and the notes of the result.
+    """
+
+    keys: tuple[str, ...] | None = None
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+    parts: Callable[[Any, Arguments], Arguments] = lambda _found, _arguments: {}
+    most: Mapping[str, float] = field(default_factory=dict)
+    own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    asked: Callable[[Arguments], Arguments] = lambda arguments: arguments
+    says: bool = True
+
+    def type_of(self, result: type[Any]) -> Any:
+        """The type of the answer of a question that answers with ``result``."""
+        return answers.answer_type(result, self.keys or (), self.rows, self.more)
+
+    def known(self, found: Any) -> Arguments:
+        """The keys of the answer from the result's JSON."""
+        if self.keys is None:
+            return {"answer": found.to_dict() if isinstance(found, Result) else found}
+        whole = found.to_dict()
+        return {name: _only(whole[name], self.rows.get(name)) for name in self.keys}
+
+
+def _only(value: Any, keys: tuple[str, ...] | None) -> Any:
+    if keys is None:
+        return value
+    if isinstance(value, list):
+        return [_only(item, keys) for item in value]
+    return {name: value[name] for name in keys}
+
+
+def _without(name: str) -> Callable[[Arguments], Arguments]:
+    return lambda arguments: {key: value for key, value in arguments.items() if key != name}
+
+
+def _likely(found: Any, _: Arguments) -> Arguments:
+    return {"answers": [_only(row, _LIKELY) for row in found.to_rows()]}
+
+
+def _facts(found: Any, _: Arguments) -> Arguments:
+    known = found.to_dict()
+    kept = [name for name in known if name not in _NOT_FOR_AGENTS and known[name] not in (None, [], "")]
+    return {"model": found["model"], "facts": {name: known[name] for name in kept}}
+
+
+def _traced(found: Any, _: Arguments) -> Arguments:
+    left_out = ("model", "base", "words", "notes")
+    known = {name: value for name, value in found.to_dict().items() if name not in left_out}
+    facts = {name: value for name, value in known.items() if value not in (None, [])}
+    return {"facts": facts, "words": [one.word for one in found.words]}
+
+
+def _members(found: Any, arguments: Arguments) -> Arguments:
+    cluster = arguments["members_of"]
+    return {"members": [] if cluster is None else found.names_in(cluster)}
+
+
+def _first(found: Any, arguments: Arguments) -> Arguments:
+    rows, limit = found.to_rows(), arguments["limit"]
+    return {"datasets": rows[:limit], "truncated": len(rows) > limit}
+
+
+def _rows(found: Any, _: Arguments) -> Arguments:
+    is_wide = len(found.columns) > MOST_COLUMNS
+    return {
+        "shortened": [f"columns: {MOST_COLUMNS} of {len(found.columns)}"] if is_wide else [],
+        "columns": [name[:80] for name in found.columns[:MOST_COLUMNS]],
+        "rows": Exact(as_plain([row[:MOST_COLUMNS] for row in found.rows])),
+        "truncated": found.truncated or is_wide,
+    }
+
+
+class Exact(list[Any]):
+    """Rows whose numbers are not rounded."""
+
+
+def _own(kind: Any, about: str, default: Any = inspect.Parameter.empty, **bounds: Any) -> tuple[Any, Any]:
+    return Annotated[kind, Field(description=about, **bounds)], default
+
+
+def _key(kind: Any, about: str) -> Any:
+    return Annotated[kind, Field(description=about)]
+
+
+_MODEL = _key(str, "Id of the model: owner/name on the Hub, or local:NAME for one that was added from a folder.")
+_LIKELY = ("dataset", "probability", "votes")
+_SCORE = (
+    "models", "datasets", "purity", "chance", "ci_low", "ci_high", "p_value", "permutations", "reached", "is_exact",
+    "effect",
+)  # fmt: skip
+_TRUNCATED = _key(bool, "Whether there is more than was returned.")
+
+# In the order in which agents see them; the tools of plugins follow.
+_SHAPES: dict[str, Shape] = {
+    "similar": Shape(("model", "base", "representation", "neighbours"), most={"k": MOST_NEIGHBOURS}),
+    "predict": Shape(
+        ("model", "base", "calibrated", "answers"), rows={"answers": _LIKELY}, parts=_likely, most={"k": 100}
+    ),
+    "show": Shape(
+        (),
+        more={
+            "model": _MODEL,
+            "facts": _key(
+                dict[str, Any],
+                "What is known, by name: columns of the tables fine_tunes and records (resource "
+                "atlas://schema/fine_tunes), datasets, tags, families, neighbours. Unknown facts are left out.",
+            ),
+        },
+        parts=_facts,
+    ),
+    "trace": Shape(
+        ("model", "base"),
+        more={
+            "facts": _key(
+                dict[str, Any],
+                "What the embedding shows: class (exact, statistical, frozen or none), tokens met of the rows "
+                "that were "
+                "read, the longest input, whether inputs were pairs or masked, scripts.",
+            ),
+            "words": _key(list[str], "Words that set the model apart from others of its base, whole words first."),
+        },
+        parts=_traced,
+    ),
+    "ask": Shape(
+        ("base", "texts", "searched", "standing_out", "models"),
+        most={"k": MOST_NEIGHBOURS},
+        own={
+            "texts": _own(
+                list[str],
+                "A few dozen texts of one kind, to find models for; the first 64 tokens of each are used.",
+                min_length=1,
+                max_length=MOST_TEXTS,
+            )
+        },
+        asked=lambda arguments: {"file": arguments["texts"], **_without("texts")(arguments)},
+    ),
+    "compare": Shape(
+        ("a", "b"),
+        more={
+            "facts": _key(
+                dict[str, Any],
+                "similarity (from -1 to 1), background (share of unrelated pairs at least as similar), matrices, "
+                "layers "
+                "and families (similarity, norms), and facts of both models side by side.",
+            )
+        },
+        parts=lambda found, _: {"facts": found.to_dict()},
+    ),
+    "layers": Shape(("model", "base", "read", "norm", "norm_error", "layers", "families")),
+    "lineage": Shape(("model", "base", "verdict", "edges", "bytes_read")),
+    "purity": Shape(
+        (*_SCORE, "base", "representation", "purity_by_dataset_mean", "cross_author", "by_dataset"),
+        rows={"cross_author": _SCORE},
+    ),
+    "clusters": Shape(
+        (
+            "base", "representation", "method", "models", "clustered", "outliers", "ari", "ami", "silhouette",
+            "clusters",
+        ),
+        rows={
+            "clusters": ("cluster", "size", "datasets", "authors", "central", "cohesion", "probably", "share"),
+        },
+        more={"members": _key(list[str], "Models of the cluster that was asked for.")},
+        parts=_members,
+        own={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
+        asked=_without("members_of"),
+    ),
+    "datasets": Shape(
+        ("datasets",),
+        more={"truncated": _TRUNCATED},
+        parts=_first,
+        own={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
+        asked=_without("limit"),
+        says=False,
+    ),
+    "sql": Shape(
+        (),
+        more={
+            "columns": _key(list[str], "Names of the columns."),
+            "rows": _key(
+                list[list[Any]],
+                "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not "
+                "finite are "
+                "null.",
+            ),
+            "truncated": _TRUNCATED,
+        },
+        parts=_rows,
+        own={
+            "limit": _own(int, "Maximum number of rows.", 100, ge=1, le=MOST_ROWS),
+            "seconds": _own(float, "Time limit in seconds.", 10.0, gt=0, le=MOST_SECONDS),
+        },
+    ),
+}  # fmt: skip
+
+
+def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
+    """How the tool of a question differs from it: of a plugin's, that its answer is within one key."""
+    kind = Any if result is None else answers.row_type(result)
+    about = "The answer of the question, as the JSON object of its command."
+    return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
+
+
+_Bases = answers.answer_type(
+    Result,
+    (),
+    {},
+    {"bases": _key(list[answers.row_type(answers.BaseOfAtlas)], "The base models of the atlas.")},  # type: ignore[misc]
+)
+
+
+class Tools:
+    """The tools of an atlas, which is opened for the first question and reopened after each publish."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._opened: Atlas | None = None
+
+    @cached_property
+    def all(self) -> dict[str, Callable[..., Any]]:
+        """The tools by name. This imports every question."""
+        found = {entry.name: (entry, tool) for entry, tool in tools()}
+        names = [name for name in _SHAPES if name in found] + [name for name in found if name not in _SHAPES]
+        return {"bases": self.bases} | {name: self._tool(*found[name]) for name in names}
+
+    def _named(self, name: str) -> Callable[..., Any]:
+        """One tool; no other question is imported."""
+        if name == "bases" or name not in questions():
+            return self.all[name]
+        entry = questions()[name]
+        tool = entry.record.agents
+        return self.all[name] if tool is None else self._tool(entry, tool)
+
+    def _tool(self, entry: Entry, tool: Tool) -> Callable[..., Any]:
+        """A function that answers the question, with the signature and the description of the tool."""
+        function = entry.load()
+        result = next(iter(answer_classes(function)), None)
+        shape = _shape_of(entry, result)
+        kind = shape.type_of(result or Result)
+
+        def ask(**arguments: Any) -> Any:
+            given = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+            arguments = given | arguments
+            found = getattr(self._atlas, entry.name)(**shape.asked(arguments))
+            parts = shape.known(found) | shape.parts(found, arguments)
+            return self._answer(kind, found if shape.says and isinstance(found, Result) else None, **parts)
+
+        parameters = list(_parameters(described(function), tool, shape))
+        ask.__signature__ = inspect.Signature(parameters, return_annotation=kind)  # type: ignore[attr-defined]
+        ask.__name__ = ask.__qualname__ = entry.name
+        ask.__doc__ = tool.about or help_of(function.__doc__ or "").partition("\n\n")[0]
+        return ask
+
+    def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[answers.Answer | None, str]:
+        """The shortened answer of a tool, or None and an error in one line."""
+        try:
+            found = self._named(tool)(**arguments)
+            return answers.bounded(found), ""
+        except AtlasError as error:
+            message = self._for_agents(error.message) or for_command_line(error.message)
+            # An agent cannot follow advice about the command line.
+            hint = "" if _OPTION.search(error.hint) else self._for_agents(error.hint)
+            return None, f"{message} {hint}".strip()
+        except ModelError as error:
+            return None, f"{error.detail.rstrip('.')}."
+        except OSError as error:
+            return None, f"The atlas could not be read: {error.strerror or type(error).__name__}."
+
+    def _for_agents(self, text: str) -> str:
+        """``text`` with its calls as tool calls; "" if one is of a function that is not a tool."""
+        calls = [part for part in text.parts if isinstance(part, Call)] if isinstance(text, Text) else []
+        if any(call.function and call.function not in self.all for call in calls):
+            return ""
+
+        def as_tool(call: Call) -> str:
+            named = call.named
+            if call.function:
+                named = (
+                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False)) | named
+                )
+            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+            return f"{call.function}({words})" if call.function else words
+
+        return written(text, as_tool, str).replace("`", "")  # around commands
+
+    @property
+    def _atlas(self) -> Atlas:
+        if self._opened is None:
+            self._opened = Atlas(self._folder)
+        elif self._opened.is_outdated:
+            self._opened.refresh()
+        return self._opened
+
+    def _answer(self, kind: type[A], found: Result | None, **parts: Any) -> A:
+        """The ``parts``, rounded, with what every answer has; ``summary`` is the headline of the result.
+
+        Advice in a note that does not call a tool is for the user of the agent: a command.
+        """
+        notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
+        common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}
+        known = {**common, "shortened": [], **parts}
+        rounded = {
+            name: list(value) if isinstance(value := known[name], Exact) else answers.rounded(as_plain(value))
+            for name in kind.__annotations__
+        }
+        return cast(A, rounded)
+
+    def bases(self) -> _Bases:  # type: ignore[valid-type]
+        """List the base models of the atlas, how many fine-tunes of each are indexed, and the published vectors."""
+        return self._answer(
+            _Bases,
+            None,
+            bases=[row for row in generations(self._atlas).asked(contents) if is_listed_id(row["base"])],
+        )
+
+
+def _parameters(options: Iterable[Described], tool: Tool, shape: Shape) -> Iterable[inspect.Parameter]:
+    """The arguments of a tool: those of the question that agents have, then its own; required ones come first."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    chosen = [one for one in options if not tool.arguments or one.name in tool.arguments]
+    found = [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=_annotation(one, shape.most.get(one.name)))
+        for one in chosen
+        if one.name not in shape.own
+    ]
+    own = [inspect.Parameter(name, kind, default=one[1], annotation=one[0]) for name, one in shape.own.items()]
+    return sorted([*found, *own], key=lambda one: one.default is not inspect.Parameter.empty)
+
+
+def _annotation(one: Described, most: float | None) -> Any:
+    """The type of an argument with its text and bounds, as pydantic has them."""
+    bounds: Arguments = {}
+    if isinstance(one.option, Option):
+        bounds = {"gt" if one.option.is_open else "ge": one.option.least, "le": most or one.option.most}
+        bounds = {name: value for name, value in bounds.items() if value is not None}
+    kind = str | None if type(None) in types_in(one.type) else str
+    is_path = Path in types_in(one.type)
+    return Annotated[kind if is_path else one.type, Field(description=one.option.agents or one.option.text, **bounds)]

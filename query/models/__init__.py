@@ -1,0 +1,1 @@
+"""What an atlas knows of a model, and which models there are."""

@@ -1,0 +1,177 @@
+"""The facts about a model that ``show``, ``compare``, lists and its page in the browser name: one table for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Any
+
+from indexer.names import UNMEASURABLE, UNTRAINED
+from query.models.resolved import start_in_words
+from query.models.sampled import SAMPLE, copy_in_words, flags_in_words
+from query.shared.wording import percent
+
+Known = Mapping[str, Any]  # what is known of a model, by key
+
+
+class Place(Flag):
+    """Where facts are named: by ``show`` without details, by ``compare``, in a list, on the page in the browser."""
+
+    SHOW = auto()
+    COMPARE = auto()
+    PAGE = auto()
+
+
+@dataclass(frozen=True)
+class ModelFact:
+    """One fact about a model.
+
+    Attributes:
+        name: its key in JSON, which is also its label; a column of the views, unless ``words`` makes it of others.
+        places: where it is named.
+        words: what a person reads, from all that is known of the model; empty if there is nothing to say. Without it,
+            the value.
+        is_usual: whether it goes without saying, so that ``show`` leaves it out.
+    """
+
+    name: str
+    places: Place
+    words: Callable[[Known], Any] | None = None
+    is_usual: Callable[[Known], bool] = lambda known: False
+
+    def in_words(self, known: Known) -> Any:
+        """What a person reads; None if nothing is known."""
+        return known.get(self.name) if self.words is None else self.words(known)
+
+
+def facts_of(place: Place) -> tuple[ModelFact, ...]:
+    """The facts that are named there, in order."""
+    return tuple(fact for fact in FACTS if place in fact.places)
+
+
+def names_of(place: Place) -> tuple[str, ...]:
+    """Their names."""
+    return tuple(fact.name for fact in facts_of(place))
+
+
+def _path(known: Known) -> str:
+    steps = known.get("path") or []
+    if len(steps) < 2:
+        return ""
+    return " → ".join([known["base"], *(f"{step['model']} ({step['relation']})" for step in steps)])
+
+
+def most_probable(known: Known) -> str:
+    """The most probable dataset of the stored prediction, with its probability; empty if there is none."""
+    best: dict[str, Any] = next(iter(known["predictions"]), {})
+    return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
+
+
+def _made_from(known: Known) -> list[str]:
+    return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in known["lineage"]]
+
+
+def _is_read_in_full(known: Known) -> bool:
+    return known.get("read") != SAMPLE
+
+
+def _read(known: Known) -> str | None:
+    return None if _is_read_in_full(known) else f"a sample: {known['rows_read']}"
+
+
+def _norm_error(known: Known) -> float | None:
+    return None if _is_read_in_full(known) else known.get("delta_norm_error")
+
+
+def _relative_norm(known: Known) -> Any:
+    relative, norm, error = (known.get(name) for name in ("relative_norm", "delta_norm", "delta_norm_error"))
+    if _is_read_in_full(known) or not relative or not norm:
+        return relative
+    return f"{relative:.4f} ± {relative * error / norm:.4f} (estimated)"
+
+
+def _start(known: Known) -> str | None:
+    return start_in_words(known["start"]) if known.get("start") else None
+
+
+def _trace(known: Known) -> str:
+    exactness = known.get("token_class")
+    return f"{exactness}: `query trace` says which tokens it was trained on" if exactness else ""
+
+
+def _flags(known: Known) -> list[str]:
+    flags = flags_in_words(known)
+    if grid := known.get("base_grid"):
+        flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
+    if known.get("duplicate_of"):
+        flags.append(f"duplicate of {known['duplicate_of']}")
+    return flags
+
+
+def _copy(known: Known) -> Any:
+    evidence = known.get("copy_evidence")
+    if evidence == SAMPLE:
+        return "not proven: it is like the base in all that was read"
+    return None if evidence in (UNTRAINED, UNMEASURABLE) else known.get("is_copy")
+
+
+def _copy_evidence(known: Known) -> str | None:
+    evidence: str | None = known.get("copy_evidence")
+    return copy_in_words(evidence) if evidence in (UNTRAINED, UNMEASURABLE) else evidence
+
+
+_SHOW, _COMPARE, _PAGE = Place.SHOW, Place.COMPARE, Place.PAGE
+
+FACTS = (
+    ModelFact("page", _SHOW),
+    ModelFact("base", _SHOW),
+    ModelFact("relation", _SHOW | _COMPARE | _PAGE),
+    ModelFact("adapter_kind", _SHOW),
+    ModelFact("parent", _SHOW | _COMPARE | _PAGE, is_usual=lambda known: known["parent"] == known["base"]),
+    ModelFact("path", _SHOW, _path),
+    ModelFact("author", _SHOW | _COMPARE | _PAGE),
+    ModelFact("claimed_by", _PAGE),
+    ModelFact("status", _PAGE),
+    ModelFact("datasets", _SHOW | _COMPARE),
+    ModelFact("probably", _SHOW, most_probable),
+    ModelFact("made_from", _SHOW, _made_from),
+    ModelFact("commit", _PAGE),
+    ModelFact("created", _SHOW | _COMPARE | _PAGE),
+    ModelFact("modified", _COMPARE | _PAGE),
+    ModelFact("downloads", _SHOW | _COMPARE),
+    ModelFact("likes", _SHOW | _PAGE),
+    ModelFact("gated", _PAGE),
+    ModelFact("licence", _SHOW | _COMPARE),
+    ModelFact("languages", _COMPARE | _PAGE),
+    ModelFact("pipeline_tag", _SHOW | _COMPARE | _PAGE),
+    ModelFact("library", _PAGE),
+    ModelFact("trigger_words", _SHOW),
+    ModelFact("head_class", _COMPARE | _PAGE),
+    ModelFact("label_count", _COMPARE | _PAGE),
+    ModelFact("label_names", _SHOW | _COMPARE | _PAGE),
+    ModelFact("problem_type", _COMPARE | _PAGE),
+    ModelFact("read", _SHOW, _read, _is_read_in_full),
+    ModelFact("read", _COMPARE | _PAGE),
+    ModelFact("rows_read", _PAGE),
+    ModelFact("delta_norm", _COMPARE | _PAGE),
+    ModelFact("delta_norm_error", _COMPARE | _PAGE, _norm_error),
+    ModelFact("relative_norm", _SHOW | _COMPARE | _PAGE, _relative_norm),
+    ModelFact("base_cosine", _COMPARE | _PAGE),
+    ModelFact("dtype", _COMPARE | _PAGE),
+    ModelFact("verified", _PAGE),
+    ModelFact("duplicate_group", _COMPARE),
+    ModelFact("duplicate_of", _PAGE),
+    ModelFact("initialisation", _COMPARE),
+    ModelFact("start", _SHOW | _COMPARE, _start),
+    ModelFact("trace", _SHOW, _trace),
+    ModelFact("flags", _SHOW, _flags),
+    ModelFact("is_copy", _PAGE, _copy),
+    ModelFact("copy_evidence", _PAGE, _copy_evidence),
+    ModelFact("is_unrelated", _PAGE),
+    ModelFact("is_partly_frozen", _PAGE),
+    ModelFact("deleted_at_hub", _PAGE),
+    ModelFact("oddities", _PAGE),
+    ModelFact("reason", _SHOW | _PAGE),
+    ModelFact("detail", _SHOW | _PAGE),
+)

@@ -1,0 +1,256 @@
+"""The model that a question names: as the atlas holds it, or read on the fly, as a build would, and not stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from indexer.errors import (
+    AtlasError,
+    BadArgument,
+    Call,
+    Failed,
+    ModelError,
+    Text,
+    UnknownRevision,
+    require,
+    unreadable,
+)
+from indexer.names import READS, nearest
+from indexer.quantities import size_in_words
+from indexer.sources.registry import ModelRef, author_of
+from query.models.resolved import (
+    READERS,
+    ResolvedModel,
+    base_error,
+    indexed_names,
+    is_unrelated,
+    no_record,
+    not_there,
+    unknown_model,
+    vector_of_record,
+)
+from query.models.sampled import SAMPLE
+
+if TYPE_CHECKING:
+    from indexer.deltas.single import Described
+    from indexer.profiles.single import Reference
+    from indexer.records.record import Record
+    from indexer.vectors.published import PublishedBase
+    from query.models.reader import AtlasReader, IndexedModel
+
+
+def resolve_model(
+    atlas: AtlasReader, model: str | ModelRef, base: str | None, representation: str, read: str | None = None
+) -> ResolvedModel:
+    """Find ``model`` by its indexed id; read any other Hub id or a local folder (a ModelRef never names a folder).
+
+    ``read``: how a model that is not indexed is read, sample (the default) or full. Raises AtlasError if it is unknown,
+    has no record, or cannot be read, and BadArgument for another ``read``.
+    """
+    if read not in (None, *READS):
+        raise BadArgument(f"`read` {read!r} is not one of {', '.join(READS)}.", "")
+    reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
+    known = atlas.find(reference, base) if reference.is_name else None
+    if known is not None and known.status == "indexed":
+        return _indexed(known)
+    if known is not None and known.status == "skipped":
+        raise no_record(known, reference.id)
+    if known is not None:  # it could not be read when it was indexed
+        reference, base = replace(reference, id=known.model), base or known.base
+    return _read_unindexed(atlas, reference, base, representation, read)
+
+
+def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
+    """The indexed model with this id. Raises AtlasError if there is none."""
+    known = atlas.model(model_id)
+    if known is None or known.status != "indexed":
+        raise AtlasError(f"The atlas has no record of a model {model_id}.", "")
+    return _indexed(known)
+
+
+def _indexed(known: IndexedModel) -> ResolvedModel:
+    return ResolvedModel(
+        known.model, known.base, known.author, known.model_id, known.is_copy, known.vector_group or "",
+        known.initialisation, known.is_unrelated, known.base_cosine, known.read, known.copy_evidence,
+    )  # fmt: skip
+
+
+def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Reference:
+    """A model that is to be run: its commit and relation if it is indexed, and the commit of its base.
+
+    The base of a model that is not indexed is the one named, if any: only adapters and comparisons need it. Without an
+    atlas nothing is indexed.
+    """
+    require("Running a model", *READERS)
+    from indexer.profiles.single import Reference
+
+    if atlas is None:
+        return Reference(model) if base is None else Reference(model, None, "finetune", base)
+    try:
+        canonical = atlas.base_named(model)
+        return Reference(canonical, str(atlas.base_row(canonical)["commit"]))
+    except AtlasError:
+        pass
+    parsed = ModelRef.parse(model)
+    known = atlas.find(parsed, base) if parsed.is_name else None
+    if known is not None:
+        (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
+        base_commit = str(atlas.base_row(known.base)["commit"])
+        return Reference(known.model, known.commit, row["relation"], known.base, base_commit)
+    if base is None:
+        return Reference(model)
+    canonical = atlas.base_named(base)
+    return Reference(model, None, "finetune", canonical, str(atlas.base_row(canonical)["commit"]))
+
+
+# ---- models that the atlas does not hold
+
+
+def _read_unindexed(
+    atlas: AtlasReader, reference: ModelRef, base: str | None, representation: str, read: str | None
+) -> ResolvedModel:
+    """Compute the record and the vector of a model, as a build would.
+
+    A folder is read in full if the representation needs that: it costs no traffic.
+    """
+    described, published_base = describe_unindexed(atlas, reference, base)
+    from indexer.records.representation import representation_named
+
+    chosen = representation_named(representation)
+    needs_full = not chosen.from_samples and not reference.source.is_remote
+    record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
+    if not chosen.is_held_by(record) and record.is_sampled:
+        raise AtlasError(
+            f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
+            Text(f"Read all of it ({size_in_words(record.block_bytes)}): ", Call(read="full")),
+        )
+    identity = record.identity
+    published = atlas.published(identity.base, representation)
+    if chosen.version != published.version:
+        raise AtlasError(
+            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
+            f"Publish it again: index represent {representation}",
+        )
+    initialisation = _initialisation(atlas, record)
+    vector = vector_of_record(atlas, record, representation)
+    same: IndexedModel | None = None
+    if not reference.is_name:
+        same = _same_content(atlas, identity.commit, identity.base)
+    elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
+        same = atlas.find(ModelRef(identity.model), identity.base)
+    verdict = "" if record.adapter_base is None else record.adapter_base.verdict
+    return ResolvedModel(
+        name=identity.model,
+        base=identity.base,
+        author=author_of(identity.model),
+        model_id=same.model_id if same is not None else None,
+        is_copy=vector is None,
+        group=record.vector_group,
+        initialisation=initialisation,
+        is_unrelated=is_unrelated(atlas, identity.base, record.base_cosine, verdict),
+        base_cosine=record.base_cosine,
+        read=record.read,
+        copy_evidence=record.copy_evidence(),
+        vector=vector,
+        record=record,
+    )
+
+
+def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
+    """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
+    source = reference.source
+    if reference.is_name and reference.revision is None:
+        # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
+        if (error := base_error(atlas, reference.id)) is not None:
+            raise error
+        if "/" not in reference.id and nearest(reference.id, indexed_names(atlas)):
+            hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
+            raise unknown_model(atlas, reference.id, hint)
+    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
+    if why := source.unreachable():
+        # At once: tries would take seconds, and most often the id is misspelt.
+        hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
+        raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
+    from indexer.deltas.single import describe
+
+    with _reading(atlas, reference):
+        described = describe(reference)
+        return described, atlas.published_base(base, described.claims)
+
+
+def read_described(atlas: AtlasReader, described: Described, base: PublishedBase, read: str = SAMPLE) -> Record:
+    """The record of a model that is not indexed, as a build would make it. Raises AtlasError."""
+    from indexer.deltas.single import read_model
+
+    with _reading(atlas, described.reference):
+        return read_model(described, base, read)
+
+
+def names_another_model(named: str, model: str, base: str) -> bool:
+    """Whether what an adapter's file names is a model, and not this base."""
+    from indexer.deltas import single
+
+    return single.names_another_model(named, model, base)
+
+
+def names_base(described: Described, base: str) -> bool:
+    """Whether an adapter that is not indexed names this base."""
+    from indexer.deltas import single
+
+    return single.names_base(described, base)
+
+
+@contextmanager
+def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
+    """Turn the errors of reading a model into an AtlasError; if its source has none, name the closest ids."""
+    try:
+        yield
+    except ModelError as error:
+        source = reference.source
+        if reference.is_name and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
+            hint = f"It could not be read from {source.title}: {error.detail}. Check the spelling, or try again later."
+            is_unknown = error.reason == "not_found"
+            raise unknown_model(atlas, reference.typed, not_there(source) if is_unknown else hint) from error
+        raise unreadable(reference.id, error) from error
+
+
+def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
+    """The initialisation of the atlas whose row spaces agree best with the record's; None if none agrees.
+
+    A model without an initialisation counts as its own.
+    """
+    from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space_of
+
+    mine = row_space_of(record)
+    if mine is None:
+        return None
+    rows = atlas.rows(
+        "SELECT coalesce(initialisation, model_id) AS initialisation, row_space FROM records "
+        "JOIN fine_tunes USING (model_id) WHERE base = ? AND model <> ? AND row_space IS NOT NULL",
+        [record.identity.base, record.identity.model],
+    )
+    texts = [as_text(mine), *(row["row_space"] for row in rows)]
+    sketches = from_texts(texts, len(record.deltas))
+    found = agreement(sketches[:1], sketches[1:])[0]
+    return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
+
+
+def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:
+    """The indexed model with the content of a folder; None if there is none. Raises AtlasError."""
+    require("Reading a folder", *READERS)
+    from indexer.deltas.single import describe
+
+    return _same_content(atlas, str(describe(reference).row["sha"]), None if base is None else atlas.base_named(base))
+
+
+def _same_content(atlas: AtlasReader, commit: str, base: str | None) -> IndexedModel | None:
+    """A model that was added from a folder, by the first half of the hash of its content: the path is not stored."""
+    rows = atlas.rows(
+        "SELECT model, base FROM fine_tunes WHERE starts_with(\"commit\", $1) AND claimed_by = 'folder' "
+        "AND coalesce(base = $2, true) ORDER BY model_id",
+        [commit, base],
+    )
+    return atlas.find(ModelRef(rows[0]["model"]), rows[0]["base"] if base is not None else None) if rows else None

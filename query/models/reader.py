@@ -1,0 +1,333 @@
+"""One opened generation of an atlas: its database and, if a question needs them, its vectors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self
+
+from indexer.atlas import AtlasFolder, is_on_hub
+from indexer.database.connection import base_named, model_ending_in, published_bases
+from indexer.database.reading import Reading
+from indexer.errors import AtlasError, Call, Text
+from indexer.names import with_dots
+from indexer.sources.registry import ModelRef, page_of
+from query.shared.sandbox.locked import SETTINGS
+
+if TYPE_CHECKING:
+    from indexer.vectors.centre import Centre
+    from indexer.vectors.published import Published, PublishedBase
+    from indexer.vectors.search import VectorIndex
+
+PUBLIC_HUB = "https://huggingface.co"
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,200})?")
+
+
+@dataclass(frozen=True)
+class IndexedModel:
+    """One (model, base) of the atlas, found by name."""
+
+    model_id: int
+    model: str
+    base: str
+    author: str
+    commit: str | None
+    status: str
+    reason: str | None
+    detail: str | None
+    read: str
+    is_copy: bool
+    copy_evidence: str | None
+    is_unrelated: bool
+    base_cosine: float | None
+    vector_group: str | None
+    initialisation: int | None
+
+
+@dataclass(frozen=True)
+class CrawlSource:
+    """Where the fine-tunes of a base were listed: the address of the Hub, without a final slash, and the options.
+
+    ``options`` is None if the atlas does not store them.
+    """
+
+    endpoint: str = PUBLIC_HUB
+    options: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, specs: Sequence[Any]) -> CrawlSource:
+        """From the specs of a base's builds, the latest first; malformed ones are skipped."""
+        for spec in specs:
+            if not isinstance(spec, dict) or "options" not in spec:
+                continue
+            endpoint, options = str(spec.get("endpoint", PUBLIC_HUB)).rstrip("/"), spec["options"]
+            if _ADDRESS.fullmatch(endpoint) and isinstance(options, list):
+                return cls(endpoint, tuple(map(str, options)))
+        return cls()
+
+    def page_of(self, model: str) -> str | None:
+        """The address of a model's page; None for a model that is not on the Hub."""
+        return page_of(model, self.endpoint)
+
+
+class AtlasReader:
+    """One generation of a published atlas, opened read-only, also while a build is running, for any number of threads.
+
+    :class:`query.Atlas` asks its questions of the latest one. ``path`` is the atlas's folder, or its address on the Hub
+    (hf://owner/name@tag), from which it is fetched once into the Hub's cache. If another program has opened the
+    database for writing, a private copy is read instead, and ``notes`` says so. Raises AtlasError if there is no atlas,
+    it has another schema, or it contains what schema.sql does not define. Later failures, for example of a closed
+    atlas, are AtlasErrors, too.
+
+    ``is_overtaken``: vectors that a question needed are no longer there, because of later publishes.
+    ``has_stored_answers``: a question has published its answers, which only a later generation shows.
+    """
+
+    def __init__(self, path: str | Path = "atlas", remarks: Sequence[str] = ()) -> None:
+        self._remarks = list(remarks)
+        if is_on_hub(path):
+            from indexer.share.cache import cached_atlas
+
+            path = cached_atlas(str(path), self._remarks.append)
+        self.folder = AtlasFolder(path).require()
+        self.is_overtaken = self.has_stored_answers = False
+        self._file_then = self._file_now()
+        self.connection = Reading(self.folder.database, settings=SETTINGS, copies_held=True)
+        self._indexes: dict[tuple[str, str], VectorIndex] = {}
+        self._opening = Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database and the vectors. No other thread may be asking."""
+        self.connection.close()
+        self._indexes.clear()
+
+    def latest(self) -> AtlasReader:
+        """The generation that is published now, opened."""
+        return AtlasReader(self.folder.root, self._remarks)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether another generation was published after this one was opened."""
+        return self._file_now() != self._file_then
+
+    @property
+    def state(self) -> str | None:
+        """What tells this publish of the atlas from its others, to keep what was computed from it; None for a copy."""
+        if self._file_then is None or self.connection.is_copy:
+            return None
+        return " ".join(map(str, (*self._file_then, self.generation)))
+
+    def _file_now(self) -> tuple[int, int] | None:
+        try:
+            status = self.folder.database.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on how the atlas was opened."""
+        return [*self._remarks, *self.connection.notes]
+
+    @property
+    def generation(self) -> int:
+        """The number of publishes."""
+        rows = self.rows("SELECT generation FROM atlas_info")
+        return int(rows[0]["generation"]) if rows else 0
+
+    @property
+    def database(self) -> Path:
+        """The database file: the atlas's own, or a private copy where that cannot be read."""
+        return self.connection.file
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a trusted statement, as dicts."""
+        return self.connection.rows(statement, list(parameters))
+
+    def bases(self) -> list[str]:
+        """Canonical ids of all bases, sorted."""
+        return [row["base"] for row in self.rows("SELECT base FROM bases ORDER BY base")]
+
+    def base_named(self, name: str | None) -> str:
+        """The canonical id of a base, by any of its names, its address, or an unambiguous end of its id.
+
+        Without ``name``, the only base of the atlas. Raises AtlasError if there is none, or there are several.
+        """
+        if name is not None:
+            return base_named(self.connection, name)
+        bases = self.bases()
+        if len(bases) == 1:
+            return bases[0]
+        raise AtlasError(
+            f"This atlas holds {len(bases)} bases ({', '.join(bases) or 'none'}).",
+            Text("Say which with ", Call(base="ID"), "."),
+        )
+
+    def base_row(self, base: str) -> dict[str, Any]:
+        """What the table ``bases`` says of a base, by its canonical id. Raises AtlasError if it has no such row."""
+        rows = self.rows("SELECT * FROM bases WHERE base = ?", [base])
+        if not rows:
+            raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
+        return rows[0]
+
+    def crawl_of(self, base: str) -> CrawlSource:
+        """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""
+        rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
+        return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
+
+    def from_folders(self, base: str) -> frozenset[str]:
+        """The models of ``base`` that were added from folders: a name like one on the Hub has no page there."""
+        rows = self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'", [base])
+        return frozenset(row["model"] for row in rows)
+
+    def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
+        """The listed model with this id, or with an id that ends so; None if there is none.
+
+        Raises AtlasError if it has several bases and ``base`` is not given, if ``base`` is not one of them, and if
+        several ids end so.
+        """
+        rows = self._listed("model = ?", reference.id) or self._listed("lower(model) = lower(?)", reference.id)
+        if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
+            return self.find(replace(reference, id=whole), base)
+        if not rows and (dotted := with_dots(reference.id)) != reference.id:
+            return self.find(replace(reference, id=dotted), base)
+        rows = [row for row in rows if row["model"] == rows[0]["model"]]
+        if reference.revision is not None:
+            rows = [row for row in rows if (row["commit"] or "").startswith(reference.revision)]
+        wanted = self.base_named(base) if base is not None else None
+        if rows and wanted is not None:
+            matching = [row for row in rows if row["base"] == wanted]
+            if not matching:
+                others = ", ".join(row["base"] for row in rows)
+                raise AtlasError(
+                    f"{rows[0]['model']} is a fine-tune of {others}, not of {wanted}: models of different bases "
+                    "cannot be compared.",
+                    "Leave `base` out.",
+                )
+            rows = matching
+        if len(rows) > 1:
+            found = ", ".join(row["base"] for row in rows)
+            raise AtlasError(
+                f"{rows[0]['model']} has records for several bases ({found}).",
+                Text("Say which with ", Call(base="ID"), "."),
+            )
+        return IndexedModel(**rows[0]) if rows else None
+
+    def model(self, model_id: int) -> IndexedModel | None:
+        """The model with this id; None if there is none."""
+        rows = self._listed("model_id = ?", model_id)
+        return IndexedModel(**rows[0]) if rows else None
+
+    def _listed(self, condition: str, value: str | int) -> list[dict[str, Any]]:
+        """Rows of the models for which a condition holds; on one column, as reading a column takes the time."""
+        return self.rows(
+            'SELECT model_id, model, base, author, "commit", status, reason, detail, '
+            'coalesce("read", \'full\') AS "read", coalesce(is_copy, false) AS is_copy, copy_evidence, '
+            "coalesce(is_unrelated, false) AS is_unrelated, base_cosine, "
+            "vector_group, initialisation FROM fine_tunes LEFT JOIN records USING (model_id) "
+            f"WHERE model_id IN (SELECT model_id FROM fine_tunes WHERE {condition}) ORDER BY base, model",
+            [value],
+        )
+
+    def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
+        """The base that is given, else the only one of the atlas, else the first of ``claimed`` that it contains.
+
+        Raises AtlasError if there is none, or nothing is published for it.
+        """
+        if base is None and len(bases := self.bases()) > 1:
+            for name in claimed:
+                with suppress(AtlasError):
+                    base = self.base_named(name)
+                    break
+            else:
+                claims = f"claims {', '.join(claimed)}" if claimed else "claims no base"
+                raise AtlasError(
+                    f"The model {claims}; the bases of this atlas are {', '.join(bases)}.",
+                    Text("Say which with ", Call(base="ID"), "."),
+                )
+        canonical = self.base_named(base)
+        rows = published_bases(self.connection, canonical)
+        if not rows:
+            raise AtlasError(f"Nothing is published for {canonical}.", Text("Run: ", Call("build", canonical)))
+        from indexer.vectors.published import PublishedBase
+
+        commit = rows[0]["commit"]
+        return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])
+
+    def is_published(self, base: str, representation: str) -> bool:
+        """Whether a base has vectors of this representation; loads nothing."""
+        statement = "SELECT 1 FROM representations WHERE base = ? AND representation = ?"
+        return bool(self.rows(statement, [base, representation]))
+
+    def published(self, base: str, representation: str) -> Published:
+        """The facts about a published representation.
+
+        Raises AtlasError if it is not published, naming those that are, or if there is no representation of that name.
+        """
+        from indexer.vectors.published import read_published
+
+        found = read_published(self.connection, base, representation)
+        if found is None:
+            from indexer.records.representation import representation_named
+
+            representation_named(representation)
+            rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
+            published = ", ".join(row["representation"] for row in rows) or "none"
+            raise AtlasError(
+                f"The representation {representation!r} is not published for {base} (published: {published}).",
+                f"Publish it: index represent {representation}",
+            )
+        return found
+
+    def centre(self, base: str, representation: str = "input") -> Centre | None:
+        """The mean that was subtracted from the vectors of each group before publishing; None if nothing was."""
+        from indexer.vectors.published import read_centre
+
+        return read_centre(self.connection, base, representation)
+
+    def background(
+        self, base: str, groups: tuple[str, str], similarity: float, representation: str = "input"
+    ) -> float | None:
+        """The share of pairs of unrelated models of these ``groups`` that are as similar; None for too few pairs."""
+        rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
+        return rows[0]["share"]
+
+    def similarity_error(self, base: str, groups: tuple[str, str], representation: str = "input") -> float:
+        """How far the similarity of two models of these ``groups`` may move as models are added."""
+        rows = self.rows("SELECT error FROM similarity_error(?, ?, ?, ?)", [base, representation, *groups])
+        return float(rows[0]["error"])
+
+    def index(self, base: str, representation: str = "input") -> VectorIndex:
+        """The memory-mapped vectors of a base, to be searched; they stay open.
+
+        Raises AtlasError if a file is damaged, or was deleted by a publish after this generation was opened.
+        """
+        key = (base, representation)
+        with self._opening:
+            if key not in self._indexes:
+                published = self.published(base, representation)
+                try:
+                    opened = published.opened(self.folder.root)
+                    if representation == "input":
+                        from indexer.records.representation import ADAPTER_OUTPUT
+                        from indexer.vectors.published import read_published, with_output_sides
+
+                        outputs = read_published(self.connection, base, ADAPTER_OUTPUT)
+                        opened = with_output_sides(opened, self.connection, outputs, self.folder.root)
+                    self._indexes[key] = opened
+                except AtlasError:
+                    if not (self.folder.root / published.file.name).exists():
+                        self.is_overtaken = self.is_outdated
+                    raise
+            return self._indexes[key]

@@ -1,0 +1,81 @@
+"""Sampled models (only some of their rows were read): notes on them, and what reading the rest would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from indexer.database.deepening import deepening
+from indexer.errors import AtlasError, Text
+from indexer.names import UNMEASURABLE, UNTRAINED
+from query.shared.wording import counted
+
+if TYPE_CHECKING:
+    from query.models.reader import AtlasReader
+
+SAMPLE = "sample"
+CHECKSUM = "checksum"
+COPY = "copy of the base"
+UNTRAINED_ADAPTER = "untrained adapter"
+UNMEASURABLE_ADAPTER = "adapter that changes nothing measurable"
+LIKE_THE_BASE = "like the base in all that was read"
+_FLAGS = {
+    "is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
+    "deleted_at_hub": "deleted at the Hub",
+}  # fmt: skip
+_COPIES = {SAMPLE: LIKE_THE_BASE, UNTRAINED: UNTRAINED_ADAPTER, UNMEASURABLE: UNMEASURABLE_ADAPTER}
+
+
+def flags_in_words(model: Mapping[str, Any]) -> list[str]:
+    """What is odd about a model, from those of its flags that ``model`` has. A sample does not prove a copy."""
+    flags = [words for name, words in _FLAGS.items() if model.get(name)]
+    return [copy_in_words(model.get("copy_evidence")) if words == COPY else words for words in flags]
+
+
+def copy_in_words(evidence: str | None) -> str:
+    """What a model without a change is, by its ``copy_evidence``."""
+    return _COPIES.get(evidence or "", COPY)
+
+
+def sample_gives(representation: str) -> bool:
+    """Whether a sample gives vectors of this representation. Raises BadArgument for an unknown one."""
+    if representation == "input":  # the default, without the import
+        return True
+    from indexer.records.representation import representation_named
+
+    return representation_named(representation).from_samples
+
+
+def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:
+    """The error for a question about ``what`` ("'output' vectors") of sampled models."""
+    names = " and ".join(models)
+    return AtlasError(
+        f"Only a sample of rows was read of {names}, which gives no {what}.",
+        deepening(atlas, base, models, spectra=spectra),
+    )
+
+
+def note_on_sampled(atlas: AtlasReader, base: str, count: int, what: str, *, spectra: bool = False) -> tuple[str, ...]:
+    """A note that ``count`` sampled models of ``base`` have no ``what`` and do not count; none if there are none."""
+    if not count:
+        return ()
+    lack = "has" if count == 1 else "have"
+    return (
+        Text(
+            f"{counted(count, 'sampled model')} {lack} no {what} and {'does' if count == 1 else 'do'} not count. ",
+            deepening(atlas, base, spectra=spectra),
+        ),
+    )
+
+
+def rows_in_words(rows_read: Iterable[int | None]) -> str:
+    """From how many rows of each matrix were read (None: all): "16 to 22 rows of each matrix"."""
+    read = list(rows_read)
+    counts = sorted({count for count in read if count is not None})
+    if not counts:
+        return "all rows"
+    span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    partial = sum(count is not None for count in read)
+    if partial == len(read):
+        return f"{span} rows of each matrix"
+    return f"{span} rows of {partial} of {len(read)} matrices, all of the others"

@@ -1,0 +1,1 @@
+"""The questions: one folder or file for each."""

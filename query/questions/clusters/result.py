@@ -1,0 +1,321 @@
+"""The result of `query clusters`: clusters, members and agreement, as objects, rows and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from query.contract.columns import Author, BaseId, ModelId, ModelNumber, Notes, Relation, Vectors
+from query.contract.results import Doc, Hidden, If, Result, columns, plain, to_frame
+from query.models.population import LeftOut
+from query.questions.clusters.agreement import Agreement
+from query.questions.clusters.methods import OUTLIER
+from query.shared.wording import counted, decimal
+
+if TYPE_CHECKING:
+    import pandas
+
+_SHOWN = 10  # outliers and undocumented models
+AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline's number
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model that was clustered. ``dataset``: see ``leading_datasets``; ``task``: see ``population.tasks_of``.
+
+    ``strength``: HDBSCAN's probability, or of k-means the cosine with the centre. ``nearest``: a cosine.
+    """
+
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    dataset: Annotated[str | None, Doc("The dataset that most members name; for a model, the one it counts under.")]
+    datasets: Annotated[tuple[str, ...], Doc("Datasets of the members, and how many models each has.")]
+    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    strength: Annotated[float, Doc("How firmly the model belongs to its cluster, from 0 to 1.")]
+    is_central: Annotated[bool, Doc("Whether it is the central model of its cluster.")]
+    nearest: Annotated[float | None, Doc("Similarity of a model in no cluster to its nearest model, from -1 to 1.")]
+    task: Annotated[
+        str | None, Doc("What the model does, by its head and its labels; empty if not known or not asked for.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster; counts are in descending order. ``datasets`` counts each model once, under its ``dataset``.
+
+    ``central``: the member with the highest cosine with the cluster's centre (its mean direction), which is also the
+    member with the highest mean cosine with all members; ties by id. ``cohesion``: None for a single member.
+    """
+
+    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    size: Annotated[int, Doc("Number of models in it.")]
+    datasets: Annotated[dict[str, int], Doc("Datasets of the members, and how many models each has.")]
+    authors: Annotated[dict[str, int], Doc("Authors of the members, and how many models each has.")]
+    central: Annotated[str, Doc("The member that is most like the others.")]
+    cohesion: Annotated[float | None, Doc("Mean similarity over pairs of members, from -1 to 1.")]
+    documented: Annotated[int, Doc("Number of members that name a dataset.")]
+    probably: Annotated[str | None, Doc("The dataset that most members name: a guess for members that name none.")]
+    share: Annotated[float | None, Doc("Share of the documented members that name this dataset, from 0 to 1.")]
+    undocumented: Annotated[tuple[str, ...], Doc("Members that name no dataset.")]
+    relations: Annotated[dict[str, int], Doc("Relations of the members, and how many models have each.")]
+    members: Annotated[tuple[str, ...], Doc("Models of the cluster, by id.")] = ()
+
+
+@dataclass(frozen=True)
+class ClusteredTask:
+    """The models of one task (``population.tasks_of``)."""
+
+    task: Annotated[str, Doc("What the models do, by their heads and their labels.")]
+    models: Annotated[int, Doc("Number of models of the task.")]
+    datasets: Annotated[list[str], Doc("Datasets of these models.")]
+    clusters: Annotated[list[int], Doc("Clusters that hold these models.")]
+    outliers: Annotated[int, Doc("Number of these models in no cluster.")]
+
+
+@dataclass(frozen=True, repr=False)
+class Clusters(Result):
+    """The clusters of one base, numbered from 0 by size, ties by their lowest model id.
+
+    ``members``: every model that took part, by ascending id. ``min_size``: HDBSCAN's setting. ``count``: the number of
+    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level. ``by``: task if the
+    clusters were also compared with tasks, which the headline is then about; else dataset.
+    """
+
+    HAS_DETAILS = True
+    ROWS = "clusters"
+    COLUMNS = ()  # rows are of three kinds
+    IS_SHEET = True
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "dataset": "The dataset that most members name; for a model, the one it counts under.",
+        "p": (
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    }
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("share", "authors", "cohesion", "among", "p", "nearest", "undocumented")
+
+    base: BaseId
+    representation: Vectors
+    method: Annotated[str, Doc("How the clusters were found: hdbscan or kmeans.")]
+    min_size: Annotated[int | None, Doc("Size of the smallest cluster (hdbscan).")]
+    count: Annotated[int | None, Doc("Number of clusters (kmeans).")]
+    clusters: Annotated[tuple[Cluster, ...], Doc("The clusters, the largest first.")]
+    members: Annotated[tuple[Member, ...], Hidden()]
+    agreement: Annotated[tuple[Agreement, ...], Doc("Every measure of agreement, with its chance level.")]
+    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")]
+    notes: Notes = ()
+    by: Annotated[str, Hidden()] = "dataset"
+
+    @property
+    def labels(self) -> dict[int, int]:
+        """Model id → cluster number, -1 for an outlier; without the models that were left out."""
+        return {member.model_id: member.cluster for member in self.members}
+
+    @property
+    def models(self) -> Annotated[int, Doc("Number of models that were clustered.")]:
+        """All that took part."""
+        return len(self.members)
+
+    @property
+    def documented(self) -> Annotated[int, Doc("Number of models that name a dataset.")]:
+        """Those that agreement with datasets is about."""
+        return sum(member.dataset is not None for member in self.members)
+
+    @property
+    def clustered(self) -> Annotated[int, Doc("Number of models in a cluster.")]:
+        """The others are outliers."""
+        return sum(cluster.size for cluster in self.clusters)
+
+    @property
+    def clustered_share(
+        self,
+    ) -> Annotated[float | None, Doc("Share of the models that are in a cluster, from 0 to 1.")]:
+        """None without models."""
+        return self.clustered / self.models if self.members else None
+
+    @property
+    def outliers(self) -> Annotated[int, Doc("Number of models in no cluster.")]:
+        """See ``outlier_models``."""
+        return self.models - self.clustered
+
+    @property
+    def ari(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc(
+            "Adjusted Rand index: how many pairs of models both put together or both keep apart; 1: the same "
+            "groups, 0: chance."
+        ),
+    ]:
+        """With datasets, each outlier being a cluster of its own."""
+        return self.value("datasets", "ari")
+
+    @property
+    def ami(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc(
+            "Adjusted mutual information: how much the cluster of a model says of its label; 1: everything, 0: chance."
+        ),
+    ]:
+        """With datasets, each outlier being a cluster of its own."""
+        return self.value("datasets", "ami")
+
+    @property
+    def homogeneity(
+        self,
+    ) -> Annotated[float | None, Doc("How close the clusters come to holding one label each; 1: no cluster is mixed.")]:
+        """Of clustered models, with datasets."""
+        return self.value("datasets", "homogeneity", "clustered")
+
+    @property
+    def completeness(
+        self,
+    ) -> Annotated[
+        float | None, Doc("How close the labels come to lying in one cluster each; 1: no label is scattered.")
+    ]:
+        """Of clustered models, with datasets."""
+        return self.value("datasets", "completeness", "clustered")
+
+    @property
+    def silhouette(
+        self,
+    ) -> Annotated[float | None, Doc("How much closer models are to their own group than to the next, from −1 to 1.")]:
+        """That of the clusters."""
+        return self.value("clusters", "silhouette", "clustered")
+
+    @property
+    def tasks(self) -> Annotated[list[ClusteredTask], Doc("A row for each task (--by task)."), If()]:
+        """Empty unless the clusters were compared with tasks."""
+        if self.by != "task":
+            return []
+        names = sorted({member.task for member in self.members if member.task is not None})
+        of_task = {name: [one for one in self.members if one.task == name] for name in names}
+        return [
+            ClusteredTask(
+                task=name,
+                models=len(members),
+                datasets=sorted({one.dataset for one in members if one.dataset}),
+                clusters=sorted({one.cluster for one in members if one.cluster != OUTLIER}),
+                outliers=sum(one.cluster == OUTLIER for one in members),
+            )
+            for name, members in of_task.items()
+        ]
+
+    @property
+    def outlier_models(self) -> Annotated[list[Member], Doc("Models in no cluster, the most isolated first.")]:
+        """Models outside every cluster, the most isolated first."""
+        outside = [member for member in self.members if member.cluster == OUTLIER]
+        return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
+
+    def value(self, labels: str, measure: str, among: str = "all") -> float | None:
+        """One value of ``agreement``."""
+        rows = (row for row in self.agreement if (row.labels, row.measure, row.among) == (labels, measure, among))
+        return next((row.value for row in rows), None)
+
+    def names_in(self, cluster: int) -> list[str]:
+        """The models of one cluster, by id."""
+        return [member.model for member in self.members if member.cluster == cluster]
+
+    @property
+    def headline(self) -> str:
+        """How many models are in how many clusters, and whether clusters and datasets agree."""
+        placed = self.clustered
+        if not placed:
+            return f"None of {counted(len(self.members), 'model')} lies in a cluster."
+        found = (
+            f"Of {counted(len(self.members), 'model')} {placed:,} lie in {counted(len(self.clusters), 'cluster')}, "
+            f"{len(self.members) - placed:,} in none."
+        )
+        asked = (f"{self.by}s", *AGREE[1:])
+        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == asked), None)
+        if row is None or row.value is None:
+            return found
+        chance = "" if row.chance is None else f" (chance {decimal(row.chance)}, p {row.p_value:.2g})"
+        agree = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
+        return f"{found} {agree}{chance}."
+
+    def to_rows(self, by: str = "cluster") -> list[dict[str, Any]]:
+        """A row for each cluster, each member (``by="model"``) or each task. Raises ValueError for another ``by``."""
+        if by == "model":
+            return [plain(member) for member in self.members]
+        if by == "task":
+            return [plain(task) for task in self.tasks]
+        if by != "cluster":
+            raise ValueError(f"unknown rows {by!r} (choose cluster, model or task)")
+        # Names without their counts, which would be as many columns of a CSV; members are rows of ``by="model"``.
+        counts = ("datasets", "authors", "relations")
+        rows = [plain(cluster) for cluster in self.clusters]
+        return [
+            {name: list(value) if name in counts else value for name, value in row.items() if name != "members"}
+            for row in rows
+        ]
+
+    def to_df(self, by: str = "model") -> pandas.DataFrame:
+        """The rows of :meth:`to_rows`, by default one per model, as a data frame."""
+        names = [one.key for one in columns(Member)] if by == "model" else ()
+        return to_frame(self.to_rows(by), names)
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """Separate tables of the numbers and the first names, which have more columns than a terminal.
+
+        ``details``: all names, and every number of ``agreement``.
+        """
+        agreement = [row for row in self.agreement if row.value is not None]
+        if not details:
+            shown = ("cross_author", "cross_dataset", "within_dataset")
+            agreement = [row for row in agreement if row.measure == AGREE[1] or row.among in shown]
+        if not any(member.cluster == OUTLIER for member in self.members):
+            # Then the numbers among clustered models repeat those among all.
+            agreement = [row for row in agreement if row.among != "clustered" or row.measure not in ("ari", "ami")]
+        clusters, central, undocumented = [], [], []
+        for group in self.clusters:
+            probably = {"probably": group.probably, "share": group.share}
+            undocumented += [{"model": one, "cluster": group.cluster, **probably} for one in group.undocumented]
+            central.append({"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion})
+            clusters.append(
+                {
+                    "cluster": group.cluster,
+                    "size": group.size,
+                    "dataset": group.probably,
+                    "share": group.share,
+                    "authors": len(group.authors),
+                    "undocumented": len(group.undocumented),
+                }
+            )
+        tables: dict[str, list[dict[str, Any]]] = {"clusters": clusters, "most central": central}
+        isolated = [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
+        for title, rows in (("undocumented", undocumented), ("most isolated", isolated)):
+            if details or len(rows) <= _SHOWN:
+                tables[title] = rows
+            else:
+                tables[f"{title}, the first {_SHOWN} of {len(rows)}"] = rows[:_SHOWN]
+        tables["tasks"] = self.to_rows("task")
+        tables["agreement"] = [
+            {
+                "labels": row.labels,
+                "measure": row.measure,
+                "among": "against cloud" if row.against == "cloud" else row.among,
+                "value": _short(row.value),
+                "chance": _short(row.chance),
+                "p": row.p_value,
+            }
+            for row in agreement
+        ]
+        return {
+            "base": self.base,
+            "representation": self.representation,
+            "method": self.method + (f", at least {self.min_size} in a cluster" if self.min_size else ""),
+            "left_out": self.left_out.words() or "none",
+            **{title: rows for title, rows in tables.items() if rows},
+        }
+
+
+def _short(number: float | None) -> float | None:
+    return None if number is None else round(number, 4) + 0.0  # no "-0.0"

@@ -1,0 +1,368 @@
+"""Two models side by side: how similar their changes are, and what their cards and weights say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+
+from indexer.database.deepening import deepening
+from indexer.errors import AtlasError, Call, Text
+from indexer.names import DeltaKey
+from indexer.records.tokens import EXACT
+from query.contract.columns import BaseId, Notes, Similarity, Vectors
+from query.contract.options import MODEL, Base, Read, Representation
+from query.contract.registry import Tool, question
+from query.contract.results import Detail, Doc, Result
+from query.models.facts import Place, facts_of, names_of
+from query.models.lookup import resolve_model
+from query.models.resolved import (
+    ResolvedModel,
+    are_same,
+    facts_of_record,
+    start_in_words,
+    start_of,
+    table_of,
+    unrelated_notes,
+)
+from query.models.sampled import SAMPLE, needs_all, sample_gives
+from query.questions.layers import Layers, Part, layers_of
+from query.questions.similar import moving_notes, similarity_of
+from query.questions.trace.evidence import token_evidence
+from query.shared.wording import counted, percent, rarity
+
+if TYPE_CHECKING:
+    from query.models.reader import AtlasReader
+
+Means = dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact about both models; None if it is not known."""
+
+    fact: Annotated[str, Doc("Name of the fact that is compared.")]
+    a: Annotated[Any, Doc("The first model.")]
+    b: Annotated[Any, Doc("The second model.")]
+
+    @property
+    def differs(self) -> bool:
+        """Whether both are known and not the same."""
+        return self.a is not None and self.b is not None and self.a != self.b
+
+
+@dataclass(frozen=True)
+class PartPair:
+    """One layer, or one family: the mean cosine of the blocks that both changed (None without any), and the norms."""
+
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    similarity: Annotated[
+        float | None,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+    ]
+    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
+    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
+
+
+@dataclass(frozen=True)
+class ComparedPart:
+    """A row of a comparison: all of it, a layer, or a family. Only the whole has a background."""
+
+    part: Annotated[str, Doc("What the row is about: a layer, a family or, as a whole, all.")]
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    similarity: Similarity
+    background: Annotated[float | None, Doc("As above; of the whole alone.")]
+    background_pairs: Annotated[int | None, Doc("As above; of the whole alone.")]
+    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
+    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """Two models of one base.
+
+    ``similarity`` is None if one is a copy of the base; ``similarity_error``: how far it may move as models are added.
+    ``background``: the share of pairs of unrelated models that are at least as similar, out of ``background_pairs``;
+    None if too few are known; at least ``background_floor``, which means "none of them". ``matrices``: how many both
+    changed. ``layers`` and ``families`` have no similarities if the representation has no blocks. ``copy``: which of
+    the two is a copy of the base, or like it in all that was read.
+    """
+
+    SHOW_HEADLINE = True
+    ROWS = "parts"
+    IS_SHEET = True
+
+    a: Annotated[str, Doc("The first model."), Detail()]
+    b: Annotated[str, Doc("The second model."), Detail()]
+    base: Annotated[BaseId, Detail()]
+    representation: Annotated[Vectors, Detail()]
+    similarity: Annotated[
+        float | None,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+        Detail(),
+    ]
+    similarity_error: Annotated[
+        float | None,
+        Doc(
+            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
+            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
+            "adapters, from which nothing is subtracted."
+        ),
+        Detail(),
+    ]
+    background: Annotated[
+        float | None,
+        Doc(
+            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
+            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
+            "are known."
+        ),
+        Detail(),
+    ]
+    background_pairs: Annotated[int | None, Doc("Number of pairs of unrelated models behind background."), Detail()]
+    background_floor: Annotated[
+        float | None,
+        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
+        Detail(),
+    ]
+    matrices: Annotated[
+        int | None,
+        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
+        Detail(),
+    ]
+    layers: Annotated[tuple[PartPair, ...], Doc("The same for each layer.")]
+    families: Annotated[tuple[PartPair, ...], Doc("The same for each family of matrices.")]
+    facts: Annotated[tuple[Fact, ...], Doc("Facts about both models side by side.")]
+    notes: Notes = ()
+    copy: Annotated[
+        str | None,
+        Doc("Which of the two is a copy of the base, or like it in all that was read; empty if neither is."),
+        Detail(),
+    ] = None
+
+    @property
+    def headline(self) -> str:
+        """How similar the two are, and how unusual that is."""
+        if self.similarity is None:
+            return f"{self.copy or 'One of the two is a copy of its base'}: their changes cannot be compared."
+        answer = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
+        if self.background is None:
+            return f"{answer}."
+        rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
+        return f"{answer}; {rare} pairs of unrelated models are at least as similar."
+
+    def table(self, *, details: bool = False) -> Any:
+        """As its columns say, with the facts in the words of ``query.models.facts``."""
+        table = super().table(details=details)
+        first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
+        table["facts"] = [
+            {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
+            for fact in facts_of(Place.COMPARE)
+            if fact.name in first
+        ]
+        return table
+
+    @property
+    def parts(self) -> list[ComparedPart]:
+        """A row for all, then one for each layer and each family."""
+        norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
+        whole = ComparedPart("all", "", self.similarity, self.background, self.background_pairs, *norms)
+        named = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
+        return [
+            whole,
+            *(ComparedPart(kind, one.name, one.similarity, None, None, one.a_norm, one.b_norm) for kind, one in named),
+        ]
+
+
+@question(
+    example="compare textattack/roberta-base-MNLI ./my-fine-tune",
+    agents=Tool(
+        "Compare two models: how similar their weight changes are, in which layers, and what their cards say.",
+        ("a", "b", "base"),
+    ),
+)
+def compare(
+    atlas: AtlasReader,
+    a: Annotated[str | Path, replace(MODEL, metavar="A")],
+    b: Annotated[str | Path, replace(MODEL, metavar="B")],
+    *,
+    base: Base = None,
+    representation: Representation = "input",
+    read: Read = None,
+) -> Comparison:
+    """Compare models ``a`` and ``b``: how similar their changes are, and what cards and weights say.
+
+    Each is an indexed id, any other Hub id, or a local folder; both must have the same base.
+
+    Raises:
+        AtlasError: one is unknown or cannot be read, their bases differ, or the representation needs whole matrices and
+            only a sample of one of them was read.
+    """
+    first, second = (resolve_model(atlas, str(name), base, representation, read) for name in (a, b))
+    if first.base != second.base:
+        raise AtlasError(
+            f"{first.name} is a fine-tune of {first.base}, {second.name} of {second.base}: models of different bases "
+            "cannot be compared.",
+            "",
+        )
+    are_compared = not (first.is_copy or second.is_copy)
+    likeness = _likeness(atlas, first, second, representation) if are_compared else _Likeness()
+    changed = (layers_of(atlas, first), layers_of(atlas, second))
+    estimates = _on_estimates(atlas, (first, second), changed)
+    copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]
+    pairs = likeness.pairs
+    return Comparison(
+        a=first.name,
+        b=second.name,
+        base=first.base,
+        representation=representation,
+        similarity=likeness.similarity,
+        similarity_error=likeness.error,
+        background=likeness.background,
+        background_pairs=pairs,
+        background_floor=None if pairs is None else 1 / (1 + pairs),
+        matrices=likeness.matrices,
+        layers=_pairs(likeness.of_layers, changed[0].layers, changed[1].layers),
+        families=_pairs(likeness.of_families, changed[0].families, changed[1].families),
+        facts=_facts(atlas, first, second, are_estimates=bool(estimates)),
+        notes=(*likeness.notes, *_tokens_in_common(atlas, first, second), *estimates, *unrelated_notes(first, second)),
+        copy=copies[0] if copies else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Likeness:
+    """How similar two changes are, see ``Comparison``; ``of_layers`` and ``of_families``: mean cosines by part.
+
+    Nothing is known of models of which one did not change.
+    """
+
+    similarity: float | None = None
+    error: float | None = None
+    background: float | None = None
+    pairs: int | None = None
+    matrices: int | None = None
+    of_layers: Means | None = None
+    of_families: Means | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _likeness(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str) -> _Likeness:
+    """Compare two models that both changed. Raises AtlasError if a sample of one has no such vector."""
+    lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
+    if lacking and not sample_gives(representation):
+        raise needs_all(atlas, first.base, lacking, f"{representation!r} vector")
+    similarity, background, pairs, matrices = similarity_of(atlas, first, second, representation)
+    of_layers = of_families = None
+    if atlas.published(first.base, representation).per_delta:
+        of_layers, of_families = _by_part(atlas, first, second, representation)
+    error = atlas.similarity_error(first.base, (first.group, second.group), representation)
+    notes = (*moving_notes(error), *_on_starts(atlas, first, second))
+    return _Likeness(similarity, error, background, pairs, matrices, of_layers, of_families, notes)
+
+
+def _on_starts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
+    """A note if both adapters began alike."""
+    start, other = start_of(atlas, first), start_of(atlas, second)
+    if start is not None and are_same(start, other):
+        return (
+            f"Both began at the same random numbers, {start_in_words(start).partition(';')[0]}. "
+            "That says nothing about their data.",
+        )
+    if first.initialisation is None or first.initialisation != second.initialisation:
+        return ()
+    (row,) = atlas.rows(
+        "SELECT count(*) AS models FROM records WHERE coalesce(initialisation, model_id) = ? "
+        "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
+        [first.initialisation, first.model_id],
+    )
+    others = row["models"] - (second.model_id is not None)
+    return (
+        f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
+        "one tool, one seed. That says nothing about their data.",
+    )
+
+
+def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: Sequence[Layers]) -> list[str | Text]:
+    """Notes on norms that are estimated from samples; the last says how to get exact ones."""
+    estimates = [note for layers in changed for note in layers.estimates]
+    if not estimates:
+        return []
+    indexed = [
+        model.name for model, layers in zip(models, changed, strict=True) if layers.estimates and not model.record
+    ]
+    estimates[-1] += Text(
+        " ", deepening(atlas, models[0].base, indexed) if indexed else Text("Exact: ", Call(read="full"))
+    )
+    return estimates
+
+
+def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> tuple[Fact, ...]:
+    """The facts of two models that are known of either; how they were read only if norms are estimates."""
+    names = names_of(Place.COMPARE)
+    known, known_too = (
+        atlas.rows(f"SELECT {', '.join(names)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        if one.record is None
+        else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
+        for one in models
+    )
+    facts = [Fact(name, known.get(name), known_too.get(name)) for name in names]
+    if not are_estimates:  # then all models were read in full
+        facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
+    return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
+
+
+def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
+    """A note on how many tokens both training texts had; none unless both embeddings are exact (``query trace``)."""
+    found = [token_evidence(atlas, one)[1] for one in (first, second)]
+    one, other = found
+    if one is None or other is None or {one.kind, other.kind} != {EXACT} or one.codes.shape != other.codes.shape:
+        return ()
+    both, either = int((one.is_met & other.is_met).sum()), int((one.is_met | other.is_met).sum())
+    return (
+        f"Of the {counted(len(one.rows), 'token')} whose rows were read, {either:,} were in the text of either model "
+        f"and {both:,} in both ({percent(both / max(either, 1))}).",
+    )
+
+
+def _by_part(
+    atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
+) -> tuple[Means, Means]:
+    """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
+    keys = [DeltaKey.parse(name) for name in atlas.base_row(first.base)["deltas"]]
+    one, other = (table_of(atlas, model, representation) for model in (first, second))
+    if one.blocks:
+        (cosines,), (shared,) = one.cosines(other)
+    else:
+        blocks = [table.inputs.astype(np.float64).reshape(len(keys), -1) for table in (one, other)]
+        norms = np.linalg.norm(blocks[0], axis=1) * np.linalg.norm(blocks[1], axis=1)
+        shared = norms > 0
+        cosines = (blocks[0] * blocks[1]).sum(axis=1) / np.where(shared, norms, 1)
+    layers: dict[str, list[float]] = {key.layer_key: [] for key in keys}
+    families: dict[str, list[float]] = {key.family_key: [] for key in keys}
+    for place in np.flatnonzero(shared).tolist():
+        cosine = float(cosines[place])
+        layers[keys[place].layer_key].append(cosine)
+        families[keys[place].family_key].append(cosine)
+    of_layers, of_families = (
+        {name: float(np.mean(cosines)) if cosines else None for name, cosines in parts.items()}
+        for parts in (layers, families)
+    )
+    return of_layers, of_families
+
+
+def _pairs(means: Means | None, first: Sequence[Part], second: Sequence[Part]) -> tuple[PartPair, ...]:
+    norms = {part.name: part.norm for part in second}
+    return tuple(
+        PartPair(part.name, (means or {}).get(part.name), part.norm, norms.get(part.name, 0.0)) for part in first
+    )

@@ -1,0 +1,460 @@
+"""Where a model changed: the norm, relative norm, rank and energy of every delta."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+
+from indexer.console.option import Option
+from indexer.database.deepening import deepening
+from indexer.errors import AtlasError, Call, Text
+from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
+from indexer.records.store import RecordStore
+from indexer.records.tokens import UNSURE, sizes_of, token_stripes
+from query.contract.columns import BaseId, ModelId, Notes
+from query.contract.figures import Panels, add_title, label, model_label
+from query.contract.options import Base, Model, Read
+from query.contract.registry import Invocation, Tool, question
+from query.contract.results import After, Doc, Drawn, Hidden, ThemeName
+from query.models.lookup import resolve_model
+from query.models.resolved import ResolvedModel, unrelated_notes
+from query.models.sampled import CHECKSUM, LIKE_THE_BASE, SAMPLE, rows_in_words
+from query.questions.heads import HeadChange, changes_by_head, uneven_heads
+from query.questions.trace.evidence import TokenEvidence, token_evidence
+from query.shared.wording import MEASURES, counted, decimal, percent
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from query.models.reader import AtlasReader
+
+CELL = (0.62, 0.24)  # inches
+
+
+@dataclass(frozen=True)
+class Change:
+    """One delta. The ranks are 0 for a zero delta, and None if the kept singular values do not suffice.
+
+    Of a sample the norms and the share are estimates, and energy and ranks are None, as the rows that were read do not
+    give them.
+    """
+
+    stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
+    layer: Annotated[int, Doc("Number of the layer, from 0.")]
+    family: Annotated[
+        str,
+        Doc(
+            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
+            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+        ),
+    ]
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
+    relative_norm: Annotated[
+        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
+    ]
+    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
+    energy: Annotated[
+        float | None,
+        Doc(
+            "Share of the squared norm that the kept singular values hold, from 0 to 1; empty if only a sample "
+            "was read."
+        ),
+    ]
+    rank_50: Annotated[
+        int | None,
+        Doc(
+            "Directions that hold 50 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular values "
+            "hold less."
+        ),
+    ]
+    rank_90: Annotated[
+        int | None,
+        Doc(
+            "Directions that hold 90 % of the energy Σσ²; 0 if nothing changed, empty if the kept singular values "
+            "hold less."
+        ),
+    ]
+    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
+    rows_read: Annotated[int | None, Doc("How many rows of a matrix were read; empty if all were.")] = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """The deltas of one layer, or of one family. ``relative_norm`` is the root mean square of theirs.
+
+    ``norm_error``: the standard error of ``norm``.
+    """
+
+    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
+    relative_norm: Annotated[
+        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
+    ]
+    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
+    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """The change of the input embedding, as far as the rows that were read show it.
+
+    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. The standard error is that over the
+    stripes that the rows lie in. Sizes of rows say nothing useful of the rank: a sum of the largest of them bounds it
+    far above what it is.
+    """
+
+    kind: Annotated[str, Doc("What the rows can show; see class in `query trace`.")]
+    rows: Annotated[int, Doc("Number of rows that were read.")]
+    share_moved: Annotated[float, Doc("Share of these rows that moved, from 0 to 1.")]
+    change: Annotated[float, Doc("Root mean square of ‖δrow‖/‖row‖ over the rows that were read, without decay.")]
+    change_error: Annotated[float, Doc("Standard error of change.")]
+    decay: Annotated[float, Doc("The factor by which weight decay multiplied every row.")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layers(Drawn):
+    """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
+
+    ROWS = "deltas"
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "heads": (
+            "How the change of each attention matrix is spread over its heads (--heads); in a table, their "
+            "number. norms: of each head's part."
+        ),
+        "largest": "The head with the largest part of the change, from 0; norm is of this part.",
+    }
+    SHOW_HEADLINE = True
+
+    model: ModelId
+    base: BaseId
+    norm: Annotated[float, Doc("Frobenius norm of the weight change δW of all matrices together.")]
+    deltas: Annotated[tuple[Change, ...], Doc("The change of each matrix.")]
+    notes: Notes = ()
+    copy_evidence: Annotated[str | None, Hidden()] = (
+        None  # what shows that it is a copy of the base, as in the database
+    )
+    embedding: Annotated[
+        Embedding | None,
+        Doc(
+            "Of the rows of the input embedding that were read: rows, share_moved, change (root mean square of "
+            "‖δrow‖/‖row‖, without decay) ± change_error, and decay; empty where rows cannot be compared."
+        ),
+    ] = None
+    heads: Annotated[
+        tuple[HeadChange, ...],
+        Doc(
+            "How the change of each attention matrix is spread over its heads (--heads); in a table, their "
+            "number. norms: of each head's part."
+        ),
+    ] = ()
+
+    @property
+    def read(
+        self,
+    ) -> Annotated[
+        str,
+        Doc(
+            "What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates."
+        ),
+        After("base"),
+    ]:
+        """What was read of the model: sample or full."""
+        return "full" if all(one.rows_read is None for one in self.deltas) else SAMPLE
+
+    @property
+    def norm_error(self) -> Annotated[float, Doc("Standard error of norm; 0 if all rows were read."), After("norm")]:
+        """The standard error of ``norm``; 0 if all rows were read."""
+        return _norm_error(self.deltas)
+
+    @property
+    def estimates(self) -> tuple[str, ...]:
+        """A note on the estimates of a sample; none if all rows were read."""
+        if self.read != SAMPLE or self.copy_evidence == CHECKSUM:
+            return ()
+        rows, whole = rows_in_words(one.rows_read for one in self.deltas), ""
+        if self.norm:
+            whole = f"; the standard error of the norm of its whole change is {100 * self.norm_error / self.norm:.2g} %"
+        return (f"The norms of {self.model} are estimated from {rows}{whole}.",)
+
+    @property
+    def layers(self) -> Annotated[list[Part], Doc("The change of each layer."), After("norm_error")]:
+        """By layer: ``3``, or ``encoder.3`` if there are two stacks."""
+        return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
+
+    @property
+    def families(self) -> Annotated[list[Part], Doc("The change of each family of matrices."), After("layers")]:
+        """By family: ``query``, or ``encoder.query``."""
+        # Layers may have different families, so the order of the layers is not that of families.
+        ordered = sorted(self.deltas, key=lambda one: family_order(one.stack, one.family))
+        return _parts(ordered, lambda one: family_key(one.stack, one.family))
+
+    def _families_of(self, stack: str) -> list[str]:
+        return sorted(
+            {one.family for one in self.deltas if one.stack == stack}, key=lambda family: family_order(stack, family)
+        )
+
+    @property
+    def headline(self) -> str:
+        """The layer and the family with most of the change."""
+        if not self.norm:
+            if self.copy_evidence == SAMPLE:
+                return f"{self.model} is {LIKE_THE_BASE}: nothing changed there."
+            if self.copy_evidence == UNTRAINED:
+                return f"{self.model} is an untrained adapter of {self.base}: it changes nothing."
+            return f"{self.model} is a copy of {self.base}: nothing changed."
+        layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
+        untouched = sum(one.norm == 0 for one in self.deltas)
+        how = ", estimated" if self.read == SAMPLE else ""
+        most = (
+            f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({percent(layer.share)} of it) and "
+            f"in {family.name} ({percent(family.share)})"
+        )
+        if untouched:
+            most += f"; {untouched} of {len(self.deltas)} matrices are untouched"
+        if self.heads:
+            matrices = counted(len(self.heads), "attention matrix", "attention matrices")
+            uneven, by_chance = uneven_heads(self.heads)
+            most += (
+                f". In {uneven} of {matrices} the change is concentrated in a few heads (p ≤ .05; "
+                f"{decimal(by_chance, 1)} expected by chance)"
+            )
+        if (rows := self.embedding) is not None:
+            most += (
+                f". Of {rows.rows:,} rows of the input embedding {percent(rows.share_moved)} moved; their change is "
+                f"{rows.change:.2g} of a row (root mean square over all of them)"
+            )
+        return f"{most}."
+
+    def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
+        """One of MEASURES with a row for each layer and a column for each family; of heads, a row for each matrix."""
+        if self.heads:
+            numbers = ("effective", "chance", "p_value")
+            return [
+                ({"stack": one.stack} if one.stack else {})
+                | {"layer": one.layer, "family": one.family, "heads": len(one.norms)}
+                | {"largest": int(np.argmax(one.norms)), "norm": max(one.norms)}
+                | {name: getattr(one, name) for name in numbers}
+                for one in self.heads
+            ]
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        columns = {stack: self._families_of(stack) for stack in {one.stack for one in self.deltas}}
+        for one in self.deltas:
+            start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
+            start |= dict.fromkeys(columns[one.stack])
+            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
+        return list(rows.values())
+
+    def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
+        """One of MEASURES by layer and family: a panel for each stack, with one scale for all."""
+        from matplotlib.cm import ScalarMappable
+        from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+        stacks = list(dict.fromkeys(one.stack for one in self.deltas))
+        widest = max(len(self._families_of(stack)) for stack in stacks)
+        deepest = max(one.layer for one in self.deltas) + 1
+        size = max(CELL[0] * widest, 3.0), max(CELL[1] * deepest, 0.8)
+        panels = Panels([len(stacks)], size, theme, ax, margin=(1.2, 1.3))
+        figure, colours = panels.figure, panels.colours
+        # Cells without a value, and untouched matrices, stay empty.
+        values = [math.nan if one.norm == 0 or getattr(one, of) is None else getattr(one, of) for one in self.deltas]
+        scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
+        shades = LinearSegmentedColormap.from_list("scale", colours.scale)
+        for stack, panel in zip(stacks, panels, strict=True):
+            deltas = [(one, value) for one, value in zip(self.deltas, values, strict=True) if one.stack == stack]
+            families = self._families_of(stack)
+            cells = np.full((max(one.layer for one, _ in deltas) + 1, len(families)), np.nan)
+            for one, value in deltas:
+                cells[one.layer, families.index(one.family)] = value
+            panel.imshow(cells, origin="lower", aspect="auto", cmap=shades, norm=scale, interpolation="nearest")
+            panel.set_xticks(range(len(families)), families, rotation=30, ha="right", fontsize=7)
+            panel.set_yticks(range(0, len(cells), -(-len(cells) // 12)))
+            panel.tick_params(length=2)
+            panel.set_ylabel("layer", fontsize=8)
+            if stack:
+                panels.title(panel, stack)
+        bar = figure.colorbar(ScalarMappable(scale, shades), ax=list(panels), shrink=0.9, pad=0.02)
+        bar.ax.tick_params(colors=colours.ink, labelsize=7)
+        bar.outline.set_edgecolor(colours.faint)
+        empty = "untouched or not known" if of.startswith("rank") else "untouched"
+        title = (
+            f"Where {model_label(self.model, 48)} changed\n{MEASURES[of]}, by layer and family; empty: {empty}\n"
+            f"a fine-tune of {label(self.base)}"
+        )
+        add_title(figure, title, colours, 8)
+        return figure
+
+    def write(self, path: str | Path, theme: ThemeName = "light", of: str = "relative_norm") -> None:
+        """Write the picture as .png, .svg or .pdf. Raises AtlasError for another suffix, or if it cannot be written."""
+        from query.contract.figures import checked_output, draw, write_output
+
+        file = checked_output(path)
+        write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
+
+
+def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:
+    groups: dict[str, list[Change]] = {}
+    for one in deltas:
+        groups.setdefault(name(one), []).append(one)
+    return [
+        Part(
+            name=group,
+            norm=math.hypot(*(one.norm for one in members)),
+            relative_norm=math.hypot(*(one.relative_norm for one in members)) / math.sqrt(len(members)),
+            share=math.fsum(one.share for one in members),
+            norm_error=_norm_error(members),
+        )
+        for group, members in groups.items()
+    ]
+
+
+def _norm_error(deltas: Iterable[Change]) -> float:
+    """The standard error of the norm of these deltas together; those of matrices are independent."""
+    parts = [(one.norm, one.norm * one.norm_error) for one in deltas]
+    norm = math.hypot(*(norm for norm, _ in parts))
+    return math.hypot(*(error for _, error in parts)) / norm if norm else 0.0
+
+
+def _command(
+    call: Invocation,
+    model: str,
+    base: str | None,
+    of: Annotated[str, Option("Measure to show.", choices=tuple(MEASURES))] = "relative_norm",
+    **options: Any,
+) -> None:
+    with call.opened() as atlas:
+        found = atlas.layers(model, base, **options)
+        if call.file is not None:
+            found.write(call.file, call.theme or "light", of)
+        call.show(found, file=call.file, table=found.table(details=call.details, of=of))
+
+
+@question(
+    example="layers ./my-fine-tune --out layers.png",
+    agents=Tool(
+        "Show where a model changed: the size of the change of each layer and each family of matrices.",
+        ("model", "base"),
+    ),
+    command=_command,
+)
+def layers(
+    atlas: AtlasReader,
+    model: Model,
+    base: Base = None,
+    *,
+    heads: Annotated[bool, Option("Show how the change of each attention matrix is spread over its heads.")] = False,
+    read: Read = None,
+) -> Layers:
+    """Show where ``model`` changed, by layer and family: an indexed id, any other Hub id, or a local folder.
+
+    Returns:
+        The size and rank of the change of every matrix, layer and family, and of the embedding. Norms of a sample are
+        estimates. By attention head (``query.questions.heads.changes_by_head``) only if asked, which needs the
+        record's factors.
+
+    Raises:
+        AtlasError: the model is unknown, has no record, or cannot be read, or none of its matrices can be split into
+            heads.
+    """
+    resolved = resolve_model(atlas, str(model), base, "input", read)
+    found = layers_of(atlas, resolved)
+    if heads:
+        found = replace(found, heads=_by_head(atlas, resolved))
+    return replace(found, embedding=embedding_of(token_evidence(atlas, resolved)[1]))
+
+
+def _by_head(atlas: AtlasReader, model: ResolvedModel) -> tuple[HeadChange, ...]:
+    """Raises AtlasError if there are none."""
+    record = model.record
+    if record is None:
+        (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model_id = ?", [model.model_id])
+        record = RecordStore(atlas.folder).read(row["record_key"])
+    found = changes_by_head(record, json.loads(atlas.base_row(model.base)["config"] or "{}"))
+    if not found:
+        reason = "a sample holds a few heads of each matrix" if record.is_sampled else "no attention matrix changed"
+        hint = deepening(atlas, model.base, [model.name]) if record.is_sampled else "Leave `heads` out."
+        raise AtlasError(f"{model.name} cannot be split by head: {reason}, or its factors are not kept.", hint)
+    return found
+
+
+def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
+    """None where rows cannot be compared with the base's, or a tied head moved all (then sizes are not known)."""
+    if evidence is None or evidence.is_share:
+        return None
+    squares = np.square(np.nan_to_num(sizes_of(evidence.codes)))
+    # Whole stripes are drawn: rows of one stripe are tokens of one kind.
+    stripes = np.searchsorted(
+        [stripe.stop for stripe in token_stripes(evidence.base_vocabulary)], evidence.rows, "right"
+    )
+    sizes = np.bincount(stripes)
+    sums = np.bincount(stripes, squares)[sizes > 0]
+    sizes, total = sizes[sizes > 0], float(squares.sum())
+    mean = total / len(squares)
+    spread = float(np.square(sums - mean * sizes).sum()) * len(sizes) / max(len(sizes) - 1, 1)
+    change = math.sqrt(mean)
+    return Embedding(
+        kind=evidence.kind,
+        rows=len(squares),
+        share_moved=float(np.mean((evidence.codes > 0) & (evidence.codes < UNSURE))),
+        change=change,
+        change_error=math.sqrt(spread) / len(squares) / (2 * change) if change and len(sizes) > 1 else 0.0,
+        decay=evidence.scale,
+    )
+
+
+def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
+    """What ``layers`` says of a model that is already resolved."""
+    if model.record is None:
+        assert model.model_id is not None
+        found = stored_layers(atlas, model.model_id, model.name, model.base)
+        return replace(found, notes=(*found.notes, *unrelated_notes(model)))
+    rows = []
+    for delta in model.record.deltas:
+        half, most = delta.change_ranks((0.5, 0.9))
+        rows.append(
+            {
+                "stack": delta.key.stack,
+                "layer": delta.key.layer,
+                "family": delta.key.family,
+                "norm": float(delta.norm),
+                "relative_norm": float(delta.relative_norm),
+                "energy": delta.energy,
+                "rank_50": half,
+                "rank_90": most,
+                "norm_error": delta.norm_error,
+                "rows_read": delta.lines,
+            }
+        )
+    found = _layers(model.name, model.base, rows, model.copy_evidence)
+    notes = [Text(note, " Exact: ", Call(read="full")) for note in found.estimates]
+    return replace(found, notes=(*notes, *unrelated_notes(model)))
+
+
+def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
+    """What ``layers`` says of an indexed model, by its id; its notes only say what is estimated."""
+    rows = atlas.rows(
+        "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90, norm_error, rows_read "
+        "FROM deltas WHERE model_id = ?",
+        [model_id],
+    )
+    evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
+    found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
+    return replace(found, notes=tuple(Text(note, " ", deepening(atlas, base, [model])) for note in found.estimates))
+
+
+def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:
+    """From a row for each delta."""
+    total = math.fsum(one["norm"] ** 2 for one in rows)
+    order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
+    changes = []
+    for one in order:
+        change = Change(**one, share=one["norm"] ** 2 / total if total else 0.0)
+        # The kept singular values hold a larger share of the rows that were read than of δW.
+        changes.append(change if change.rows_read is None else replace(change, energy=None))
+    return Layers(model, base, math.sqrt(total), tuple(changes), copy_evidence=copy_evidence)

@@ -1,0 +1,395 @@
+"""A map of the fine-tunes of one base: each model is a point, close to the models with similar vectors.
+
+Unrelated models are left out, because they would squeeze the others into a corner. Copies have no vector, and one model
+represents its duplicates. All of them are counted.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.console.messages import say
+from indexer.console.option import Option
+from indexer.errors import AtlasError, Call, Text
+from query.contract.columns import Author, BaseId, Datasets, ModelId, ModelNumber, Notes, Relation, Vectors
+from query.contract.figures import FORMATS, checked_output, draw, write_output
+from query.contract.options import Base, Representation, Seed
+from query.contract.registry import Invocation, question
+from query.contract.results import After, Detail, Doc, Drawn, Hidden, If, Shown
+from query.contract.tables import parquet_of
+from query.models.population import LeftOut, Population, distinct, notes_on_sampled, read_population
+from query.models.reader import PUBLIC_HUB
+from query.questions.map.coloring import ColorGroups, Coloring, Group, coloring, scaled
+from query.questions.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
+from query.questions.map.page import coloring_data, facet, map_page, number, payload
+from query.questions.map.picture import map_figure
+from query.questions.map.projection import METHODS, Projection, most_neighbours, project, usual_method
+from query.shared.statistics.likeness import points
+from query.shared.wording import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from query.contract.results import ThemeName
+    from query.models.reader import AtlasReader
+
+PAGE, TABLE = ".html", ".parquet"
+NEIGHBOURS = 8  # nearest models that the page shows for each model
+ALSO_BY = ("dataset", "cluster", "author", "relation", "licence", "downloads")  # further colourings of the page
+MOST_COMPARED = 20_000  # with more models, UMAP uses the stored neighbours instead of comparing all pairs
+MOST_CLUSTERED = 5000  # with more models, finding clusters takes minutes, so they are found only on request
+
+
+@dataclass(frozen=True)
+class MapPoint:
+    """One model: ``x`` and ``y`` in the plane; ``group`` or ``value`` gives its colour, None if not known."""
+
+    model_id: ModelNumber
+    model: ModelId
+    author: Author
+    relation: Relation
+    datasets: Datasets
+    downloads: Annotated[int | None, Doc("Downloads in the last 30 days.")]
+    x: Annotated[float, Doc("Place on the map from left to right; it has no unit.")]
+    y: Annotated[float, Doc("Place on the map from bottom to top; it has no unit.")]
+    group: Annotated[str | None, Doc("The group that gives the point its colour.")]
+    value: Annotated[float | None, Doc("The number that gives the point its colour.")]
+    licence: Annotated[str | None, Doc("Licence on the card.")] = None
+    created: Annotated[datetime | None, Doc("When the repository was made, in UTC.")] = None
+
+
+@dataclass(frozen=True)
+class OtherGroups:
+    """The groups that have no colour of their own."""
+
+    groups: Annotated[int, Doc("Number of groups.")]
+    models: Annotated[int, Doc("Number of their models.")]
+
+
+@dataclass(frozen=True)
+class ColorScale:
+    """A scale of colours."""
+
+    low: Annotated[float, Doc("Lower end of the scale.")]
+    high: Annotated[float, Doc("Upper end of the scale.")]
+    kind: Annotated[str, Doc("linear, log or time (seconds since 1970).")]
+
+
+@dataclass(frozen=True, repr=False)
+class ModelMap(Drawn):
+    """Models in the plane: a picture to print, or a page to explore. ``points`` are in order of id.
+
+    ``method`` placed the points, and ``color`` is the column they are coloured by. ``coloring``, each of
+    ``other_colorings`` (which the page also offers) and ``neighbours`` (the nearest models on the map, nearest first)
+    have an entry for each point. ``parents``: what each model was made from, by model id, if the atlas stores lineage.
+    ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub;
+    ``from_folders``: models that have no page there.
+    """
+
+    ROWS = "points"
+    IS_SHEET = True
+    OPTIONAL_COLUMNS = ("model_id", "downloads", "relation", "value", "author")
+
+    base: BaseId
+    representation: Vectors
+    method: Annotated[str, Doc("How the points were placed: umap, tsne or pca.")]
+    seed: Annotated[int, Doc("Random seed.")]
+    points: Annotated[tuple[MapPoint, ...], Doc("The points."), Shown(), Detail(), After("left_out")]
+    coloring: Annotated[Coloring, Hidden()]
+    explained_variance: Annotated[
+        tuple[float, float] | None, Doc("For pca: the shares of the variance along x and y.")
+    ] = None
+    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")] = field(default_factory=LeftOut)
+    notes: Notes = ()
+    other_colorings: Annotated[tuple[Coloring, ...], Hidden()] = field(default=(), repr=False)
+    neighbours: Annotated[tuple[tuple[NearPoint, ...], ...], Hidden()] = field(default=(), repr=False)
+    parents: Annotated[Mapping[int, tuple[Parent, ...]], Hidden()] = field(default_factory=dict, repr=False)
+    hub: Annotated[str, Hidden()] = PUBLIC_HUB
+    from_folders: Annotated[frozenset[str], Hidden()] = field(default=frozenset(), repr=False)
+
+    @property
+    def color(self) -> Annotated[str, Doc("The column that the points are coloured by."), After("method")]:
+        """See ``coloring``."""
+        return self.coloring.column
+
+    @property
+    def models(self) -> Annotated[int, Doc("Number of models on the map."), After("color")]:
+        """That of the points."""
+        return len(self.points)
+
+    @property
+    def groups(self) -> Annotated[list[Group], Doc("Groups with a colour of their own."), After("models")]:
+        """Empty if the points are coloured by a number."""
+        return list(self.coloring.shown) if isinstance(self.coloring, ColorGroups) else []
+
+    @property
+    def others(self) -> Annotated[OtherGroups | None, Doc("All other groups, in grey."), If(), After("groups")]:
+        """None if the points are coloured by a number."""
+        if not isinstance(self.coloring, ColorGroups):
+            return None
+        return OtherGroups(len(self.coloring.rest), sum(group.models for group in self.coloring.rest))
+
+    @property
+    def scale(self) -> Annotated[ColorScale | None, Doc("The scale of the colours."), If(), After("others")]:
+        """None if the points are coloured by group."""
+        scale = self.coloring
+        return None if isinstance(scale, ColorGroups) else ColorScale(scale.low, scale.high, scale.kind)
+
+    @property
+    def unknown(self) -> Annotated[int, Doc("Number of models whose group, or number, is not known."), After("scale")]:
+        """These points have no colour."""
+        coloring = self.coloring
+        return coloring.codes.count(-1) if isinstance(coloring, ColorGroups) else coloring.values.count(None)
+
+    @property
+    def headline(self) -> str:
+        """What the map shows, and how it was made."""
+        return f"{self.title}, {self.subtitle}"
+
+    @property
+    def title(self) -> str:
+        """What the map shows."""
+        return f"{counted(len(self.points), 'fine-tune')} of {self.base}"
+
+    @property
+    def subtitle(self) -> str:
+        """How it was made, and which models are not on it."""
+        return projection_in_words(self.method, self.representation, self.left_out)
+
+    @property
+    def axes(self) -> tuple[str, str] | None:
+        """Labels of x and y for pca; None for other methods, whose axes have no meaning."""
+        return axis_labels(self.method, self.explained_variance)
+
+    @property
+    def places(self) -> NDArray[np.float64]:
+        """The positions (n, 2) of the points."""
+        return np.array([(point.x, point.y) for point in self.points])
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The map as a picture for print; ``theme`` is light or dark."""
+        is_adapter = np.array([point.relation == "adapter" for point in self.points])
+        words = (self.title, self.subtitle, self.axes)
+        return map_figure(self.places, is_adapter, self.coloring, *words, theme, ax)
+
+    def page_data(self) -> dict[str, Any]:
+        """What the scripts of the page read; see :func:`query.questions.map.page.payload`."""
+        points, places = self.points, self.places
+        return payload(
+            ids=[point.model_id for point in points],
+            names=[point.model for point in points],
+            base=self.base,
+            places=places,
+            facets=[
+                facet("dataset", [point.datasets for point in points], "no dataset named", many=True),
+                facet("author", [point.author for point in points]),
+                facet("licence", [point.licence or None for point in points], "none named"),
+                facet("relation", [point.relation for point in points]),
+            ],
+            numbers=[number(scaled("downloads", [point.downloads for point in points]))],
+            colorings=[coloring_data(one, places) for one in (self.coloring, *self.other_colorings)],
+            near=self.neighbours or [()] * len(points),
+            parents=self.parents,
+            hub=self.hub,
+            from_folders=self.from_folders,
+            axes=self.axes,
+            notes=self.notes,
+        )
+
+    def html(self) -> str:
+        """The map as a page to explore: one file without dependencies."""
+        return map_page(self.title, self.subtitle, self.page_data())
+
+    def write(self, path: str | Path, theme: ThemeName = "light") -> None:
+        """Write a .png, .svg, .pdf, .html or .parquet. A page has both themes and follows the reader's settings.
+
+        Raises AtlasError for another suffix, or if the file cannot be written.
+        """
+        file = checked_map_file(path)
+        suffix = file.suffix.lower()
+        if suffix == PAGE:
+            write_output(file, self.html().encode())
+        elif suffix == TABLE:
+            write_output(file, map_table(self))
+        else:
+            write_output(file, draw(self.figure(theme), suffix))
+
+
+def checked_map_file(path: str | Path) -> Path:
+    """The path of a map, checked before any work. Raises AtlasError for another suffix or a missing folder."""
+    return checked_output(path, (*FORMATS, PAGE, TABLE))
+
+
+def _command(
+    call: Invocation,
+    base: str | None,
+    method: Literal["umap", "tsne", "pca"] | None,
+    color: str,
+    out: Annotated[
+        str,
+        Option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", metavar="FILE"),
+    ],
+    **options: Any,
+) -> None:
+    file = checked_map_file(out)
+    with call.opened() as atlas:
+        drawn = atlas.map(base, method=method, color=color, **options)
+        drawn.write(file, theme=call.theme or "light")
+        call.show(drawn, file=file)
+        if file.suffix.lower() == TABLE:
+            viewer = f"embedding-atlas {shlex.quote(str(file))} --text model --x x --y y --neighbors neighbors"
+            say(f"to view it: {viewer}")
+
+
+@question(example="map --base roberta-base --out map.html", command=_command)
+def model_map(
+    atlas: AtlasReader,
+    base: Base = None,
+    *,
+    method: Annotated[
+        Literal["umap", "tsne", "pca"] | None,
+        Option("Projection method.", usual="tsne below 1,000 models, else umap"),
+    ] = None,
+    color: Annotated[
+        str, Option("Colour by dataset, author, cluster, or any column of the models view.", metavar="COLUMN")
+    ] = "dataset",
+    representation: Representation = "input",
+    seed: Seed = 0,
+) -> ModelMap:
+    """Draw the fine-tunes of a base as points; points are close if the vectors are.
+
+    Returns:
+        The distinct fine-tunes placed in the plane, by tsne below 1,000 models and else umap, unless a method is named
+        (see :func:`query.questions.map.projection.project`), and coloured
+        (see :func:`query.questions.map.coloring.coloring`).
+
+    Raises:
+        AtlasError: there is no model to place, no such method or column, or the representation is not published.
+    """
+    population = models_to_place(atlas, base, representation)
+    chosen = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
+    placed, notes = place_models(atlas, population, method, seed)
+    is_quick = len(population.ids) <= MOST_CLUSTERED
+    others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
+    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
+    facts = {row["model_id"]: row for row in rows}
+    return ModelMap(
+        base=population.base,
+        representation=representation,
+        method=placed.method,
+        seed=seed,
+        points=tuple(
+            MapPoint(
+                model=population.models[row],
+                author=population.authors[row],
+                relation=population.relations[row],
+                datasets=tuple(sorted(population.datasets[row])),
+                x=float(placed.places[row, 0]),
+                y=float(placed.places[row, 1]),
+                group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
+                value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
+                **facts[int(identity)],
+            )
+            for row, identity in enumerate(population.ids)
+        ),
+        coloring=chosen,
+        explained_variance=placed.explained_variance,
+        left_out=population.left_out,
+        notes=(*notes, *notes_on_sampled(atlas, population)),
+        other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
+        neighbours=near_points(read_neighbours(atlas, population.base, representation), population.ids, NEIGHBOURS),
+        parents=read_parents(atlas, population.base),
+        hub=atlas.crawl_of(population.base).endpoint,
+        from_folders=atlas.from_folders(population.base),
+    )
+
+
+def models_to_place(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:
+    """The distinct fine-tunes of ``base``. Raises AtlasError if there are none."""
+    population = distinct(read_population(atlas, base, representation))
+    if not len(population.ids):
+        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        raise AtlasError(
+            f"No model of {population.base} can be placed on a map{why}.",
+            Text("Index more: ", Call("build", population.base)),
+        )
+    return population
+
+
+def place_models(
+    atlas: AtlasReader, population: Population, method: str | None = None, seed: int = 0
+) -> tuple[Projection, tuple[str, ...]]:
+    """The positions of the models, and notes; see :func:`query.questions.map.projection.project`.
+
+    For many models, UMAP uses the stored neighbours: finding them again would take much longer than the rest.
+    """
+    near = None
+    method = method or usual_method(len(population.ids))
+    if method == "umap" and len(population.ids) > MOST_COMPARED:
+        stored = read_neighbours(atlas, population.base, population.representation)
+        near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
+    plain = points(population.table).astype(np.float32)
+    placed = project(plain, method, seed, near, population.table)
+    notes = []
+    if placed.method != method:
+        notes.append(f"There are too few distinct vectors for {METHODS[method]}, so the map is a PCA.")
+    adapters = population.relations.count("adapter")
+    if 0 < adapters < len(population.relations) and not population.blocks:
+        notes.append(
+            f"Adapters ({adapters}) leave some matrices unchanged, so they cannot be as close to full fine-tunes as "
+            "these are to each other."
+        )
+    return placed, tuple(notes)
+
+
+def projection_in_words(method: str, representation: str, left_out: LeftOut) -> str:
+    """How a map was made, and which models are not on it."""
+    words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
+    return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
+
+
+def axis_labels(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
+    """The principal components with their shares of the variance; None if the axes have no meaning."""
+    if method != "pca":
+        return None
+    shares = [f" ({share * 100:.1f} % of the variance)" for share in explained_variance or ()] or ["", ""]
+    return f"principal component 1{shares[0]}", f"principal component 2{shares[1]}"
+
+
+# ---- as a table
+
+
+def map_table(drawn: ModelMap) -> bytes:
+    """The map as a Parquet file with a row for each point, whose neighbours are as embedding-atlas reads them.
+
+    ``id``: the number of the row, from 0. ``neighbors``: {"ids": […], "distances": […]}, the nearest first, where a
+    distance is 1 minus the similarity. ``cluster``: if the map has clusters; null for outliers. Times are UTC.
+    Names are exactly as on the Hub, without escapes.
+    """
+    import pyarrow as pa
+
+    points = drawn.points
+    near = drawn.neighbours or ((),) * len(points)
+    clusters = next((one for one in (drawn.coloring, *drawn.other_colorings) if one.column == "cluster"), None)
+    of_cluster = clusters.of if isinstance(clusters, ColorGroups) else lambda _: None
+    text, whole, fraction = pa.string(), pa.int64(), pa.float64()
+    schema = pa.schema({
+        "id": whole, "model_id": whole, "model": text, "author": text, "datasets": pa.list_(text), "relation": text,
+        "licence": text, "downloads": whole, "created": pa.timestamp("s"), "x": fraction, "y": fraction,
+        "cluster": text, "neighbors": pa.struct({"ids": pa.list_(whole), "distances": pa.list_(fraction)}),
+    })  # fmt: skip
+    rows = []
+    for row, (point, those) in enumerate(zip(points, near, strict=True)):
+        distances = [max(0.0, 1 - one.cosine) for one in those]
+        neighbours = {"ids": [one.place for one in those], "distances": distances}
+        rows.append(vars(point) | {"id": row, "cluster": of_cluster(row), "neighbors": neighbours})
+    return parquet_of(pa.Table.from_pylist(rows, schema))

@@ -1,0 +1,448 @@
+"""The results of predictions: for one model, and how often they are right for all labelled models of a base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import numpy as np
+
+from query.contract.columns import OF_A_BATCH, Author, BaseId, Dataset, Datasets, ModelId, Notes, Vectors
+from query.contract.figures import Panels, add_legend, add_title, label
+from query.contract.results import Detail, Doc, Drawn, Format, Hidden, Listed, ThemeName, columns, to_frame
+from query.questions.predict.classifier import NONE_OF_THESE
+from query.questions.predict.measurements import EVIDENCE, in_words
+from query.questions.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
+from query.shared.wording import counted, decimal, percent, short, span
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Answers with at least this probability or vote are printed, and never fewer than this many.
+_MIN_SHOWN = 0.01
+_FEWEST = 3
+_FEW_CASES = 30  # sweeps of an evaluation: with fewer, the interval of a share is a fifth or wider
+_PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
+_SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
+_PANEL = 2.4, 3.55  # inches
+_TITLES = {"vectors": "vectors alone", "head": "head alone", "together": "together"}
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A model of the atlas with the same weights, and the datasets it names."""
+
+    model: Annotated[str, Doc("A model with the same weights.")]
+    datasets: Datasets
+
+
+@dataclass(frozen=True)
+class NeighbourVote:
+    """The vote of a sweep, cast by its nearest model."""
+
+    model: ModelId
+    author: Author
+    datasets: Datasets
+    similarity: Annotated[float, Doc("Similarity of the two models.")]
+    vote: Annotated[float, Doc("Its vote; that of the nearest is 1.")]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One dataset, or "none of these".
+
+    Attributes:
+        votes: of the k nearest sweeps; the nearest one's is 1.
+        authors: number of authors of these sweeps.
+        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
+        declared: whether the model names the dataset itself, which is not used for the prediction.
+        models: the models that voted for it, the largest vote first.
+    """
+
+    dataset: Dataset
+    probability: Annotated[
+        float,
+        Doc("Probability that the model was tuned on this dataset, from 0 to 1; those of all answers sum to 1."),
+        Format(short, in_details=False),
+    ]
+    votes: Annotated[
+        float,
+        Doc(
+            "Votes for this dataset by the nearest models. The nearest one's vote is 1; the less similar the "
+            "others are, the less they count."
+        ),
+        Format(short, in_details=False),
+    ]
+    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+    vectors: Annotated[
+        float | None, Doc("The probability by the weight changes alone, from 0 to 1."), Format(short, in_details=False)
+    ]
+    head: Annotated[
+        float | None,
+        Doc("The probability by the classifier in config.json (its label names) alone, from 0 to 1."),
+        Format(short, in_details=False),
+    ]
+    declared: Annotated[
+        bool, Doc("Whether the model names this dataset itself, which does not affect the probability."), Detail()
+    ]
+    models: Annotated[tuple[str, ...], Doc("The models that voted for it, the largest vote first."), Detail()]
+    vocabulary: Annotated[
+        float | None,
+        Doc(
+            "The probability by the tokens of the training text alone (the representation vocabulary), from 0 to "
+            "1; adapters have none."
+        ),
+        Format(short, in_details=False),
+    ] = None
+
+
+def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
+    """The most probable first."""
+    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
+
+
+@dataclass(frozen=True)
+class BestAnswer:
+    """The most probable answer for one of many models."""
+
+    model: ModelId
+    dataset: Annotated[str, Doc("The most probable dataset, or “none of these”.")]
+    probability: Annotated[float, Doc("Its probability, from 0 to 1.")]
+    agreement: Annotated[float, Doc("Share of all votes that name the dataset, from 0 to 1.")]
+    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Listed[Answer]):
+    """The answers for one model, the most probable first; their probabilities sum to 1.
+
+    The probability of a dataset is its expected share among the datasets of the model. If the model has one dataset,
+    that is the probability of this dataset. Only models by other authors vote and are used for fitting.
+
+    Attributes:
+        evidence: vectors or head, if the model has only that, else together.
+        calibrated: whether the probabilities were fitted to this atlas.
+        declared: the datasets that the model names itself.
+        repeats: models with the same weights, and the datasets they name.
+        voters: the votes, the largest first.
+        unknown_share: the share of models assumed to be tuned on data that no other author names, the prior of "none of
+            these"; by default that among the labelled models of the atlas.
+        fitted: the answers and the share before ``with_unknown_share``; None if it was not used.
+    """
+
+    ROWS = "answers"
+    EACH_ROW = ("calibrated",)
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "agreement": "Share of all votes that name the dataset, from 0 to 1."
+    } | OF_A_BATCH
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibrated", "declared", "models", "authors", "votes", "vocabulary", "head", "vectors")
+
+    model: ModelId
+    base: BaseId
+    representation: Vectors
+    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    evidence: Annotated[str, Doc("What the prediction is made from: together, vectors, head or vocabulary.")]
+    calibrated: Annotated[
+        bool,
+        Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset."),
+        Detail(),
+    ]
+    declared: Annotated[tuple[str, ...], Doc("Datasets that the model names itself.")]
+    repeats: Annotated[tuple[Duplicate, ...], Doc("Models with the same weights, and the datasets they name.")]
+    answers: Annotated[tuple[Answer, ...], Doc("Datasets, the most probable first, and “none of these”.")]
+    voters: Annotated[tuple[NeighbourVote, ...], Doc("The votes, the largest first.")]
+    notes: Notes = ()
+    unknown_share: Annotated[float, Doc("Share of models assumed to be tuned on data that no other author names.")] = (
+        0.5
+    )
+    fitted: Annotated[tuple[tuple[Answer, ...], float] | None, Hidden()] = field(default=None, repr=False)
+
+    def _entries(self) -> list[Answer]:
+        return self.shown_answers()
+
+    def shown_answers(self) -> list[Answer]:
+        """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
+        return [
+            answer
+            for place, answer in enumerate(self.answers)
+            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
+        ]
+
+    def with_unknown_share(self, share: float) -> Prediction:
+        """The same if ``share`` of the models are tuned on data that no other author names.
+
+        It starts from the probabilities as they were fitted: those at a share of 0 or 1 have lost the evidence.
+        """
+        fitted = self.fitted or (self.answers, self.unknown_share)
+        ordered = sorted(fitted[0], key=lambda answer: answer.dataset == NONE_OF_THESE)
+        columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
+        table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
+        moved = with_prior(table, fitted[1], share).T.tolist()
+        answers = [
+            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+        ]
+        return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
+
+    @property
+    def best(self) -> BestAnswer:
+        """The most probable answer, as a row among those of other models."""
+        first = self.answers[0]
+        return BestAnswer(self.model, first.dataset, first.probability, self.agreement(first), first.authors)
+
+    def agreement(self, answer: Answer) -> float:
+        """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
+        total = sum(voter.vote for voter in self.voters)
+        agreeing = sum(voter.vote for voter in self.voters if answer.dataset in voter.datasets)
+        return agreeing / total if total else 0.0
+
+    @property
+    def headline(self) -> str:
+        """The most probable answer, the evidence, and the number of votes."""
+        best = self.answers[0]
+        authors = len({voter.author for voter in self.voters})
+        by = in_words([kind.name for kind in EVIDENCE if getattr(best, kind.name, None) is not None])
+        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
+        return (
+            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
+            f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
+        )
+
+    def to_df(self) -> pandas.DataFrame:
+        """A row for each answer, also for those that are too improbable to be printed."""
+        return to_frame(self.answers, [one.key for one in columns(Answer)])
+
+
+@dataclass(frozen=True)
+class NoneScore:
+    """The scores of "none of these".
+
+    Where it is hidden, models that share a dataset with the predicted one may not vote. ``auroc``: None without hidden
+    models and models whose dataset another author names. ``accuracy_0`` … ``accuracy_75``: the prior of "none of these"
+    is that share.
+    """
+
+    evidence: Annotated[
+        str,
+        Doc(
+            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
+            "vectors and head; majority and chance are baselines."
+        ),
+    ]
+    share: Annotated[float, Doc("How often “none of these” is true, from 0 to 1.")]
+    probability: Annotated[float, Doc("Mean probability of “none of these”, from 0 to 1.")]
+    hidden_probability: Annotated[
+        float, Doc("Mean probability of “none of these” where all models on the right dataset are hidden, from 0 to 1.")
+    ]
+    hidden_accuracy: Annotated[float, Doc("How often “none of these” is then the best answer, from 0 to 1.")]
+    auroc: Annotated[
+        float | None,
+        Doc(
+            "How often “none of these” is more probable for a model whose dataset is hidden than for one whose "
+            "dataset is not; 0.5: no better than chance."
+        ),
+    ] = None
+    accuracy_0: Annotated[
+        float | None, Doc("Accuracy if no model has its dataset hidden, and “none of these” is expected for none.")
+    ] = None
+    accuracy_25: Annotated[
+        float | None,
+        Doc("Accuracy if 25 % of the models have their dataset hidden, and “none of these” is expected for 25 %."),
+    ] = None
+    accuracy_50: Annotated[
+        float | None,
+        Doc("Accuracy if 50 % of the models have their dataset hidden, and “none of these” is expected for 50 %."),
+    ] = None
+    accuracy_75: Annotated[
+        float | None,
+        Doc("Accuracy if 75 % of the models have their dataset hidden, and “none of these” is expected for 75 %."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class PredictedModel:
+    """One labelled model, predicted by all kinds of evidence together; ``weight``: how much it counts in the means.
+
+    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
+    """
+
+    model: ModelId
+    author: Author
+    datasets: Datasets
+    weight: Annotated[
+        float,
+        Doc("How much the model counts in the means: runs by one author on the same data count as one model together."),
+    ]
+    answer: Annotated[str, Doc("The most probable dataset.")]
+    probability: Annotated[float, Doc("Probability of the answer, from 0 to 1.")]
+    right: Annotated[
+        float, Doc("The answer's share among the datasets of the model; 1 if it is its only dataset, 0 if it is wrong.")
+    ]
+    log_loss: Annotated[float, Doc("-ln(probability of the right answer), in nats; 0 is perfect.")]
+    none: Annotated[float, Doc("Probability of “none of these”, from 0 to 1.")]
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Drawn):
+    """Out-of-author predictions of all labelled models of a base, and their scores.
+
+    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
+    ``with_head``: models whose config.json describes a head; the others are predicted without one. ``with_vocabulary``:
+    models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
+    """
+
+    HAS_DETAILS = True
+    ROWS = "outcomes"
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
+
+    base: BaseId
+    representation: Vectors
+    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    models: Annotated[int, Doc("Number of models that were predicted.")]
+    sweeps: Annotated[int, Doc("Sets of runs by one author on the same data; each counts as one model in the means.")]
+    authors: Annotated[int, Doc("Number of their authors.")]
+    datasets: Annotated[int, Doc("Number of datasets that they name.")]
+    with_head: Annotated[int, Doc("Models whose config.json describes a classifier.")]
+    with_vocabulary: Annotated[
+        int, Doc("Models with a vocabulary vector, which describes the tokens of their training text.")
+    ]
+    calibrated: Annotated[
+        bool, Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
+    ]
+    scores: Annotated[tuple[PredictionScore, ...], Doc("The scores by evidence.")]
+    intervals: Annotated[tuple[Interval, ...], Doc("95 % intervals of the scores over authors, by evidence.")]
+    none_of_these: Annotated[tuple[NoneScore, ...], Doc("The scores of “none of these”, by evidence.")]
+    reliability: Annotated[tuple[Bin, ...], Doc("How often answers are right, by their probability.")]
+    notes: Notes = ()
+    outcomes: Annotated[tuple[PredictedModel, ...], Hidden()] = field(default=(), repr=False)
+
+    @property
+    def headline(self) -> str:
+        """How often the best answer is right, and how often the commonest dataset would be."""
+        majority = self._score("majority")
+        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        case = "A sweep counts as one case."
+        if self.is_small:
+            case = f"So few say little of how often it is: {counted(self.sweeps, 'sweep')} by "
+            case += f"{counted(self.authors, 'author')}."
+        often = f"for {self.share_right}" if self.is_small else f"in {self.share_right} of cases"
+        return (
+            f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
+            f"{often} ({self._interval_in_words}){than}. {case}"
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """Whether there are so few cases that a percentage would say more than is known."""
+        return self.sweeps < _FEW_CASES or self._between is None
+
+    @property
+    def share_right(self) -> str:
+        """How often the best answer is right: in percent, or of a small evaluation as "4 of 5"."""
+        if not self.is_small:
+            together = self._score("together")
+            return percent(together.accuracy if together else None)
+        return f"{sum(one.right > 0 for one in self.outcomes):,} of {self.models:,}"
+
+    @property
+    def key_number(self) -> tuple[str, str]:
+        """The same as a number with its meaning."""
+        majority = self._score("majority")
+        models = counted(self.models, "model") + f" by {counted(self.authors, 'author')}"
+        than = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
+        few = "few models: " if self.is_small else ""
+        return (
+            self.share_right,
+            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){than}",
+        )
+
+    def _score(self, evidence: str) -> PredictionScore | None:
+        return next((one for one in self.scores if one.evidence == evidence), None)
+
+    @property
+    def _between(self) -> tuple[float, float] | None:
+        return next((one.accuracy for one in self.intervals if one.evidence == "together"), None)
+
+    @property
+    def _interval_in_words(self) -> str:
+        if self._between is None:
+            return f"too few authors for an interval: {self.authors}"
+        return f"95 % interval {percent(self._between[0])} to {percent(self._between[1])}"
+
+    def table(self, *, details: bool = False) -> dict[str, Any]:
+        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
+        whole = self.to_dict()
+        of = {one.evidence: one for one in self.intervals}
+        for row in whole["scores"]:
+            for name in MEASURES if details else ("accuracy", "top3"):
+                between = getattr(of.get(row["evidence"]), name, None)
+                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
+        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
+            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
+        if not details:
+            for row in whole["none_of_these"]:
+                for share in UNKNOWN_SHARES:
+                    row.pop(f"accuracy_{100 * share:.0f}")
+        left_out = ("intervals",) if details else ("intervals", "reliability")
+        return {name: value for name, value in whole.items() if name not in left_out}
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.
+
+        A point is the models whose best answer is equally probable, to a tenth. A calibrated prediction has its points
+        on the diagonal, within their 95 % intervals over authors, which need at least five authors. Bars show the share
+        of the models; the area of a point grows with it.
+        """
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        panels = Panels([len(_TITLES)], _PANEL, theme, ax)
+        figure, colours = panels.figure, panels.colours
+        ink = colours.ink
+        diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
+        by_evidence = {score.evidence: score for score in self.scores}
+        for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
+            for one in self.reliability:
+                if one.evidence != evidence:
+                    continue
+                middle = (min(int(one.probability * BINS), BINS - 1) + 0.5) / BINS
+                panel.bar(middle, one.share, 0.86 / BINS, color=colours.faint, zorder=1)
+                if one.low is not None and one.high is not None:
+                    panel.plot(
+                        [one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
+                    )
+                size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
+                panel.scatter(
+                    [one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
+                )
+            panel.plot([0, 1], [0, 1], linewidth=1, zorder=2, **diagonal)
+            panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
+            for axis in (panel.xaxis, panel.yaxis):
+                axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
+            panel.tick_params(labelleft=panel is panels.rows[0][0])
+            panels.title(panel, title, 10, loc="center", pad=17)
+            score = by_evidence[evidence]
+            numbers = {"accuracy": score.accuracy, "Brier": score.brier, "ECE": score.calibration_error}
+            text = "  ".join(f"{name} {value:.3f}".replace(" 0.", " .") for name, value in numbers.items())
+            panel.text(0.5, 1.04, text, ha="center", va="bottom", fontsize=7.5, color=ink, transform=panel.transAxes)
+        panels.rows[0][0].set_ylabel("share that is right", fontsize=9)
+        panels.rows[0][1].set_xlabel("probability of the best answer", fontsize=9)
+        what = "Are predictions right as often as their probability says?"
+        who = (
+            f"{self.models:,} labelled models of {label(self.base)}, each predicted from models by other authors"
+            if self.base
+            else ""
+        )
+        add_title(figure, f"{what}\n{who}".strip(), colours)
+        handles: list[Any] = [
+            Line2D([], [], color=ink, linestyle="", marker="o", markersize=4, label="models of similar probability"),
+            Line2D([], [], color=ink, linewidth=1.2, alpha=0.6, label="95 % interval over authors"),
+            Line2D([], [], label="perfectly calibrated", **diagonal),
+            Patch(color=colours.faint, label="bar: share of all models"),
+        ]
+        add_legend(figure, handles, colours, 4, 6.5)
+        return figure

@@ -1,0 +1,122 @@
+"""Purity of a base's fine-tunes, and what qualifies it: the question as a user asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from indexer.console.option import Option
+from query.contract.options import Base, Representation
+from query.contract.registry import Invocation, Tool, question
+from query.models.population import family_trees, notes_on_sampled, read_population, tasks_of
+from query.questions.purity import study
+from query.questions.purity.result import PurityResult
+
+if TYPE_CHECKING:
+    from query.models.reader import AtlasReader
+
+
+def _command(
+    call: Invocation,
+    base: str | None,
+    representation: str,
+    by: Annotated[
+        str,
+        Option(
+            "Rows to print. task: measure purity by task instead of dataset, also within datasets.",
+            choices=("dataset", "model", "task"),
+        ),
+    ] = "dataset",
+    *,
+    k: int | None,
+    kin: bool,
+    within: Sequence[str],
+    confusions: bool,
+    out: Annotated[str | None, Option("Also draw it, by dataset: .png, .svg or .pdf.", metavar="FILE")] = None,
+) -> None:
+    file = call.picture(out)
+    with call.opened() as atlas:
+        found = atlas.purity(
+            base, representation=representation, k=k, kin=kin, within=within, confusions=confusions,
+            by="task" if by == "task" else "dataset",
+        )  # fmt: skip
+        whole = found.to_dict(by_model=by == "model", confusions=confusions)
+        by = "confusion" if confusions else by
+        table = found.table(details=call.details, by=by)
+        call.show(found, drawn=file, rows=found.lines(by), whole=whole, table=table)
+
+
+@question(
+    example="purity --base roberta-base --by model",
+    agents=Tool(
+        "Measure whether models tuned on the same dataset are close to each other, also across authors.",
+        ("base", "representation", "k"),
+    ),
+    command=_command,
+)
+def purity(
+    atlas: AtlasReader,
+    base: Base = None,
+    *,
+    representation: Representation = "input",
+    k: Annotated[
+        int | None,
+        Option(
+            "Number of nearest models to consider. Default: as many as share its dataset.",
+            least=1,
+            flag="-k --neighbours",
+            agents="Number of neighbours. Default: as many as share a dataset with the model.",
+        ),
+    ] = None,
+    kin: Annotated[bool, Option("Leave out models of the same family tree (after query lineage --all).")] = True,
+    within: Annotated[
+        Sequence[str],
+        Option(
+            "Also print chance if only models with the same head (language, …) exchange labels. May be given several "
+            "times. norm: ‖δW‖ within a factor of two. seed: the seed of adapters' factors.",
+            choices=("head", "language", "author", "length", "norm", "seed", "dataset"),
+            is_repeated=True,
+        ),
+    ] = (),
+    confusions: Annotated[bool, Option("Print which datasets are mistaken for which, compared with chance.")] = False,
+    draws: int | None = None,
+    seed: int = 0,
+    by: Literal["dataset", "task"] = "dataset",
+) -> PurityResult:
+    """Measure whether models tuned on the same dataset are close to each other.
+
+    Purity is the share of a model's nearest neighbours that share a dataset with it, averaged over models.
+
+    Note:
+        ``k``: the number of neighbours; by default as many as share a dataset with the model.
+        ``kin``: whether models of the same family tree count, which are close whatever they were tuned on.
+        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
+            input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset
+            exchange labels; a note says which habits go with the labels.
+        ``confusions``: also compute which datasets are mistaken for which.
+        ``draws``: permutations for p; by default all, if they are few, else 1,000, and more if hardly any of them
+            reaches the observed purity.
+        ``by``: task to ask whether models of one task (``query.models.population.tasks_of``) are close; then the chance
+            level within dataset says whether they are closer than their data make them.
+
+    Returns:
+        Purity, chance and intervals are shares from 0 to 1; see :func:`query.questions.purity.study.purity`.
+
+    Raises:
+        AtlasError: the base or representation is unknown, or the atlas has no lineage for ``kin=False``.
+        ValueError: k < 1 or draws < 1.
+    """
+    population = read_population(atlas, base, representation, documented=by == "dataset")
+    if by == "task":
+        within = (*within, "dataset")
+        tasks = [frozenset(filter(None, [task])) for task in tasks_of(atlas, population)]
+        population = replace(population, datasets=tasks)
+    trees = None if kin else family_trees(atlas, population)
+    strata = study.strata_of(atlas, population, within)
+    found = study.purity(
+        population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
+    )
+    habits = [name for name in study.HABITS if (name, by) != ("head", "task")]  # a head shows the task
+    noted = study.habits_with_labels(population, study.strata_of(atlas, population, habits))
+    return replace(found, on_sampled=notes_on_sampled(atlas, population), on_habits=noted)

@@ -1,0 +1,504 @@
+"""The result of `query purity`, as objects, rows, a table and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from query.contract.columns import BaseId, Dataset, ModelId, Models, Vectors
+from query.contract.figures import THEMES, add_legend, drawn_alone, label, new_figure
+from query.contract.results import Doc, Drawn, Hidden, ThemeName, to_frame
+from query.shared.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
+from query.shared.wording import counted, decimal, percent, span
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_SHOWN = 15  # datasets, models or pairs on a terminal
+_DRAWN = 40  # datasets in a picture
+_WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
+_APART = 0.16  # of a row, between the two forms
+_BREAKDOWNS = ("by_dataset", "by_model", "confusions", "within")
+_WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
+
+
+@dataclass(frozen=True)
+class DatasetPurity:
+    """Purity over the models of one dataset, where only that dataset counts as a match."""
+
+    dataset: Dataset
+    models: Annotated[int, Doc("Number of models that were scored.")]  # scored
+    purity: Annotated[
+        float,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Two datasets, and how often models of one have neighbours from the other instead of their own.
+
+    ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
+    model and name ``taken_for``; ``share``: of all neighbours that share no dataset. ``back_…``: from ``taken_for`` to
+    ``dataset``. Two datasets with the same text are notable: both shares are above chance.
+    """
+
+    dataset: Dataset
+    taken_for: Annotated[str, Doc("The dataset to which neighbours on other data belong.")]
+    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
+    share: Annotated[float, Doc("Share of the neighbours on other data that belong to that dataset, from 0 to 1.")]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
+    back_neighbours: Annotated[int, Doc("The number of neighbours in the other direction, from taken_for to dataset.")]
+    back_share: Annotated[float, Doc("The share in the other direction, from 0 to 1 (back).")]
+    back_chance: Annotated[float, Doc("The chance of that share (back chance).")]
+    is_notable: Annotated[bool, Doc("Whether both shares are above chance, as for two datasets with the same text.")]
+
+
+@dataclass(frozen=True)
+class ModelPurity:
+    """One scored model; ``neighbours`` is the number that counted (m_f, or k)."""
+
+    model: ModelId
+    datasets: Annotated[
+        tuple[str, ...], Doc("Datasets that the model names; in a summary, the number of datasets that were scored.")
+    ]
+    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
+    purity: Annotated[
+        float,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ]
+    chance: Annotated[
+        float,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class WithinScore:
+    """What purity would be by chance if sweeps exchanged labels only with those of equal ``within`` (head, author …).
+
+    Whole sweeps exchange labels, so among all models this chance includes the matches within sweeps.
+    ``strata``: the number of different values. ``movable``: the models whose label can become another. If habits
+    explain purity, as where each dataset has its own head, this chance is as high. None if no label can move. The rest
+    as in PurityScore.
+    """
+
+    within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
+    strata: Annotated[int, Doc("Number of different values of it.")]
+    movable: Annotated[int, Doc("Number of models whose label can become another.")]
+    chance: Annotated[
+        float | None,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ] = None
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    ] = None
+    permutations: Annotated[
+        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
+    ] = 0
+    reached: Annotated[
+        int,
+        Doc(
+            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
+            "only a bound."
+        ),
+    ] = 0
+    is_exact: Annotated[
+        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
+    ] = False
+    effect: Annotated[
+        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class PurityScore:
+    """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
+
+    ``models``: the scored models, which have at least one match among their candidates. ``datasets``: the datasets
+    (rows of ``by_dataset``) with at least one scored model. ``candidates``: the possible neighbours. ``authors``: those
+    of scored models. ``p_value``: the share of permutations of the sweeps' labels after which models match other
+    authors' as much, of all that there are (``is_exact``) or, drawn at random, (1 + ``reached``)/(1 +
+    ``permutations``): with none reached a bound (``query.questions.purity.study``). ``effect``: how many standard
+    deviations of the permutations the observed value is above their mean. ``ci_reason``: ``too_few_authors`` if
+    there is no interval for that reason, else None. ``confusions``: only on request.
+    """
+
+    models: Models
+    candidates: Annotated[int, Doc("Number of possible neighbours.")]
+    datasets: Annotated[int, Doc("Number of datasets that were scored.")]
+    purity: Annotated[
+        float | None,
+        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
+    ] = None
+    purity_by_dataset_mean: Annotated[
+        float | None, Doc("Mean of the datasets' purities, from 0 to 1; each dataset counts once.")
+    ] = None
+    chance: Annotated[
+        float | None,
+        Doc(
+            "What the number would be if the vectors contained no information: the mean over random labels or "
+            "neighbours."
+        ),
+    ] = None
+    ci_low: Annotated[float | None, Doc("Lower end of the 95 % confidence interval over authors.")] = None
+    ci_high: Annotated[float | None, Doc("Upper end of the 95 % confidence interval over authors.")] = None
+    ci_reason: Annotated[str | None, Doc("Why there is no interval: too_few_authors; else empty.")] = None
+    p_value: Annotated[
+        float | None,
+        Doc(
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+    ] = None
+    permutations: Annotated[
+        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
+    ] = 0
+    reached: Annotated[
+        int,
+        Doc(
+            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
+            "only a bound."
+        ),
+    ] = 0
+    is_exact: Annotated[
+        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
+    ] = False
+    effect: Annotated[
+        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
+    ] = None
+    by_dataset: Annotated[tuple[DatasetPurity, ...], Doc("The same for each dataset.")] = ()
+    note: Annotated[str, Doc("Why numbers are missing; else empty.")] = ""
+    authors: Annotated[int, Doc("Number of authors of the scored models.")] = 0
+    by_model: Annotated[tuple[ModelPurity, ...], Doc("The same for each model.")] = field(default=(), repr=False)
+    confusions: Annotated[tuple[Confusion, ...], Doc("Datasets that are mistaken for one another.")] = field(
+        default=(), repr=False
+    )
+    within: Annotated[
+        tuple[WithinScore, ...], Doc("Chance if only models with the same head (author, …) exchange labels.")
+    ] = ()
+
+    @property
+    def interval_note(self) -> str:
+        """Why there is no interval, as a sentence; empty if there is one, or no purity either."""
+        return too_few(self.authors) if self.ci_reason == TOO_FEW_AUTHORS else ""
+
+    @property
+    def is_more_than_chance(self) -> bool:
+        """Whether purity exceeds chance significantly."""
+        if self.purity is None or self.chance is None or self.p_value is None:
+            return False
+        return self.purity > self.chance and self.p_value <= UNCONVINCING
+
+
+@dataclass(frozen=True, repr=False)
+class PurityResult(Drawn, PurityScore):
+    """Purity of one base in one representation; ``cross_author`` is the same among other authors' models.
+
+    ``by``: ``dataset``, or ``task``, which then stands for the dataset in all names of keys, rows and sentences.
+    """
+
+    HAS_DETAILS = True
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded.",
+        "p": (
+            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
+            "keep one label. Below 0.05 is usually taken as more than chance."
+        ),
+        "cross_author_models": "Models that could be scored among models of other authors.",
+        "cross_author_purity": "Purity among models of other authors alone, from 0 to 1.",
+        "cross_author_chance": "Chance among models of other authors alone, from 0 to 1.",
+        "cross_author_neighbours": "Number of neighbours that were considered among models of other authors.",
+        "cross_author_ci_low": "Lower end of the 95 % interval of purity among models of other authors, from 0 to 1.",
+        "cross_author_ci_high": "Upper end of the 95 % interval of purity among models of other authors, from 0 to 1.",
+        "cross_author_p_value": (
+            "How often randomly shuffled authors score at least as high among models of other authors."
+        ),
+        "among": "Which models count as neighbours: all, or only those by other authors.",
+        "part": "What the row is about: a layer, a family, a dataset or a model; all: the answer as a whole.",
+        "task": "What the model does: the kind of its head and its label names, or their number.",
+        "tasks": "The tasks of the models; in a summary of purity, the number of tasks that were scored.",
+        "by_task": "The same for each task, where only that task counts as a match.",
+        "purity_by_task_mean": "Mean of the tasks' purities, from 0 to 1; each task counts once.",
+    }
+    SHOW_HEADLINE = True
+    OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
+
+    base: BaseId = ""
+    representation: Vectors = ""
+    k: Annotated[
+        int | None, Doc("Number of nearest neighbours that were considered; empty: as many as share a dataset.")
+    ] = None
+    by: Annotated[str, Doc("What is compared: dataset or task.")] = "dataset"
+    cross_author: Annotated[PurityScore, Doc("The same numbers counted among models of other authors alone.")] = (
+        PurityScore(0, 0, 0)
+    )
+    on_sampled: Annotated[
+        tuple[str, ...], Hidden()
+    ] = ()  # a note on models that were left out, as a sample gives no such vector
+    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that go with the labels
+
+    @property
+    def headline(self) -> str:
+        """The interpretation in a few sentences."""
+        return " ".join(verdict(self))
+
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Why an interval is missing, which models are, and which habits go with the labels."""
+        why = filter(None, (self.interval_note, self.cross_author.interval_note))
+        return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
+
+    def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
+        """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
+        others = {one.dataset: one for one in self.cross_author.by_dataset}
+        datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
+        rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
+        return purity_figure([("all models", self, self.cross_author), *rows], theme, ax, self.by)
+
+    def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
+        """The documented JSON object; rows of single models and of confused pairs only on request."""
+
+        def rows(score: PurityScore, name: str) -> list[dict[str, Any]]:
+            return [asdict(row) for row in getattr(score, name)]
+
+        def numbers(score: PurityScore) -> dict[str, Any]:
+            return {one.name: getattr(score, one.name) for one in fields(PurityScore) if one.name not in _BREAKDOWNS}
+
+        other = self.cross_author
+        result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
+        result |= numbers(self)
+        result["cross_author"] = numbers(other) | {"by_dataset": rows(other, "by_dataset")}
+        result |= {"by_dataset": rows(self, "by_dataset"), "notes": list(self.notes)}
+        if self.within:
+            result["within"] = rows(self, "within")
+            result["cross_author"]["within"] = rows(other, "within")
+        if confusions:
+            result["confusions"] = rows(self, "confusions")
+            result["cross_author"]["confusions"] = rows(other, "confusions")
+        renamed: dict[str, Any] = self._renamed(result | ({"by_model": rows(self, "by_model")} if by_model else {}))
+        return renamed if self.by == "dataset" else {"by": self.by} | renamed
+
+    def _renamed(self, part: Any) -> Any:
+        """``part`` of an answer with this ``by`` in place of ``dataset`` in all keys."""
+        if isinstance(part, Mapping):
+            return {key.replace("dataset", self.by): self._renamed(value) for key, value in part.items()}
+        return [self._renamed(one) for one in part] if isinstance(part, list) else part
+
+    def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
+        """A row for each scored dataset or (``by="model"``) model; ``cross_author_…``: among other authors' models.
+
+        ``by="confusion"``: a row for each pair of confused datasets, among all models and among other authors'. Raises
+        ValueError for another ``by``.
+        """
+        if by == "confusion":
+            forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
+            return [self._renamed({"among": among} | asdict(pair)) for among, pairs in forms.items() for pair in pairs]
+        if by not in ("dataset", "model", self.by):
+            raise ValueError(f"unknown rows {by!r} (choose {self.by}, model or confusion)")
+        by = "model" if by == "model" else "dataset"
+        name = f"by_{by}"
+        others = {getattr(row, by): row for row in getattr(self.cross_author, name)}
+        again = ("models", "purity", "chance") if by == "dataset" else ("neighbours", "purity", "chance")
+        return [
+            self._renamed(asdict(row))
+            | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
+            for row in getattr(self, name)
+        ]  # fmt: skip
+
+    def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for all models (``part`` is ``all``), then :meth:`to_rows`."""
+        rows = self.to_rows(by)
+        if by == "confusion":
+            return rows
+        numbers = ("ci_low", "ci_high", "p_value")
+        names = ("models", "purity", "chance", *numbers)
+        whole = {"part": "all", by: "", **{name: getattr(self, name) for name in names}}
+        whole |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
+        return [whole, *({"part": by, **row} for row in rows)]
+
+    def to_df(self, by: str = "dataset") -> pandas.DataFrame:
+        """The rows of :meth:`to_rows` as a data frame."""
+        return to_frame(self.to_rows(by))
+
+    def table(self, *, details: bool = False, by: str = "dataset") -> dict[str, Any]:
+        """Two rows of numbers, then the first datasets or models, or (``details``) all of them with all columns."""
+        if self.purity is None:
+            return {"base": self.base, "representation": self.representation, "candidates": self.candidates}
+        rows = self.to_rows(by)
+        if by == "confusion" and not details:
+            # Of the neighbours on other data, the share on the other dataset, in both directions.
+            others = "by other authors" if self.cross_author.confusions else "all"
+            rows = [
+                {
+                    self.by: row[self.by],
+                    "taken for": row["taken_for"],
+                    "share": row["share"],
+                    "chance": row["chance"],
+                    "back": row["back_share"],
+                    "back chance": row["back_chance"],
+                    "neighbours": row["neighbours"] + row["back_neighbours"],
+                }
+                for row in rows
+                if row["among"] == others and row["is_notable"]
+            ]
+        title = f"by {by}"
+        if by == "confusion":
+            title = "taken for each other more often than by chance, in both directions"
+        if not details:
+            title += "" if len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}"
+            rows = [
+                {
+                    name: decimal(value) if isinstance(value, float) else value
+                    for name, value in row.items()
+                    if name not in _WIDE
+                }
+                for row in rows[:_SHOWN]
+            ]
+
+        def line(among: str, score: PurityScore, permuted: PurityScore | WithinScore, models: int) -> dict[str, Any]:
+            has_interval = permuted is score and score.ci_low is not None
+            return {
+                "among": among,
+                "purity": decimal(score.purity),
+                "95 %": span(score.ci_low, score.ci_high) if has_interval else "",
+                "chance": decimal(permuted.chance),
+                "p": _p_in_words(permuted),
+                "effect": "" if permuted.effect is None else f"{permuted.effect:.1f}",
+                "models": models,
+                "datasets": score.datasets,
+            }
+
+        forms = (("all", self), ("by other authors", self.cross_author))
+        neighbours = [line(among, score, score, score.models) for among, score in forms]
+        neighbours += [
+            line(f"{among}, labels exchanged within {one.within}", score, one, one.movable)
+            for among, score in forms
+            for one in score.within
+        ]
+        whole = {"base": self.base, "representation": self.representation, "neighbours": self._renamed(neighbours)}
+        return whole | ({title: rows} if rows else {})
+
+
+@drawn_alone
+def purity_figure(
+    rows: Sequence[tuple[str, Any, Any]], theme: str = "light", ax: Axes | None = None, by: str = "dataset"
+) -> Figure:
+    """Dots with intervals and chance: a row for each name, filled for all neighbours, hollow for other authors'.
+
+    ``rows``: a name, its purity, and its purity among other authors' models (a PurityScore or a DatasetPurity).
+    """
+    figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme, ax)
+    from matplotlib.lines import Line2D
+
+    colours = THEMES[theme]
+    colour = colours.palette[0]
+    dot: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5.5}
+    tick: dict[str, Any] = {"color": colours.rest, "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
+    for row, (_, *scores) in enumerate(rows):
+        for score, apart, fill in zip(scores, (-_APART, _APART), (colour, colours.background), strict=True):
+            if score is None or score.purity is None:
+                continue
+            y = row + apart
+            low, high = getattr(score, "ci_low", None), getattr(score, "ci_high", None)
+            if low is not None and high is not None:
+                axes.plot([low, high], [y, y], color=colour, linewidth=1.4, zorder=2)
+            axes.plot([score.chance], [y], zorder=3, **tick)
+            axes.plot([score.purity], [y], markerfacecolor=fill, markeredgewidth=1.4, zorder=4, clip_on=False, **dot)
+    axes.set_yticks(range(len(rows)), [label(name) for name, _, _ in rows], fontsize=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    same = "tuned on the same data" if by == "dataset" else f"of the same {by}"
+    axes.set_xlabel(f"purity: share of nearest neighbours {same}", fontsize=9)
+    axes.grid(axis="x", color=colours.faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    handles = [
+        Line2D([], [], linestyle="", label="all neighbours", **dot),
+        Line2D([], [], linestyle="", markerfacecolor=colours.background, label="other authors' models only", **dot),
+        Line2D([], [], linestyle="", label="chance", **tick),
+        Line2D([], [], color=colour, linewidth=1.4, label="95 % interval over authors"),
+    ]
+    add_legend(figure, handles, colours, 4, 7.5, "upper left")
+    return figure
+
+
+def _p_in_words(score: PurityScore | WithinScore) -> str:
+    """The p-value in two digits; as "< 1e-05" if none of the random permutations reached purity."""
+    if score.p_value is None:
+        return ""
+    is_bound = not score.is_exact and not score.reached and score.permutations
+    return f"< {1 / score.permutations:.1g}" if is_bound else f"{score.p_value:.2g}"
+
+
+def verdict(result: PurityResult) -> list[str]:
+    """What the numbers mean, in sentences for readers who are new to them."""
+    if result.purity is None:
+        return [f"Purity cannot be computed. {result.note}"]
+    other = result.cross_author
+    of_data = result.by == "dataset"
+    neighbours = "share a training dataset with it" if of_data else f"have the {result.by} that it has"
+    alike = "tuned on the same data" if of_data else f"of the same {result.by}"
+    known = "depend on the data" if of_data else f"depend on the {result.by}"
+    sentences = [
+        f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
+        f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
+        f"This is the mean over {counted(result.models, 'model')} that share a {result.by} with another."
+    ]
+    if other.purity is None:
+        sentences.append(f"It cannot be computed across authors. {other.note}")
+    else:
+        sentences.append(
+            f"Among models by other authors only, it is {percent(other.purity)}; by chance it would be "
+            f"{percent(other.chance)}."
+        )
+    if other.is_more_than_chance:
+        judgement = f"So models {alike} do lie together, and not only because one person made them."
+    elif other.purity is None and result.chance is not None and result.purity > result.chance:
+        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
+    elif not result.is_more_than_chance:
+        judgement = f"This may be chance: these numbers do not show that the vectors {known}."
+    else:
+        judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
+    if result.on_habits and result.is_more_than_chance:
+        judgement += " But a habit goes with the labels, and may be the reason."
+    sentences[-1] += " " + judgement
+    for among, score in (("", result), (" among other authors' models", other)):
+        for one in score.within:
+            if one.chance is None:
+                sentences.append(f"Within {one.within}{among} no label can be exchanged: the two always go together.")
+                continue
+            can = f"the label of {counted(one.movable, 'model')} can change"
+            sentences.append(
+                f"If only sweeps of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
+                f"(p {_p_in_words(one)}; {can})."
+            )
+    return sentences

@@ -1,0 +1,525 @@
+"""The models most similar to one: from the table of stored neighbours if possible, else by exact search."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from indexer.atlas import NEIGHBOURS, fewest_shared
+from indexer.console.option import Option
+from indexer.errors import AtlasError, Call, Text
+from query.contract.columns import OF_A_BATCH, Author, BaseId, DatasetList, ModelId, Notes, Relation, Vectors
+from query.contract.options import Base, Model, Read, Representation, Where
+from query.contract.registry import Invocation, Tool, question
+from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
+from query.models.lookup import resolve_model
+from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
+from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
+from query.models.texts import STDIN
+from query.shared.wording import counted, rarity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from indexer.vectors.table import VectorTable
+    from query.models.reader import AtlasReader
+    from query.questions.sql import Condition
+
+_MUCH_MOVED = 0.3  # five votes or fewer
+_REASONS_SHOWN = 3  # families, and layers, of each model in a table
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One model near another.
+
+    The similarity is a cosine of whole vectors for a representation without blocks. docs/vectors.md says how far it may
+    move. ``expected_by_chance`` is its E-value. ``is_shrunk``: they share so few matrices that it was shrunk
+    towards zero. ``because``, ``compared_by`` and ``same_start``: only if asked for.
+    """
+
+    rank: Annotated[int, Doc("Place in the list; 1 is the nearest.")]
+    model: ModelId
+    similarity: Annotated[
+        float,
+        Doc(
+            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
+            "changed. 1 is the same direction, 0 nothing in common."
+        ),
+    ]
+    author: Author
+    relation: Relation
+    datasets: DatasetList
+    similarity_error: Annotated[
+        float,
+        Doc(
+            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
+            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
+            "adapters, from which nothing is subtracted."
+        ),
+        Detail(),
+        After("similarity"),
+    ] = 0.0
+    background: Annotated[
+        float | None,
+        Doc(
+            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
+            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
+            "are known."
+        ),
+        Format(rarity, "background_pairs"),
+        After("similarity_error"),
+    ] = None
+    background_high: Annotated[
+        float | None,
+        Doc(
+            "Upper end of the 95 % interval of background, by leaving out authors. Empty if there are fewer than five."
+        ),
+        Data(),
+        After("background"),
+    ] = None
+    background_pairs: Annotated[
+        int | None, Doc("Number of pairs of unrelated models behind background."), Data(), After("background_high")
+    ] = None
+    expected_by_chance: Annotated[
+        float | None,
+        Doc(
+            "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) "
+            "or background (of similar) times their number. If it is well below 1, chance is an unlikely "
+            "explanation."
+        ),
+        Detail(),
+        After("background_pairs"),
+    ] = None
+    matrices: Annotated[
+        int | None,
+        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
+        If("is_shrunk", in_tables=True),
+    ] = None
+    is_shrunk: Annotated[bool, Hidden()] = False
+    because: Annotated[
+        dict[str, dict[str, float]] | None,
+        Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
+        If(),
+    ] = field(default=None, compare=False)
+    compared_by: Annotated[
+        str | None,
+        Doc("What the two were compared by (--explain): input or output, the sides of the matrices."),
+        If("because"),
+    ] = field(default=None, compare=False)
+    same_start: Annotated[
+        bool | None,
+        Doc(
+            "Whether both adapters began at the same random numbers (--explain); empty if the start of one is not "
+            "known."
+        ),
+        If("because"),
+    ] = field(default=None, compare=False)
+
+    @property
+    def background_floor(
+        self,
+    ) -> Annotated[
+        float | None,
+        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
+        Data(),
+        After("background_pairs"),
+    ]:
+        """The smallest possible ``background``: 1/(1 + pairs)."""
+        return None if self.background_pairs is None else 1 / (1 + self.background_pairs)
+
+    @property
+    def is_like_unrelated(
+        self,
+    ) -> Annotated[
+        bool,
+        Doc(
+            "Whether it is no more similar than unrelated models are: at least one of those searched would be as "
+            "similar by chance; where too few unrelated pairs are known, whether the similarity is not above 0."
+        ),
+        Detail(),
+        After("expected_by_chance"),
+    ]:
+        """Whether unrelated models are as similar: at least one of them would be by chance, or nothing is alike."""
+        by_chance = self.expected_by_chance
+        return self.similarity <= 0 if by_chance is None else by_chance >= 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SimilarModels(Rows[Neighbour]):
+    """The models most similar to ``model``, nearest first: a list of :class:`Neighbour` that can also be displayed."""
+
+    ROWS = "neighbours"
+    TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
+        "families": "Families of matrices that add most to the similarity, and how much (--explain).",
+        "layers": "Layers that add most to the similarity, and how much (--explain).",
+    } | OF_A_BATCH
+    OPTIONAL_COLUMNS = (
+        "same_start", "compared_by", "similarity_error", "is_like_unrelated", "expected_by_chance", "author",
+        "relation", "layers", "families", "rank", "datasets",
+    )  # fmt: skip
+    SHOW_HEADLINE = True
+
+    model: Annotated[str, Doc("The model asked about.")]
+    base: BaseId
+    representation: Vectors
+    neighbours: Annotated[tuple[Neighbour, ...], Doc("The models found, nearest first.")]
+    notes: Notes = ()
+
+    @property
+    def headline(self) -> str:
+        """The nearest model, and the most frequent dataset."""
+        if not self.neighbours:
+            return f"There is no other model of {self.base} to compare {self.model} with, or none meets the conditions."
+        nearest = next((one for one in self.neighbours if not one.is_like_unrelated), None)
+        if nearest is None:
+            return (
+                f"{nothing_like(self.model, self.base)}: unrelated models are as similar to it as the nearest, "
+                f"{self.neighbours[0].model} ({self.neighbours[0].similarity:.2f})."
+            )
+        named = Counter(dataset for one in self.neighbours for dataset in one.datasets).most_common(1)
+        most = ""
+        if named:
+            dataset, number = named[0]
+            which = (
+                f"{number} of these {len(self.neighbours):,} name"
+                if number < len(self.neighbours)
+                else "Each of these names"
+            )
+            most = f" {which} the dataset {dataset}."
+        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
+        others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
+        return f"{like}{others}.{most}"
+
+    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
+        """The rows, with the three largest contributions of families and of layers, or with all."""
+        rows: list[dict[str, Any]] = super().table(details=details)
+        for row in rows:
+            reasons = row.pop("because", {})  # a table has no room for objects
+            for name, parts in reasons.items():
+                largest = list(parts.items())[: None if details else _REASONS_SHOWN]
+                row[name] = [f"{key} {part:.2f}" for key, part in largest]
+        return rows
+
+
+def _command(call: Invocation, model: str, **options: Any) -> None:
+    """If ``model`` is "-", models are read from stdin, one per line."""
+    if options["where"] is not None:
+        from query.questions.sql import prepare
+
+        prepare()
+
+    def rows(_name: str, found: SimilarModels) -> list[dict[str, Any]]:
+        return found.table(details=call.details) if call.output == "table" else found.to_rows()
+
+    names = call.names_on_stdin() if model == STDIN else None
+    with call.opened() as atlas:
+        if names is None:
+            call.show(atlas.similar(model, **options))
+        else:
+            call.show_many(atlas.similar_many(names, **options), len(names), rows)
+
+
+@question(
+    example="similar textattack/roberta-base-MNLI -k 5 --other-authors",
+    agents=Tool(
+        "Find the fine-tuned models whose weights changed most like those of a model, nearest first.",
+        ("model", "k", "where", "other_authors", "representation", "explain", "base"),
+    ),
+    command=_command,
+)
+def similar(
+    atlas: AtlasReader,
+    model: Model,
+    k: Annotated[
+        int,
+        Option(
+            "Number of nearest models to show.",
+            least=1,
+            flag="-k --neighbours --limit",
+            agents="Number of neighbours to list.",
+        ),
+    ] = 10,
+    *,
+    where: Where = None,
+    other_authors: Annotated[
+        bool, Option("Leave out the model's own author.", agents="Leave out models of the same author.")
+    ] = False,
+    representation: Representation = "input",
+    base: Base = None,
+    explain: Annotated[
+        bool,
+        Option(
+            "Show how much each layer and family contributes.",
+            agents="Add how much each family and layer contributes (`because`).",
+        ),
+    ] = False,
+    read: Read = None,
+) -> SimilarModels:
+    """Find the models most similar to ``model``: an indexed id, any other Hub id, or a local checkpoint folder.
+
+    Returns:
+        The nearest first, ties by id; never the model itself. The similarity is a cosine, from -1 to 1. A model that is
+        not indexed is read on the fly and not stored. Conditions apply before the search, so that k models are found if
+        there are k.
+
+    Raises:
+        AtlasError: the model is unknown, unreadable or a copy of its base, the condition is wrong, or the
+            representation is not published.
+    """
+    if k < 1:
+        raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    condition = None
+    if where is not None:
+        from query.questions.sql import asked_condition  # rarely needed, so not at the top
+
+        # A process of its own evaluates the condition; meanwhile this one opens the vectors.
+        condition = asked_condition(atlas.connection, where)
+    try:
+        asked = resolve_model(atlas, str(model), base, representation, read)
+        if asked.is_copy:
+            raise AtlasError(f"{asked.name} is {asked.as_copy}: without a change, no similarity is defined.", "")
+        is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
+        if is_stored and condition is None and not other_authors and not explain:
+            found = stored_neighbours(atlas, asked, k, representation)
+        else:
+            found = _search(atlas, asked, k, condition, other_authors, representation, explain)
+    finally:
+        if condition is not None:
+            condition.abandon()
+    notes = []
+    if any(one.is_shrunk for one in found):
+        notes.append(
+            "similarity is shrunk towards 0 where two models changed few of the same matrices (column matrices)"
+        )
+    if found and found[0].matrices is not None and all(one.background is None for one in found):
+        notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
+    if not sample_gives(representation):
+        (row,) = atlas.rows(
+            "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy", [asked.base]
+        )
+        notes += note_on_sampled(atlas, asked.base, row["models"], f"{representation!r} vectors")
+    (row,) = atlas.rows(
+        "SELECT count(*) AS untrained FROM models WHERE base = ? AND copy_evidence IN ('untrained', 'unmeasurable')",
+        [asked.base],
+    )
+    if row["untrained"]:
+        notes.append(f"left out: {counted(row['untrained'], 'adapter')} that changed nothing measurable")
+    notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
+    notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
+    return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
+
+
+def nothing_like(model: str, base: str) -> str:
+    """What is said of a model whose nearest are no nearer than unrelated ones, without a full stop."""
+    return f"No model of {base} is like {model}"
+
+
+def moving_notes(error: float) -> tuple[str, ...]:
+    """A note that similarities may still move by this much, if it is much."""
+    if error < _MUCH_MOVED:
+        return ()
+    return (
+        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: what all of them share "
+        "is subtracted, and is known from few authors or data sets.",
+    )
+
+
+def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
+    """The ``k`` ≤ 50 nearest, from the database alone: neither FAISS nor the vectors are opened."""
+    published = atlas.rows(
+        "SELECT blocks, per_delta, vectors FROM representations WHERE base = ? AND representation = ?",
+        [asked.base, representation],
+    )
+    if not published:
+        atlas.published(asked.base, representation)  # raises an error that names those that are
+    if asked.read == SAMPLE and not asked.is_copy and not sample_gives(representation):
+        raise needs_all(atlas, asked.base, [asked.name], f"{representation!r} vector")
+    blocks: int = published[0]["blocks"]
+    has_matrices = blocks > 0 and bool(published[0]["per_delta"])
+    rows = atlas.rows(
+        "SELECT rank, neighbour_id, similarity FROM neighbours "
+        "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
+        [asked.model_id, representation, k],
+    )
+    if not rows and representation == "vocabulary":
+        vector_of(atlas, asked, representation)  # raises an error if it has none
+    masks = {
+        row["model_id"]: row["changed"]
+        for row in atlas.rows(
+            "SELECT changed, model_id FROM (SELECT changed, unnest(model_ids) AS model_id FROM internal.vector_masks "
+            "WHERE base = $1 AND representation = $2) WHERE list_contains($3::INTEGER[], model_id)",
+            [asked.base, representation, [asked.model_id, *(row["neighbour_id"] for row in rows)]],
+        )
+    }
+    every = "1" * blocks  # the masks list only vectors that left a block unchanged
+    mine = masks.get(asked.model_id, every)
+    near = [(row["neighbour_id"], row["similarity"]) for row in rows]
+    known = _known(atlas, asked, near, representation, published[0]["vectors"] - 1)
+    found = []
+    for row in rows:
+        model_id = row.pop("neighbour_id")
+        if model_id in known:  # an atlas from elsewhere may name models that it does not hold
+            shared = sum(pair == ("1", "1") for pair in zip(mine, masks.get(model_id, every), strict=True))
+            found.append(
+                Neighbour(
+                    **row, **known[model_id], matrices=shared if has_matrices else None,
+                    is_shrunk=has_matrices and shared < fewest_shared(blocks),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _search(
+    atlas: AtlasReader,
+    asked: ResolvedModel,
+    k: int,
+    condition: Condition | None,
+    other_authors: bool,
+    representation: str,
+    explain: bool,
+) -> list[Neighbour]:
+    """The ``k`` nearest by exact search among the models that the conditions allow."""
+    import numpy as np  # not at the top: stored neighbours need no numpy, whose import takes a fifth of their time
+
+    vector = table_of(atlas, asked, representation)
+    index = atlas.index(asked.base, representation)
+    statement = (
+        "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
+        "AND NOT (? AND author IS NOT DISTINCT FROM ?) ORDER BY model_id"
+    )
+    # As an array: making rows of a large atlas would take longer than the search.
+    rows = atlas.connection.execute(statement, [asked.base, asked.model_id, other_authors, asked.author]).fetchnumpy()
+    allowed: NDArray[np.int64] = rows["model_id"].astype(np.int64)
+    if condition is not None:
+        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
+    found = index.search(vector, k, allowed)
+    ids = [model_id for model_id, _ in found]
+    shared = index.shared(vector, ids) if atlas.published(asked.base, representation).per_delta else None
+    few = fewest_shared(index.masks.blocks)
+    reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
+    sides = _sides(atlas, asked, vector, ids, representation) if explain else {}
+    searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
+    known = _known(atlas, asked, found, representation, searched)
+    return [
+        Neighbour(
+            rank=rank,
+            similarity=similarity,
+            matrices=None if shared is None else int(shared[rank - 1]),
+            is_shrunk=shared is not None and int(shared[rank - 1]) < few,
+            because=reasons.get(model_id),
+            **sides.get(model_id, {}),
+            **known[model_id],
+        )
+        for rank, (model_id, similarity) in enumerate(found, start=1)
+    ]
+
+
+def _known(
+    atlas: AtlasReader, asked: ResolvedModel, near: list[tuple[int, float]], representation: str, searched: int
+) -> dict[int, dict[str, Any]]:
+    """What the database says of models and of their similarity to the one asked about, by id.
+
+    ``searched``: how many models were compared with it.
+    """
+    # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
+    rows = atlas.rows(
+        "SELECT model_id, model, author, relation, coalesce(datasets, []) AS datasets, "
+        "(SELECT {'share': share, 'high': share_high} FROM "
+        "background(fine_tunes.base, $1, vector_group, $2, found.similarity)) AS unrelated, "
+        "(SELECT any_value(pairs) FROM null_similarity WHERE base = fine_tunes.base AND representation = $1 "
+        "AND one_group = least(vector_group, $2) AND other_group = greatest(vector_group, $2)) AS background_pairs, "
+        "(SELECT error FROM similarity_error(fine_tunes.base, $1, vector_group, $2)) AS similarity_error "
+        "FROM (SELECT unnest($3::INTEGER[]) AS model_id, unnest($4::FLOAT[]) AS similarity) AS found "
+        "JOIN fine_tunes USING (model_id) JOIN records USING (model_id) LEFT JOIN ("
+        "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
+        "WHERE dataset IS NOT NULL AND model_id IN (SELECT unnest($3::INTEGER[])) GROUP BY model_id"
+        ") AS named USING (model_id) WHERE status = 'indexed'",
+        [representation, asked.group, [one for one, _ in near], [similarity for _, similarity in near]],
+    )
+    for row in rows:
+        share, high = row.pop("unrelated").values()
+        row |= {"background": share, "background_high": high}
+        row["expected_by_chance"] = None if share is None else share * searched
+    return {row.pop("model_id"): row for row in rows}
+
+
+def _contributions(
+    atlas: AtlasReader, base: str, asked: VectorTable, ids: list[int], representation: str
+) -> dict[int, dict[str, dict[str, float]]]:
+    """What each delta's block adds to each similarity, over the blocks that both models have."""
+    import numpy as np
+
+    from indexer.names import DeltaKey
+    from indexer.vectors.table import VectorTable
+
+    if not atlas.published(base, representation).per_delta:
+        raise AtlasError(
+            f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
+            Text("Use ", Call(representation="input"), "."),
+        )
+    keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
+    index = atlas.index(base, representation)
+    wanted = np.array(sorted(ids), dtype=np.int64)
+    if index.masks.blocks:
+        parts = asked.parts(index.table(wanted))
+    else:  # of unit norm as a whole
+        blocks = VectorTable(asked.inputs, len(keys)), VectorTable(index.table(wanted).inputs, len(keys))
+        parts = blocks[0].products(blocks[1])
+    reasons: dict[int, dict[str, dict[str, float]]] = {}
+    for model_id, products in zip(wanted.tolist(), parts.tolist(), strict=True):
+        families: Counter[str] = Counter()
+        layers: Counter[str] = Counter()
+        for key, part in zip(keys, products, strict=True):
+            families[key.family_key] += part
+            layers[key.layer_key] += part
+        reasons[model_id] = {"families": dict(families.most_common()), "layers": dict(layers.most_common())}
+    return reasons
+
+
+def _sides(
+    atlas: AtlasReader, asked: ResolvedModel, table: VectorTable, ids: list[int], representation: str
+) -> dict[int, dict[str, Any]]:
+    """By which sides each of these models was compared, and whether it began at the same random numbers."""
+    import numpy as np
+
+    from indexer.vectors.table import by_output
+
+    own = start_of(atlas, asked)
+    starts = {
+        row["model_id"]: row["start"]
+        for row in atlas.rows("SELECT model_id, start FROM records WHERE list_contains($1::INTEGER[], model_id)", [ids])
+    }
+    index = atlas.index(asked.base, representation)
+    is_output = np.zeros(len(ids), bool)
+    if table.groups is not None:
+        is_output = by_output(table.groups, index.adapters.codes(np.array(ids, dtype=np.int64)))
+    return {
+        model_id: {"compared_by": "output" if output else "input", "same_start": are_same(own, starts[model_id])}
+        for model_id, output in zip(ids, is_output.tolist(), strict=True)
+    }
+
+
+def similarity_of(
+    atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str = "input"
+) -> tuple[float, float | None, int | None, int | None]:
+    """The similarity of two models of one base, its background, the pairs behind that, and the matrices both changed.
+
+    The last three are as in :class:`Neighbour`. Raises AtlasError if one of them has no vector.
+    """
+    mine, theirs = (table_of(atlas, asked, representation) for asked in (one, other))
+    # Vectors are kept in 16 bits, so that their blocks have nearly unit norm.
+    found = min(1.0, max(-1.0, float(mine.similarities(theirs, "float64")[0, 0])))
+    shared = None
+    if mine.blocks and atlas.published(one.base, representation).per_delta:
+        shared = int(mine.shared(theirs)[0])
+    (unrelated,) = atlas.rows(
+        "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
+        "AND one_group = ? AND other_group = ?",
+        [one.base, representation, *sorted((one.group, other.group))],
+    )
+    background = atlas.background(one.base, (one.group, other.group), found, representation)
+    return found, background, unrelated["pairs"], shared

@@ -1,0 +1,1 @@
+"""What several questions use: statistics, figures, sentences, the sandbox."""
