@@ -180,12 +180,12 @@ class Atlas(OpenAtlas, Methods):
     the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
     ``notes`` says so.
 
-    Every question returns a :class:`query.contract.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()`` for
-    programs, a table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a list
-    (of neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id, any other Hub
-    id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models that are not
-    indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases. Errors that the
-    user can fix are AtlasErrors.
+    Every question returns a :class:`query.contract.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()``
+    for programs, a table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a
+    list (of neighbours, models, datasets, parents, rows) is also a sequence of these. ``model`` is an indexed id,
+    any other Hub id, ``owner/name@revision``, or a local checkpoint folder, unless a method says otherwise; models
+    that are not indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases.
+    Errors that the user can fix are AtlasErrors.
 
     Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
     end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
