@@ -15,9 +15,9 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.commands import build
 from indexer.builds.shards import publish_records
 from indexer.listing.listing import Listing
-from indexer.publish import removal
 from indexer.publish.stored_answers import PREDICTIONS, exported_answers
 from indexer.records.store import RecordStore
+from indexer.upkeep import removal
 from indexer.upkeep.maintenance import rebuild
 from indexer.upkeep.removal import remove
 from indexer.upkeep.verification import verify

@@ -33,6 +33,7 @@ from query.contract.options import ROWS_ON_A_TERMINAL, Limit
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Listed, to_frame
 from query.models.texts import read_stdin, text_of
+from query.shared import sandbox
 from query.shared.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from indexer.database.reading import Reading
     from query.models.reader import AtlasReader
 
-_PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
+_PROCESS = Path(sandbox.__file__).resolve().with_name("process.py")
 Started = Callable[[subprocess.Popen[bytes]], None]
 _prepared: list[subprocess.Popen[bytes]] = []
 _CONDITION_SECONDS = 20.0

@@ -80,7 +80,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(_MOST_STATEMENTS), asyncio.Semaphore(1)
     texts_asked = asyncio.Semaphore(1)  # each runs a base model
-    html = filled("browse", "browse.html", is_served=True)
+    html = filled("query.faces.browse", "browse.html", is_served=True)
     scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in _OWN_SCRIPTS),
                ("map", SCRIPTS[-1])]  # fmt: skip
 
@@ -116,9 +116,12 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         return session.answered("ask", str(base_of(request)), started, request.state.text)
 
     texts = {
-        "/browse.css": ("text/css", page_file("map", "map.css") + page_file("browse", "browse.css")),
-        "/icon.svg": ("image/svg+xml", page_file("browse", "icon.svg")),
-        "/load.js": ("text/javascript", page_file("browse", "load.js")),
+        "/browse.css": (
+            "text/css",
+            page_file("query.questions.map", "map.css") + page_file("query.faces.browse", "browse.css"),
+        ),
+        "/icon.svg": ("image/svg+xml", page_file("query.faces.browse", "icon.svg")),
+        "/load.js": ("text/javascript", page_file("query.faces.browse", "load.js")),
         "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(page_file(*script) for script in scripts)),
     }
     routes = [

@@ -36,8 +36,8 @@ _LONGEST = 300  # characters of one string
 
 def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     """The page as HTML; ``data``: see ``payload``."""
-    style = page_file("map", "map.css")
-    script = '"use strict";\n' + "\n".join(page_file("map", name) for name in SCRIPTS)
+    style = page_file("query.questions.map", "map.css")
+    script = '"use strict";\n' + "\n".join(page_file("query.questions.map", name) for name in SCRIPTS)
     style_hash, script_hash = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
     )
@@ -48,31 +48,31 @@ def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     harmless = json.dumps(data, separators=(",", ":"), allow_nan=False)
     harmless = harmless.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
     return filled(
-        "map", "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
+        "query.questions.map", "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
         style=Markup(style), script=Markup(script), data=Markup(harmless),
     )  # fmt: skip
 
 
-def filled(folder: str, name: str, **parts: Any) -> str:
+def filled(package: str, name: str, **parts: Any) -> str:
     """A page of the map or of ``query.faces.browse`` as HTML; both include parts that lie in the map's folder.
 
     ``parts`` are escaped unless they are Markup. ``is_served``: the page asks a server (``query browse``).
     """
-    return _environment(folder).get_template(name).render(parts)
+    return _environment(package).get_template(name).render(parts)
 
 
 @cache
-def _environment(folder: str) -> Environment:
+def _environment(package: str) -> Environment:
     """The templates, kept: compiling them takes longer than filling them."""
-    folders = ChoiceLoader([PackageLoader(f"query.{one}", "pages") for one in dict.fromkeys((folder, "map"))])
+    folders = ChoiceLoader([PackageLoader(one, "pages") for one in dict.fromkeys((package, "query.questions.map"))])
     return Environment(
         loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
 
 
-def page_file(folder: str, name: str) -> str:
+def page_file(package: str, name: str) -> str:
     """A file of the pages of ``query.questions.map`` or ``query.faces.browse``."""
-    return (files(f"query.{folder}") / "pages" / name).read_text(encoding="utf-8")
+    return (files(package) / "pages" / name).read_text(encoding="utf-8")
 
 
 # ---- the data
