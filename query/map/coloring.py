@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.errors import AtlasError
-from query.columns import Models
+from query.columns import COLOUR_GROUP, Models
 from query.population import Population, leading_datasets
-from query.results import Doc
 
 if TYPE_CHECKING:
     from query.clusters.result import Cluster
@@ -34,7 +33,7 @@ _TEXTS = ("VARCHAR", "BOOLEAN", "VARCHAR[]")
 class Group:
     """Points of one colour: ``models`` of them."""
 
-    group: Annotated[str, Doc("The group that gives the point its colour.")]
+    group: Annotated[str, COLOUR_GROUP]
     models: Models
 
 
