@@ -15,6 +15,9 @@ from indexer.names import nearest
 from query.contract.registry import commands
 from query.contract.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
+# What several fields mean.
+_COMMENT = Doc("What it holds.")
+
 _OBJECTS = (
     "SELECT * FROM ("
     "SELECT 'view' AS kind, view_name AS name, comment FROM duckdb_views() WHERE NOT internal UNION ALL "
@@ -119,7 +122,7 @@ class SchemaObject:
 
     kind: Annotated[str, Doc("table, view or macro.")]
     name: Annotated[str, Doc("What to write after FROM.")]
-    comment: Annotated[str, Doc("What it holds.")]
+    comment: Annotated[str, _COMMENT]
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class SchemaColumn:
 
     column: Annotated[str, Doc("Name of the column.")]
     type: Annotated[str, Doc("DuckDB's type of the column.")]
-    comment: Annotated[str, Doc("What it holds.")]
+    comment: Annotated[str, _COMMENT]
 
 
 def schema(name: str | None = None) -> list[dict[str, Any]]:

@@ -14,7 +14,19 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
 from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
-from query.contract.columns import BaseId, Notes, Similarity, Vectors
+from query.contract.columns import (
+    BACKGROUND,
+    BACKGROUND_FLOOR,
+    BACKGROUND_PAIRS,
+    LAYER_OR_FAMILY,
+    MATRICES,
+    SIMILARITY,
+    SIMILARITY_ERROR,
+    BaseId,
+    Notes,
+    Similarity,
+    Vectors,
+)
 from query.contract.options import MODEL, Base, Read, Representation
 from query.contract.registry import Tool, question
 from query.contract.results import Detail, Doc, Result
@@ -38,6 +50,13 @@ from query.shared.wording import counted, percent, rarity
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
+# What several fields mean.
+_FIRST_MODEL = Doc("The first model.")
+_SECOND_MODEL = Doc("The second model.")
+_A_NORM = Doc("Norm of the first model's change there.")
+_B_NORM = Doc("Norm of the second model's change there.")
+_OF_THE_WHOLE = Doc("As above; of the whole alone.")
+
 Means = dict[str, float | None]
 
 
@@ -46,8 +65,8 @@ class Fact:
     """One fact about both models; None if it is not known."""
 
     fact: Annotated[str, Doc("Name of the fact that is compared.")]
-    a: Annotated[Any, Doc("The first model.")]
-    b: Annotated[Any, Doc("The second model.")]
+    a: Annotated[Any, _FIRST_MODEL]
+    b: Annotated[Any, _SECOND_MODEL]
 
     @property
     def differs(self) -> bool:
@@ -59,16 +78,10 @@ class Fact:
 class PartPair:
     """One layer, or one family: the mean cosine of the blocks that both changed (None without any), and the norms."""
 
-    name: Annotated[str, Doc("The layer, or the family of matrices.")]
-    similarity: Annotated[
-        float | None,
-        Doc(
-            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
-            "changed. 1 is the same direction, 0 nothing in common."
-        ),
-    ]
-    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
-    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
+    name: Annotated[str, LAYER_OR_FAMILY]
+    similarity: Annotated[float | None, SIMILARITY]
+    a_norm: Annotated[float, _A_NORM]
+    b_norm: Annotated[float, _B_NORM]
 
 
 @dataclass(frozen=True)
@@ -76,12 +89,12 @@ class ComparedPart:
     """A row of a comparison: all of it, a layer, or a family. Only the whole has a background."""
 
     part: Annotated[str, Doc("What the row is about: a layer, a family or, as a whole, all.")]
-    name: Annotated[str, Doc("The layer, or the family of matrices.")]
+    name: Annotated[str, LAYER_OR_FAMILY]
     similarity: Similarity
-    background: Annotated[float | None, Doc("As above; of the whole alone.")]
-    background_pairs: Annotated[int | None, Doc("As above; of the whole alone.")]
-    a_norm: Annotated[float, Doc("Norm of the first model's change there.")]
-    b_norm: Annotated[float, Doc("Norm of the second model's change there.")]
+    background: Annotated[float | None, _OF_THE_WHOLE]
+    background_pairs: Annotated[int | None, _OF_THE_WHOLE]
+    a_norm: Annotated[float, _A_NORM]
+    b_norm: Annotated[float, _B_NORM]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,47 +112,16 @@ class Comparison(Result):
     ROWS = "parts"
     IS_SHEET = True
 
-    a: Annotated[str, Doc("The first model."), Detail()]
-    b: Annotated[str, Doc("The second model."), Detail()]
+    a: Annotated[str, _FIRST_MODEL, Detail()]
+    b: Annotated[str, _SECOND_MODEL, Detail()]
     base: Annotated[BaseId, Detail()]
     representation: Annotated[Vectors, Detail()]
-    similarity: Annotated[
-        float | None,
-        Doc(
-            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
-            "changed. 1 is the same direction, 0 nothing in common."
-        ),
-        Detail(),
-    ]
-    similarity_error: Annotated[
-        float | None,
-        Doc(
-            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
-            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
-            "adapters, from which nothing is subtracted."
-        ),
-        Detail(),
-    ]
-    background: Annotated[
-        float | None,
-        Doc(
-            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
-            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
-            "are known."
-        ),
-        Detail(),
-    ]
-    background_pairs: Annotated[int | None, Doc("Number of pairs of unrelated models behind background."), Detail()]
-    background_floor: Annotated[
-        float | None,
-        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
-        Detail(),
-    ]
-    matrices: Annotated[
-        int | None,
-        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
-        Detail(),
-    ]
+    similarity: Annotated[float | None, SIMILARITY, Detail()]
+    similarity_error: Annotated[float | None, SIMILARITY_ERROR, Detail()]
+    background: Annotated[float | None, BACKGROUND, Detail()]
+    background_pairs: Annotated[int | None, BACKGROUND_PAIRS, Detail()]
+    background_floor: Annotated[float | None, BACKGROUND_FLOOR, Detail()]
+    matrices: Annotated[int | None, MATRICES, Detail()]
     layers: Annotated[tuple[PartPair, ...], Doc("The same for each layer.")]
     families: Annotated[tuple[PartPair, ...], Doc("The same for each family of matrices.")]
     facts: Annotated[tuple[Fact, ...], Doc("Facts about both models side by side.")]

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexer.console.option import Option
 from indexer.errors import BadArgument, Call, Text, require
-from query.contract.columns import ModelId, Notes
+from query.contract.columns import IMAGE_RECIPE, ModelId, Notes
 from query.contract.figures import Panels, add_title, model_label, row_bars, show_pixels
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
@@ -62,7 +62,7 @@ class FeatureGrid(Drawn):
     SHOW_HEADLINE = True
 
     model: ModelId
-    recipe: Annotated[str, Doc("How the images were found.")]
+    recipe: Annotated[str, IMAGE_RECIPE]
     patch: Annotated[int | None, Doc("The patch whose neurons were examined; empty: the class token.")]
     features: Annotated[tuple[Feature, ...], Hidden()]
     notes: Notes
@@ -195,8 +195,7 @@ def features(
         ),
     ] = "block",
     recipe: Annotated[
-        str,
-        Option("original: the method of the original papers (printed as seed).", choices=("default", "original")),
+        str, Option("original: the method of the original papers (printed as seed).", choices=("default", "original"))
     ] = "default",
     stem: Stem = None,
     base: Base = None,

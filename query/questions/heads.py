@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.records.row_plan import lines_of
+from query.contract.columns import FAMILY, LAYER, STACK
 from query.contract.results import Doc
 
 if TYPE_CHECKING:
@@ -36,15 +37,9 @@ class HeadChange:
     rotations, and of the matrix itself, that are at least as uneven.
     """
 
-    stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
-    layer: Annotated[int, Doc("Number of the layer, from 0.")]
-    family: Annotated[
-        str,
-        Doc(
-            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
-            "(docs/families.md); with its stack (encoder, decoder) if there are two."
-        ),
-    ]
+    stack: Annotated[str, STACK]
+    layer: Annotated[int, LAYER]
+    family: Annotated[str, FAMILY]
     norms: Annotated[tuple[float, ...], Doc("Norm of each head's part of the change.")]
     effective: Annotated[
         float,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
-from query.contract.columns import BaseId, Dataset, DatasetList, ModelId, Notes, Relation
+from query.contract.columns import DOWNLOADS, READ, BaseId, Dataset, DatasetList, ModelId, Notes, Relation
 from query.contract.options import ROWS_ON_A_TERMINAL, Base, Limit
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Rows
@@ -36,13 +36,8 @@ class ListedModel:
     model: ModelId
     relation: Relation
     datasets: DatasetList
-    downloads: Annotated[int | None, Doc("Downloads in the last 30 days.")]
-    read: Annotated[
-        str,
-        Doc(
-            "What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates."
-        ),
-    ]
+    downloads: Annotated[int | None, DOWNLOADS]
+    read: Annotated[str, READ]
 
 
 @dataclass(frozen=True)

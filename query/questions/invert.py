@@ -11,7 +11,7 @@ import numpy as np
 
 from indexer.console.option import Argument, Option
 from indexer.errors import BadArgument, Call, Text, require
-from query.contract.columns import ModelId, Notes
+from query.contract.columns import IMAGE_RECIPE, ROW_FOR_EACH_LAYER, ModelId, Notes
 from query.contract.figures import THEMES, Panels, add_title, label, model_label, new_figure, row_bars, show_pixels
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
@@ -63,7 +63,7 @@ class RecoveredWords(Drawn):
     input: Annotated[str, Doc("The text.")]
     recipe: Annotated[str, Doc("How the words were found.")]
     tokens: Annotated[tuple[str, ...], Doc("The tokens of the text.")]
-    layers: Annotated[tuple[LayerWords, ...], Doc("A row for each layer.")]
+    layers: Annotated[tuple[LayerWords, ...], ROW_FOR_EACH_LAYER]
     notes: Notes
 
     @property
@@ -137,9 +137,9 @@ class RecoveredImages(Drawn):
     SHOW_HEADLINE = True
 
     model: ModelId
-    recipe: Annotated[str, Doc("How the images were found.")]
+    recipe: Annotated[str, IMAGE_RECIPE]
     target: Annotated[Any, Hidden()]
-    layers: Annotated[tuple[ImageLayer, ...], Doc("A row for each layer.")]
+    layers: Annotated[tuple[ImageLayer, ...], ROW_FOR_EACH_LAYER]
     notes: Notes
 
     def to_dict(self) -> dict[str, Any]:

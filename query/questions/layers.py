@@ -17,7 +17,7 @@ from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
 from indexer.records.tokens import UNSURE, sizes_of, token_stripes
-from query.contract.columns import BaseId, ModelId, Notes
+from query.contract.columns import FAMILY, LAYER, LAYER_OR_FAMILY, READ, STACK, BaseId, ModelId, Notes
 from query.contract.figures import Panels, add_title, label, model_label
 from query.contract.options import Base, Model, Read
 from query.contract.registry import Invocation, Tool, question
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 
     from query.models.reader import AtlasReader
 
+# What several fields mean.
+_NORM = Doc("Frobenius norm of the weight change δW.")
+_RELATIVE_NORM = Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
+_SHARE = Doc("Share of the squared norm of the model's whole change, from 0 to 1.")
+_NORM_ERROR = Doc("Standard error of norm; 0 if all rows were read.")
+
 CELL = (0.62, 0.24)  # inches
 
 
@@ -46,20 +52,12 @@ class Change:
     give them.
     """
 
-    stack: Annotated[str, Doc("encoder, decoder, text, vision and so on, if the model has several.")]
-    layer: Annotated[int, Doc("Number of the layer, from 0.")]
-    family: Annotated[
-        str,
-        Doc(
-            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
-            "(docs/families.md); with its stack (encoder, decoder) if there are two."
-        ),
-    ]
-    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
-    relative_norm: Annotated[
-        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
-    ]
-    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
+    stack: Annotated[str, STACK]
+    layer: Annotated[int, LAYER]
+    family: Annotated[str, FAMILY]
+    norm: Annotated[float, _NORM]
+    relative_norm: Annotated[float, _RELATIVE_NORM]
+    share: Annotated[float, _SHARE]
     energy: Annotated[
         float | None,
         Doc(
@@ -81,7 +79,7 @@ class Change:
             "hold less."
         ),
     ]
-    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
+    norm_error: Annotated[float, _NORM_ERROR] = 0.0
     rows_read: Annotated[int | None, Doc("How many rows of a matrix were read; empty if all were.")] = None
 
 
@@ -92,13 +90,11 @@ class Part:
     ``norm_error``: the standard error of ``norm``.
     """
 
-    name: Annotated[str, Doc("The layer, or the family of matrices.")]
-    norm: Annotated[float, Doc("Frobenius norm of the weight change δW.")]
-    relative_norm: Annotated[
-        float, Doc("Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.")
-    ]
-    share: Annotated[float, Doc("Share of the squared norm of the model's whole change, from 0 to 1.")]
-    norm_error: Annotated[float, Doc("Standard error of norm; 0 if all rows were read.")] = 0.0
+    name: Annotated[str, LAYER_OR_FAMILY]
+    norm: Annotated[float, _NORM]
+    relative_norm: Annotated[float, _RELATIVE_NORM]
+    share: Annotated[float, _SHARE]
+    norm_error: Annotated[float, _NORM_ERROR] = 0.0
 
 
 @dataclass(frozen=True)
@@ -158,18 +154,12 @@ class Layers(Drawn):
     @property
     def read(
         self,
-    ) -> Annotated[
-        str,
-        Doc(
-            "What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates."
-        ),
-        After("base"),
-    ]:
+    ) -> Annotated[str, READ, After("base")]:
         """What was read of the model: sample or full."""
         return "full" if all(one.rows_read is None for one in self.deltas) else SAMPLE
 
     @property
-    def norm_error(self) -> Annotated[float, Doc("Standard error of norm; 0 if all rows were read."), After("norm")]:
+    def norm_error(self) -> Annotated[float, _NORM_ERROR, After("norm")]:
         """The standard error of ``norm``; 0 if all rows were read."""
         return _norm_error(self.deltas)
 

@@ -10,7 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text
-from query.contract.columns import OF_A_BATCH, Author, BaseId, DatasetList, ModelId, Notes, Relation, Vectors
+from query.contract.columns import (
+    BACKGROUND,
+    BACKGROUND_FLOOR,
+    BACKGROUND_PAIRS,
+    EXPECTED_BY_CHANCE,
+    MATRICES,
+    OF_A_BATCH,
+    SIMILARITY,
+    SIMILARITY_ERROR,
+    Author,
+    BaseId,
+    DatasetList,
+    ModelId,
+    Notes,
+    Relation,
+    Vectors,
+)
 from query.contract.options import Base, Model, Read, Representation, Where
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
@@ -43,33 +59,19 @@ class Neighbour:
 
     rank: Annotated[int, Doc("Place in the list; 1 is the nearest.")]
     model: ModelId
-    similarity: Annotated[
-        float,
-        Doc(
-            "How alike two weight changes are, from -1 to 1: the mean cosine of the matrices that both models "
-            "changed. 1 is the same direction, 0 nothing in common."
-        ),
-    ]
+    similarity: Annotated[float, SIMILARITY]
     author: Author
     relation: Relation
     datasets: DatasetList
     similarity_error: Annotated[
         float,
-        Doc(
-            "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
-            "subtracted from their vectors, and is better known from more authors and data sets. 0 for two "
-            "adapters, from which nothing is subtracted."
-        ),
+        SIMILARITY_ERROR,
         Detail(),
         After("similarity"),
     ] = 0.0
     background: Annotated[
         float | None,
-        Doc(
-            "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as "
-            "similar, from 0 to 1. The smaller it is, the less likely a coincidence. Empty if too few such pairs "
-            "are known."
-        ),
+        BACKGROUND,
         Format(rarity, "background_pairs"),
         After("similarity_error"),
     ] = None
@@ -81,24 +83,14 @@ class Neighbour:
         Data(),
         After("background"),
     ] = None
-    background_pairs: Annotated[
-        int | None, Doc("Number of pairs of unrelated models behind background."), Data(), After("background_high")
-    ] = None
+    background_pairs: Annotated[int | None, BACKGROUND_PAIRS, Data(), After("background_high")] = None
     expected_by_chance: Annotated[
         float | None,
-        Doc(
-            "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) "
-            "or background (of similar) times their number. If it is well below 1, chance is an unlikely "
-            "explanation."
-        ),
+        EXPECTED_BY_CHANCE,
         Detail(),
         After("background_pairs"),
     ] = None
-    matrices: Annotated[
-        int | None,
-        Doc("Number of weight matrices that both models changed. Below 4 the similarity is shrunk towards 0."),
-        If("is_shrunk", in_tables=True),
-    ] = None
+    matrices: Annotated[int | None, MATRICES, If("is_shrunk", in_tables=True)] = None
     is_shrunk: Annotated[bool, Hidden()] = False
     because: Annotated[
         dict[str, dict[str, float]] | None,
@@ -124,7 +116,7 @@ class Neighbour:
         self,
     ) -> Annotated[
         float | None,
-        Doc("The smallest possible background, which means that none of the pairs is as similar: 1/(1 + pairs)."),
+        BACKGROUND_FLOOR,
         Data(),
         After("background_pairs"),
     ]:

@@ -33,7 +33,6 @@ from query.contract.options import ROWS_ON_A_TERMINAL, Limit
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Listed, to_frame
 from query.models.texts import read_stdin, text_of
-from query.shared import sandbox
 from query.shared.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
@@ -42,7 +41,11 @@ if TYPE_CHECKING:
     from indexer.database.reading import Reading
     from query.models.reader import AtlasReader
 
-_PROCESS = Path(sandbox.__file__).resolve().with_name("process.py")
+# What several fields mean.
+_COLUMNS = Doc("Names of the columns.")
+_TRUNCATED = Doc("Whether there is more than was returned.")
+
+_PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
 Started = Callable[[subprocess.Popen[bytes]], None]
 _prepared: list[subprocess.Popen[bytes]] = []
 _CONDITION_SECONDS = 20.0
@@ -58,7 +61,7 @@ class SqlResult(Listed[dict[str, Any]]):
     type.
     """
 
-    columns: Annotated[Annotated[list[str], Doc("Names of the columns.")], Doc("Names of the columns.")]
+    columns: Annotated[Annotated[list[str], _COLUMNS], _COLUMNS]
     rows: Annotated[
         Annotated[
             list[list[Any]],
@@ -70,8 +73,8 @@ class SqlResult(Listed[dict[str, Any]]):
         Doc("Rows of values in the order of the columns. Times are ISO 8601; numbers that are not finite are null."),
     ]
     truncated: Annotated[
-        Annotated[bool, Doc("Whether there is more than was returned.")],
-        Doc("Whether there is more than was returned."),
+        Annotated[bool, _TRUNCATED],
+        _TRUNCATED,
     ]
     types: Annotated[list[str], Doc("DuckDB's name of each column's type.")] = field(default_factory=list)
     notes: Notes = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +26,7 @@ from query.contract.results import (
     columns,
     plain,
 )
+from tests.conftest import ROOT
 
 if TYPE_CHECKING:
     from nowhere import OnlyForTypeCheckers
@@ -109,3 +112,17 @@ def test_an_object_has_the_rows_of_its_fields():
 def test_a_data_frame_has_the_columns_without_rows():
     pytest.importorskip("pandas")
     assert tuple(Items("b", ()).to_df().columns) == Items.COLUMNS
+
+
+def test_no_meaning_is_written_twice():
+    """A field that several classes have is described by one name: of ``query.contract.columns``, or of the module."""
+    written = Counter(
+        call.args[0].value
+        for path in (ROOT / "query").rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "id", "") == "Doc"
+        and isinstance(call.args[0], ast.Constant)
+    )
+    assert len(written) > 200
+    assert [text for text, count in written.items() if count > 1] == []

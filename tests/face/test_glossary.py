@@ -76,6 +76,7 @@ def test_every_key_of_every_answer_is_described():
 
 def test_the_page_of_all_keys_is_that_of_the_fields():
     assert PAGE.read_text() == page()  # else: python -m scripts.answers
+    assert "|  |\n" not in page()  # rows of rows have meanings too
 
 
 def test_a_word_is_explained_on_request(small_atlas):

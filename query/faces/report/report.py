@@ -25,6 +25,9 @@ from query.shared.wording import counted
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
+# What several fields mean.
+_LACK = Doc("What it could not show, and why.")
+
 # Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
 # of this name in pages/sections.html.
 _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
@@ -52,7 +55,7 @@ class Missing:
     """Something that a section could not show, and why."""
 
     section: Annotated[str, Doc("Anchor of a section of the page.")]
-    why: Annotated[str, Doc("What it could not show, and why.")]
+    why: Annotated[str, _LACK]
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class SectionOfPage:
     """A section, as a row."""
 
     section: Annotated[str, Doc("Anchor of the section on the page.")]
-    missing: Annotated[list[str], Doc("What it could not show, and why.")]
+    missing: Annotated[list[str], _LACK]
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,10 +6,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from query.contract.columns import Author, BaseId, DatasetList, ModelId, Notes, Relation
+from query.contract.columns import EXPECTED_BY_CHANCE, Author, BaseId, DatasetList, ModelId, Notes, Relation
 from query.contract.results import Doc, Format, Rows
 from query.models.texts import GIVEN
 from query.shared.wording import counted, decimal, percent, two_digits
+
+# What several fields mean.
+_RANK = Doc("Place in the list; 1 is the most likely.")
+_SCORE = Doc(
+    "All evidence together: how far a model's resemblance to the texts lies above that of other models, and of "
+    "texts that no model was trained on, in standard deviations."
+)
+_P_VALUE = Doc(
+    "Share of comparisons of reference texts with models that score at least as high: how often chance does as "
+    "well with this one model."
+)
+_BY_VOCABULARY = Doc(
+    "Cosine, from -1 to 1, between how often the texts use each token and how much training moved its row of the "
+    "input embedding, both against the average. Empty for adapters and frozen embeddings."
+)
+_BY_VECTORS = Doc(
+    "Mean cosine, from -1 to 1, between the inputs that the texts give to the base's matrices and the directions "
+    "that training changed, both against the average."
+)
+_FILE = Doc("The file of texts.")
+_TEXTS = Doc("Number of texts that were used.")
 
 _WORTH = 0.05  # a smaller share is not named in the headline
 
@@ -18,49 +39,13 @@ _WORTH = 0.05  # a smaller share is not named in the headline
 class LikelyModel:
     """One model, by how likely it was tuned on texts like those of the file."""
 
-    rank: Annotated[int, Doc("Place in the list; 1 is the most likely.")]
+    rank: Annotated[int, _RANK]
     model: ModelId
-    score: Annotated[
-        float,
-        Doc(
-            "All evidence together: how far a model's resemblance to the texts lies above that of other models, "
-            "and of texts that no model was trained on, in standard deviations."
-        ),
-        Format(decimal),
-    ]
-    p_value: Annotated[
-        float,
-        Doc(
-            "Share of comparisons of reference texts with models that score at least as high: how often chance "
-            "does as well with this one model."
-        ),
-        Format(two_digits),
-    ]
-    expected_by_chance: Annotated[
-        float,
-        Doc(
-            "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) "
-            "or background (of similar) times their number. If it is well below 1, chance is an unlikely "
-            "explanation."
-        ),
-        Format(two_digits),
-    ]
-    by_vocabulary: Annotated[
-        float | None,
-        Doc(
-            "Cosine, from -1 to 1, between how often the texts use each token and how much training moved its row "
-            "of the input embedding, both against the average. Empty for adapters and frozen embeddings."
-        ),
-        Format(decimal),
-    ]
-    by_vectors: Annotated[
-        float | None,
-        Doc(
-            "Mean cosine, from -1 to 1, between the inputs that the texts give to the base's matrices and the "
-            "directions that training changed, both against the average."
-        ),
-        Format(decimal),
-    ]
+    score: Annotated[float, _SCORE, Format(decimal)]
+    p_value: Annotated[float, _P_VALUE, Format(two_digits)]
+    expected_by_chance: Annotated[float, EXPECTED_BY_CHANCE, Format(two_digits)]
+    by_vocabulary: Annotated[float | None, _BY_VOCABULARY, Format(decimal)]
+    by_vectors: Annotated[float | None, _BY_VECTORS, Format(decimal)]
     datasets: DatasetList
     author: Author
     relation: Relation
@@ -74,9 +59,9 @@ class LikelyModels(Rows[LikelyModel]):
     OPTIONAL_COLUMNS = ("author", "relation", "by_vocabulary", "by_vectors", "p_value", "datasets")
     SHOW_HEADLINE = True
 
-    file: Annotated[str, Doc("The file of texts.")]
+    file: Annotated[str, _FILE]
     base: BaseId
-    texts: Annotated[int, Doc("Number of texts that were used.")]
+    texts: Annotated[int, _TEXTS]
     searched: Annotated[int, Doc("Number of models that were compared.")]
     standing_out: Annotated[
         int,
@@ -108,41 +93,13 @@ class LikelyModels(Rows[LikelyModel]):
 class LikelyTexts:
     """One file, by how likely the model was tuned on texts like its. See :class:`LikelyModel`."""
 
-    rank: Annotated[int, Doc("Place in the list; 1 is the most likely.")]
-    file: Annotated[str, Doc("The file of texts.")]
-    score: Annotated[
-        float,
-        Doc(
-            "All evidence together: how far a model's resemblance to the texts lies above that of other models, "
-            "and of texts that no model was trained on, in standard deviations."
-        ),
-        Format(decimal),
-    ]
-    p_value: Annotated[
-        float,
-        Doc(
-            "Share of comparisons of reference texts with models that score at least as high: how often chance "
-            "does as well with this one model."
-        ),
-        Format(two_digits),
-    ]
-    by_vocabulary: Annotated[
-        float | None,
-        Doc(
-            "Cosine, from -1 to 1, between how often the texts use each token and how much training moved its row "
-            "of the input embedding, both against the average. Empty for adapters and frozen embeddings."
-        ),
-        Format(decimal),
-    ]
-    by_vectors: Annotated[
-        float | None,
-        Doc(
-            "Mean cosine, from -1 to 1, between the inputs that the texts give to the base's matrices and the "
-            "directions that training changed, both against the average."
-        ),
-        Format(decimal),
-    ]
-    texts: Annotated[int, Doc("Number of texts that were used.")]
+    rank: Annotated[int, _RANK]
+    file: Annotated[str, _FILE]
+    score: Annotated[float, _SCORE, Format(decimal)]
+    p_value: Annotated[float, _P_VALUE, Format(two_digits)]
+    by_vocabulary: Annotated[float | None, _BY_VOCABULARY, Format(decimal)]
+    by_vectors: Annotated[float | None, _BY_VECTORS, Format(decimal)]
+    texts: Annotated[int, _TEXTS]
     is_answer: Annotated[
         bool,
         Doc(

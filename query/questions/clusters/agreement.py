@@ -14,6 +14,7 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
+from query.contract.columns import CHANCE, CLUSTERED_MODELS, P_VALUE
 from query.contract.results import Doc
 from query.questions.clusters.methods import Floats, shuffled_silhouettes, silhouettes
 from query.shared.statistics.authors import AuthorRuns
@@ -55,21 +56,9 @@ class Agreement:
         ),
     ]
     value: Annotated[float | None, Doc("Value of the measure.")]
-    chance: Annotated[
-        float | None,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ]
-    p_value: Annotated[
-        float | None,
-        Doc(
-            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
-            "keep one label. Below 0.05 is usually taken as more than chance."
-        ),
-    ]
-    models: Annotated[int, Doc("Number of models that were clustered.")]
+    chance: Annotated[float | None, CHANCE]
+    p_value: Annotated[float | None, P_VALUE]
+    models: Annotated[int, CLUSTERED_MODELS]
     against: Annotated[
         str,
         Doc(

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from query.contract.columns import Author, BaseId, ModelId, ModelNumber, Notes, Relation, Vectors
+from query.contract.columns import (
+    CLUSTERED_MODELS,
+    LEFT_OUT,
+    Author,
+    BaseId,
+    ModelId,
+    ModelNumber,
+    Notes,
+    Relation,
+    Vectors,
+)
 from query.contract.results import Doc, Hidden, If, Result, columns, plain, to_frame
 from query.models.population import LeftOut
 from query.questions.clusters.agreement import Agreement
@@ -15,6 +25,10 @@ from query.shared.wording import counted, decimal
 
 if TYPE_CHECKING:
     import pandas
+
+# What several fields mean.
+_DATASETS = Doc("Datasets of the members, and how many models each has.")
+_CLUSTER = Doc("Number of the cluster, the largest being 0; -1 for a model in none.")
 
 _SHOWN = 10  # outliers and undocumented models
 AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline's number
@@ -32,8 +46,8 @@ class Member:
     author: Author
     relation: Relation
     dataset: Annotated[str | None, Doc("The dataset that most members name; for a model, the one it counts under.")]
-    datasets: Annotated[tuple[str, ...], Doc("Datasets of the members, and how many models each has.")]
-    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    datasets: Annotated[tuple[str, ...], _DATASETS]
+    cluster: Annotated[int, _CLUSTER]
     strength: Annotated[float, Doc("How firmly the model belongs to its cluster, from 0 to 1.")]
     is_central: Annotated[bool, Doc("Whether it is the central model of its cluster.")]
     nearest: Annotated[float | None, Doc("Similarity of a model in no cluster to its nearest model, from -1 to 1.")]
@@ -50,9 +64,9 @@ class Cluster:
     member with the highest mean cosine with all members; ties by id. ``cohesion``: None for a single member.
     """
 
-    cluster: Annotated[int, Doc("Number of the cluster, the largest being 0; -1 for a model in none.")]
+    cluster: Annotated[int, _CLUSTER]
     size: Annotated[int, Doc("Number of models in it.")]
-    datasets: Annotated[dict[str, int], Doc("Datasets of the members, and how many models each has.")]
+    datasets: Annotated[dict[str, int], _DATASETS]
     authors: Annotated[dict[str, int], Doc("Authors of the members, and how many models each has.")]
     central: Annotated[str, Doc("The member that is most like the others.")]
     cohesion: Annotated[float | None, Doc("Mean similarity over pairs of members, from -1 to 1.")]
@@ -106,7 +120,7 @@ class Clusters(Result):
     clusters: Annotated[tuple[Cluster, ...], Doc("The clusters, the largest first.")]
     members: Annotated[tuple[Member, ...], Hidden()]
     agreement: Annotated[tuple[Agreement, ...], Doc("Every measure of agreement, with its chance level.")]
-    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")]
+    left_out: Annotated[LeftOut, LEFT_OUT]
     notes: Notes = ()
     by: Annotated[str, Hidden()] = "dataset"
 
@@ -116,7 +130,7 @@ class Clusters(Result):
         return {member.model_id: member.cluster for member in self.members}
 
     @property
-    def models(self) -> Annotated[int, Doc("Number of models that were clustered.")]:
+    def models(self) -> Annotated[int, CLUSTERED_MODELS]:
         """All that took part."""
         return len(self.members)
 

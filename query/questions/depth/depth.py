@@ -13,7 +13,7 @@ from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.names import MEASURES
 from indexer.sources.registry import ModelRef
-from query.contract.columns import BaseId, ModelId, Notes
+from query.contract.columns import ROW_FOR_EACH_LAYER, SEED, BaseId, ModelId, Notes
 from query.contract.figures import Panels, add_legend, add_title, in_rows, model_label
 from query.contract.options import Base, Model, OptionalModel
 from query.contract.registry import Invocation, question
@@ -172,9 +172,9 @@ class Depth(Drawn):
     probe: Annotated[str, Doc("Name of the texts or images that were given to the model.")]
     sequences: Annotated[int | None, Doc("Number of inputs.")]
     tokens: Annotated[int | None, Doc("Length of the inputs; empty for images.")]
-    seed: Annotated[int, Doc("Random seed.")]
+    seed: Annotated[int, SEED]
     recipe: Annotated[str, Doc("How inputs were recovered.")]
-    layers: Annotated[LayerRows, Doc("A row for each layer.")]
+    layers: Annotated[LayerRows, ROW_FOR_EACH_LAYER]
     against_layers: Annotated[LayerRows, Doc("The same of the model compared with; empty if it has no such profile.")]
     untrained_layers: Annotated[LayerRows, Doc("The same of an untrained twin; empty if it has no such profile.")]
     sentence: Annotated[str, Doc("How the model differs from the one compared with.")]

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 
     from query.models.reader import AtlasReader
 
+# What several fields mean.
+_MEASURE = Doc("The column of the first table that is compared with the weight change.")
+_DATA_SHARE = Doc(
+    "Share of the variance between sweeps (an author's models on one dataset) that their datasets explain, from 0 to 1."
+)
+
 DRAWS = 1000
 _LEAST_MODELS = 5
 # Measures that may depend on where the weights changed. All but _AGAINST_BASE are studied as differences to the base's.
@@ -55,7 +61,7 @@ class Agreement:
     interval over authors (``query.shared.statistics.authors.spearman``); None if there are fewer than five.
     """
 
-    measure: Annotated[str, Doc("The column of the first table that is compared with the weight change.")]
+    measure: Annotated[str, _MEASURE]
     layer: Annotated[int | None, Doc("Number of the layer, from 1; empty: within all layers together.")]
     of: Annotated[str, Doc("Which weight change: delta (up to the layer) or own_delta (the layer alone).")]
     models: Models
@@ -78,7 +84,7 @@ class InputLoss:
     """
 
     model: ModelId
-    measure: Annotated[str, Doc("The column of the first table that is compared with the weight change.")]
+    measure: Annotated[str, _MEASURE]
     layer: Annotated[int, Doc("The layer from which on it keeps less of its input than the base.")]
     value: Annotated[float, Doc("The measure at the last layer.")]
     base_value: Annotated[float, Doc("The same of the base.")]
@@ -94,14 +100,7 @@ class DataShare:
 
     measure: Annotated[str, Doc("The measure.")]
     models: Annotated[int, Doc("Number of models that name exactly one dataset.")]
-    share: Annotated[
-        float,
-        Doc(
-            "Share of the variance between sweeps (an author's models on one dataset) that their datasets "
-            "explain, from "
-            "0 to 1."
-        ),
-    ]
+    share: Annotated[float, _DATA_SHARE]
     chance: Annotated[float, Doc("The mean of the share over random labels.")]
     p: Annotated[float, Doc("How often randomly shuffled labels score at least as high.")]
 
@@ -137,10 +136,7 @@ class DepthStudy(Drawn):
     forgetful: Annotated[tuple[InputLoss, ...], Doc("Models that keep less of their input than the base.")]
     data_share: Annotated[
         tuple[DataShare, ...],
-        Doc(
-            "Share of the variance between sweeps (an author's models on one dataset) that their datasets "
-            "explain, from 0 to 1."
-        ),
+        _DATA_SHARE,
     ]
     profiles: Annotated[tuple[Profiled, ...], Hidden()]
     notes: Notes

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.errors import AtlasError
-from query.contract.columns import Models
-from query.contract.results import Doc
+from query.contract.columns import COLOUR_GROUP, Models
 from query.models.population import Population, leading_datasets
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _TEXTS = ("VARCHAR", "BOOLEAN", "VARCHAR[]")
 class Group:
     """Points of one colour: ``models`` of them."""
 
-    group: Annotated[str, Doc("The group that gives the point its colour.")]
+    group: Annotated[str, COLOUR_GROUP]
     models: Models
 
 

@@ -19,7 +19,20 @@ from numpy.typing import NDArray
 from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text
-from query.contract.columns import Author, BaseId, Datasets, ModelId, ModelNumber, Notes, Relation, Vectors
+from query.contract.columns import (
+    COLOUR_GROUP,
+    DOWNLOADS,
+    LEFT_OUT,
+    SEED,
+    Author,
+    BaseId,
+    Datasets,
+    ModelId,
+    ModelNumber,
+    Notes,
+    Relation,
+    Vectors,
+)
 from query.contract.figures import FORMATS, checked_output, draw, write_output
 from query.contract.options import Base, Representation, Seed
 from query.contract.registry import Invocation, question
@@ -58,10 +71,10 @@ class MapPoint:
     author: Author
     relation: Relation
     datasets: Datasets
-    downloads: Annotated[int | None, Doc("Downloads in the last 30 days.")]
+    downloads: Annotated[int | None, DOWNLOADS]
     x: Annotated[float, Doc("Place on the map from left to right; it has no unit.")]
     y: Annotated[float, Doc("Place on the map from bottom to top; it has no unit.")]
-    group: Annotated[str | None, Doc("The group that gives the point its colour.")]
+    group: Annotated[str | None, COLOUR_GROUP]
     value: Annotated[float | None, Doc("The number that gives the point its colour.")]
     licence: Annotated[str | None, Doc("Licence on the card.")] = None
     created: Annotated[datetime | None, Doc("When the repository was made, in UTC.")] = None
@@ -102,13 +115,13 @@ class ModelMap(Drawn):
     base: BaseId
     representation: Vectors
     method: Annotated[str, Doc("How the points were placed: umap, tsne or pca.")]
-    seed: Annotated[int, Doc("Random seed.")]
+    seed: Annotated[int, SEED]
     points: Annotated[tuple[MapPoint, ...], Doc("The points."), Shown(), Detail(), After("left_out")]
     coloring: Annotated[Coloring, Hidden()]
     explained_variance: Annotated[
         tuple[float, float] | None, Doc("For pca: the shares of the variance along x and y.")
     ] = None
-    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")] = field(default_factory=LeftOut)
+    left_out: Annotated[LeftOut, LEFT_OUT] = field(default_factory=LeftOut)
     notes: Notes = ()
     other_colorings: Annotated[tuple[Coloring, ...], Hidden()] = field(default=(), repr=False)
     neighbours: Annotated[tuple[tuple[NearPoint, ...], ...], Hidden()] = field(default=(), repr=False)
@@ -235,8 +248,7 @@ def _command(
     method: Literal["umap", "tsne", "pca"] | None,
     color: str,
     out: Annotated[
-        str,
-        Option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", metavar="FILE"),
+        str, Option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", metavar="FILE")
     ],
     **options: Any,
 ) -> None:

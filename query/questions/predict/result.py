@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from query.contract.columns import OF_A_BATCH, Author, BaseId, Dataset, Datasets, ModelId, Notes, Vectors
+from query.contract.columns import (
+    MADE_FROM,
+    OF_A_BATCH,
+    VOTING_MODELS,
+    Author,
+    BaseId,
+    Dataset,
+    Datasets,
+    ModelId,
+    Notes,
+    Vectors,
+)
 from query.contract.figures import Panels, add_legend, add_title, label
 from query.contract.results import Detail, Doc, Drawn, Format, Hidden, Listed, ThemeName, columns, to_frame
 from query.questions.predict.classifier import NONE_OF_THESE
@@ -20,6 +31,11 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# What several fields mean.
+_AUTHORS = Doc("Number of authors whose models voted for it.")
+_VOTING_NEIGHBOURS = Doc("Number of nearest models used for the vote.")
+_CALIBRATED = Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
 
 # Answers with at least this probability or vote are printed, and never fewer than this many.
 _MIN_SHOWN = 0.01
@@ -76,7 +92,7 @@ class Answer:
         ),
         Format(short, in_details=False),
     ]
-    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+    authors: Annotated[int, _AUTHORS]
     vectors: Annotated[
         float | None, Doc("The probability by the weight changes alone, from 0 to 1."), Format(short, in_details=False)
     ]
@@ -88,7 +104,7 @@ class Answer:
     declared: Annotated[
         bool, Doc("Whether the model names this dataset itself, which does not affect the probability."), Detail()
     ]
-    models: Annotated[tuple[str, ...], Doc("The models that voted for it, the largest vote first."), Detail()]
+    models: Annotated[tuple[str, ...], VOTING_MODELS, Detail()]
     vocabulary: Annotated[
         float | None,
         Doc(
@@ -112,7 +128,7 @@ class BestAnswer:
     dataset: Annotated[str, Doc("The most probable dataset, or “none of these”.")]
     probability: Annotated[float, Doc("Its probability, from 0 to 1.")]
     agreement: Annotated[float, Doc("Share of all votes that name the dataset, from 0 to 1.")]
-    authors: Annotated[int, Doc("Number of authors whose models voted for it.")]
+    authors: Annotated[int, _AUTHORS]
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,13 +160,9 @@ class Prediction(Listed[Answer]):
     model: ModelId
     base: BaseId
     representation: Vectors
-    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    k: Annotated[int, _VOTING_NEIGHBOURS]
     evidence: Annotated[str, Doc("What the prediction is made from: together, vectors, head or vocabulary.")]
-    calibrated: Annotated[
-        bool,
-        Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset."),
-        Detail(),
-    ]
+    calibrated: Annotated[bool, _CALIBRATED, Detail()]
     declared: Annotated[tuple[str, ...], Doc("Datasets that the model names itself.")]
     repeats: Annotated[tuple[Duplicate, ...], Doc("Models with the same weights, and the datasets they name.")]
     answers: Annotated[tuple[Answer, ...], Doc("Datasets, the most probable first, and “none of these”.")]
@@ -225,13 +237,7 @@ class NoneScore:
     is that share.
     """
 
-    evidence: Annotated[
-        str,
-        Doc(
-            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
-            "vectors and head; majority and chance are baselines."
-        ),
-    ]
+    evidence: Annotated[str, MADE_FROM]
     share: Annotated[float, Doc("How often “none of these” is true, from 0 to 1.")]
     probability: Annotated[float, Doc("Mean probability of “none of these”, from 0 to 1.")]
     hidden_probability: Annotated[
@@ -301,7 +307,7 @@ class Evaluation(Drawn):
 
     base: BaseId
     representation: Vectors
-    k: Annotated[int, Doc("Number of nearest models used for the vote.")]
+    k: Annotated[int, _VOTING_NEIGHBOURS]
     models: Annotated[int, Doc("Number of models that were predicted.")]
     sweeps: Annotated[int, Doc("Sets of runs by one author on the same data; each counts as one model in the means.")]
     authors: Annotated[int, Doc("Number of their authors.")]
@@ -310,9 +316,7 @@ class Evaluation(Drawn):
     with_vocabulary: Annotated[
         int, Doc("Models with a vocabulary vector, which describes the tokens of their training text.")
     ]
-    calibrated: Annotated[
-        bool, Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
-    ]
+    calibrated: Annotated[bool, _CALIBRATED]
     scores: Annotated[tuple[PredictionScore, ...], Doc("The scores by evidence.")]
     intervals: Annotated[tuple[Interval, ...], Doc("95 % intervals of the scores over authors, by evidence.")]
     none_of_these: Annotated[tuple[NoneScore, ...], Doc("The scores of “none of these”, by evidence.")]

@@ -9,10 +9,17 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from query.contract.columns import MADE_FROM, NO_INTERVAL, VOTING_MODELS
 from query.contract.results import Doc
 from query.questions.predict.training_set import Reals
 from query.shared.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
 from query.shared.statistics.neighbours import Booleans, Integers, codes_of
+
+# What several fields mean.
+_ACCURACY = Doc("Share of models whose best answer is right, from 0 to 1.")
+_TOP3 = Doc("Share of models with a right answer among the first three, from 0 to 1.")
+_BRIER = Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")
+_LOG_LOSS = Doc("Mean of -ln(probability of the right answer), in nats; 0 is perfect.")
 
 BINS = 10  # of probability, equally wide
 MEASURES = ("accuracy", "top3", "brier", "log_loss")
@@ -134,17 +141,11 @@ def chance_scores(present: Booleans, truth: Reals) -> Columns:
 class PredictionScore:
     """Means over models, a sweep counted as one. ``calibration_error``: mean |confidence - right| over the bins."""
 
-    evidence: Annotated[
-        str,
-        Doc(
-            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
-            "vectors and head; majority and chance are baselines."
-        ),
-    ]
-    accuracy: Annotated[float, Doc("Share of models whose best answer is right, from 0 to 1.")]
-    top3: Annotated[float, Doc("Share of models with a right answer among the first three, from 0 to 1.")]
-    brier: Annotated[float, Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")]
-    log_loss: Annotated[float, Doc("Mean of -ln(probability of the right answer), in nats; 0 is perfect.")]
+    evidence: Annotated[str, MADE_FROM]
+    accuracy: Annotated[float, _ACCURACY]
+    top3: Annotated[float, _TOP3]
+    brier: Annotated[float, _BRIER]
+    log_loss: Annotated[float, _LOG_LOSS]
     calibration_error: Annotated[
         float | None, Doc("Mean gap between the probability of an answer and how often it is right, from 0 to 1.")
     ]
@@ -159,20 +160,12 @@ class Interval:
     as often as they should, but the log loss, which depends on a few confident mistakes, mostly .82 to .90 of the time.
     """
 
-    evidence: Annotated[
-        str,
-        Doc(
-            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
-            "vectors and head; majority and chance are baselines."
-        ),
-    ]
-    accuracy: Annotated[Ends | None, Doc("Share of models whose best answer is right, from 0 to 1.")]
-    top3: Annotated[Ends | None, Doc("Share of models with a right answer among the first three, from 0 to 1.")]
-    brier: Annotated[
-        Ends | None, Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")
-    ]
-    log_loss: Annotated[Ends | None, Doc("Mean of -ln(probability of the right answer), in nats; 0 is perfect.")]
-    reason: Annotated[str | None, Doc("Why there is no interval: too_few_authors; else empty.")] = None
+    evidence: Annotated[str, MADE_FROM]
+    accuracy: Annotated[Ends | None, _ACCURACY]
+    top3: Annotated[Ends | None, _TOP3]
+    brier: Annotated[Ends | None, _BRIER]
+    log_loss: Annotated[Ends | None, _LOG_LOSS]
+    reason: Annotated[str | None, NO_INTERVAL] = None
 
 
 @dataclass(frozen=True)
@@ -183,14 +176,8 @@ class Bin:
     95 % interval over authors, None if there are fewer than five.
     """
 
-    evidence: Annotated[
-        str,
-        Doc(
-            "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is "
-            "vectors and head; majority and chance are baselines."
-        ),
-    ]
-    models: Annotated[int, Doc("The models that voted for it, the largest vote first.")]
+    evidence: Annotated[str, MADE_FROM]
+    models: Annotated[int, VOTING_MODELS]
     share: Annotated[float, Doc("Share of all models, from 0 to 1.")]
     probability: Annotated[float, Doc("Mean probability of the best answer.")]
     right: Annotated[float, Doc("How often the best answer is right, from 0 to 1.")]

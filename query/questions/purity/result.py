@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from query.contract.columns import BaseId, Dataset, ModelId, Models, Vectors
+from query.contract.columns import CHANCE, NO_INTERVAL, P_VALUE, BaseId, Dataset, ModelId, Models, Vectors
 from query.contract.figures import THEMES, add_legend, drawn_alone, label, new_figure
 from query.contract.results import Doc, Drawn, Hidden, ThemeName, to_frame
 from query.shared.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# What several fields mean.
+_PURITY = Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1.")
+_NEIGHBOURS = Doc("Number of nearest neighbours that were considered.")
+_PERMUTATIONS = Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
+_REACHED = Doc(
+    "How many shuffled label sets score at least as high. If none of the random ones does, p_value is only a bound."
+)
+_IS_EXACT = Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
+_EFFECT = Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
 
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
@@ -31,17 +41,8 @@ class DatasetPurity:
 
     dataset: Dataset
     models: Annotated[int, Doc("Number of models that were scored.")]  # scored
-    purity: Annotated[
-        float,
-        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
-    ]
-    chance: Annotated[
-        float,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ]
+    purity: Annotated[float, _PURITY]
+    chance: Annotated[float, CHANCE]
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,9 @@ class Confusion:
 
     dataset: Dataset
     taken_for: Annotated[str, Doc("The dataset to which neighbours on other data belong.")]
-    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
+    neighbours: Annotated[int, _NEIGHBOURS]
     share: Annotated[float, Doc("Share of the neighbours on other data that belong to that dataset, from 0 to 1.")]
-    chance: Annotated[
-        float,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ]
+    chance: Annotated[float, CHANCE]
     back_neighbours: Annotated[int, Doc("The number of neighbours in the other direction, from taken_for to dataset.")]
     back_share: Annotated[float, Doc("The share in the other direction, from 0 to 1 (back).")]
     back_chance: Annotated[float, Doc("The chance of that share (back chance).")]
@@ -78,18 +73,9 @@ class ModelPurity:
     datasets: Annotated[
         tuple[str, ...], Doc("Datasets that the model names; in a summary, the number of datasets that were scored.")
     ]
-    neighbours: Annotated[int, Doc("Number of nearest neighbours that were considered.")]
-    purity: Annotated[
-        float,
-        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
-    ]
-    chance: Annotated[
-        float,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ]
+    neighbours: Annotated[int, _NEIGHBOURS]
+    purity: Annotated[float, _PURITY]
+    chance: Annotated[float, CHANCE]
 
 
 @dataclass(frozen=True)
@@ -105,36 +91,12 @@ class WithinScore:
     within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
     strata: Annotated[int, Doc("Number of different values of it.")]
     movable: Annotated[int, Doc("Number of models whose label can become another.")]
-    chance: Annotated[
-        float | None,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ] = None
-    p_value: Annotated[
-        float | None,
-        Doc(
-            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
-            "keep one label. Below 0.05 is usually taken as more than chance."
-        ),
-    ] = None
-    permutations: Annotated[
-        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
-    ] = 0
-    reached: Annotated[
-        int,
-        Doc(
-            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
-            "only a bound."
-        ),
-    ] = 0
-    is_exact: Annotated[
-        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
-    ] = False
-    effect: Annotated[
-        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
-    ] = None
+    chance: Annotated[float | None, CHANCE] = None
+    p_value: Annotated[float | None, P_VALUE] = None
+    permutations: Annotated[int, _PERMUTATIONS] = 0
+    reached: Annotated[int, _REACHED] = 0
+    is_exact: Annotated[bool, _IS_EXACT] = False
+    effect: Annotated[float | None, _EFFECT] = None
 
 
 @dataclass(frozen=True)
@@ -153,46 +115,19 @@ class PurityScore:
     models: Models
     candidates: Annotated[int, Doc("Number of possible neighbours.")]
     datasets: Annotated[int, Doc("Number of datasets that were scored.")]
-    purity: Annotated[
-        float | None,
-        Doc("Share of a model's nearest neighbours that share a dataset with it, averaged over models, from 0 to 1."),
-    ] = None
+    purity: Annotated[float | None, _PURITY] = None
     purity_by_dataset_mean: Annotated[
         float | None, Doc("Mean of the datasets' purities, from 0 to 1; each dataset counts once.")
     ] = None
-    chance: Annotated[
-        float | None,
-        Doc(
-            "What the number would be if the vectors contained no information: the mean over random labels or "
-            "neighbours."
-        ),
-    ] = None
+    chance: Annotated[float | None, CHANCE] = None
     ci_low: Annotated[float | None, Doc("Lower end of the 95 % confidence interval over authors.")] = None
     ci_high: Annotated[float | None, Doc("Upper end of the 95 % confidence interval over authors.")] = None
-    ci_reason: Annotated[str | None, Doc("Why there is no interval: too_few_authors; else empty.")] = None
-    p_value: Annotated[
-        float | None,
-        Doc(
-            "How often randomly shuffled labels score at least as high; all runs of one author on one dataset "
-            "keep one label. Below 0.05 is usually taken as more than chance."
-        ),
-    ] = None
-    permutations: Annotated[
-        int, Doc("Shufflings of the labels that were compared: all that there are (is_exact), or random ones.")
-    ] = 0
-    reached: Annotated[
-        int,
-        Doc(
-            "How many shuffled label sets score at least as high. If none of the random ones does, p_value is "
-            "only a bound."
-        ),
-    ] = 0
-    is_exact: Annotated[
-        bool, Doc("Whether every possible shuffling of the labels was compared, so that p_value is exact.")
-    ] = False
-    effect: Annotated[
-        float | None, Doc("How many standard deviations the number lies above its mean over randomly shuffled labels.")
-    ] = None
+    ci_reason: Annotated[str | None, NO_INTERVAL] = None
+    p_value: Annotated[float | None, P_VALUE] = None
+    permutations: Annotated[int, _PERMUTATIONS] = 0
+    reached: Annotated[int, _REACHED] = 0
+    is_exact: Annotated[bool, _IS_EXACT] = False
+    effect: Annotated[float | None, _EFFECT] = None
     by_dataset: Annotated[tuple[DatasetPurity, ...], Doc("The same for each dataset.")] = ()
     note: Annotated[str, Doc("Why numbers are missing; else empty.")] = ""
     authors: Annotated[int, Doc("Number of authors of the scored models.")] = 0

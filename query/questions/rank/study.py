@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text
-from query.contract.columns import BaseId, Models, Notes
+from query.contract.columns import FAMILY, LAYER, LEFT_OUT, BaseId, Models, Notes
 from query.contract.figures import Panels, add_legend, add_title, label
 from query.contract.options import Base
 from query.contract.registry import question
@@ -78,14 +78,8 @@ class FamilyRanks:
 class LayerRank:
     """The ranks of one family and layer."""
 
-    family: Annotated[
-        str,
-        Doc(
-            "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
-            "(docs/families.md); with its stack (encoder, decoder) if there are two."
-        ),
-    ]
-    layer: Annotated[int, Doc("Number of the layer, from 0.")]
+    family: Annotated[str, FAMILY]
+    layer: Annotated[int, LAYER]
     rank: Annotated[
         float | None,
         Doc(
@@ -121,7 +115,7 @@ class RankStudy(Drawn):
     model: Annotated[str | None, Doc("The one model asked for; empty for all.")]
     relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all.")]
     whole: Annotated[bool, Doc("Whether fused matrices were taken whole.")]
-    left_out: Annotated[LeftOut, Doc("How many models were left out, and why.")]
+    left_out: Annotated[LeftOut, LEFT_OUT]
     lacking: Annotated[tuple[str, ...], Doc("Models whose records lack singular values.")]
     notes: Notes
 
