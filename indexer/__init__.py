@@ -44,7 +44,7 @@ _HOMES = {
     "publish_records": "builds.shards",
     "pull": "share.pull",
     "push": "share.push",
-    "remove": "publish.removal",
+    "remove": "upkeep.removal",
     "work": "builds.shards",
 }
 

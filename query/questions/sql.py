@@ -5,9 +5,9 @@ Three barriers, each sufficient against most attacks:
 1. DuckDB's parser must find one SELECT (or WITH, FROM, VALUES, TABLE, DESCRIBE, SHOW, SUMMARIZE, EXPLAIN) in
    which nothing writes or reads facts about this machine. This gives clear messages; it is not a protection.
 2. The connection is read-only, without file systems, extensions or changeable settings (``connect_locked``).
-3. The process (``sandbox/process.py``, run as a script) opens the database and then sets system limits that cannot be
-   raised again: no files, no sockets, no writing, and bounded memory and time. DuckDB cannot guarantee the last two:
-   ``len(range(100000000))``, ``levenshtein`` of long strings and ``sleep_ms`` ignore interrupts and
+3. The process (``query/shared/sandbox/process.py``, run as a script) opens the database and then sets system limits
+   that cannot be raised again: no files, no sockets, no writing, and bounded memory and time. DuckDB cannot guarantee
+   the last two: ``len(range(100000000))``, ``levenshtein`` of long strings and ``sleep_ms`` ignore interrupts and
    ``max_execution_time``, and ``repeat('x', 1000000000)`` takes twice its memory limit.
    It has none of our environment (tokens, home). Starting it costs about 0.15 s, nearly all of it importing duckdb.
 """
@@ -33,6 +33,7 @@ from query.contract.options import ROWS_ON_A_TERMINAL, Limit
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Listed, to_frame
 from query.models.texts import read_stdin, text_of
+from query.shared import sandbox
 from query.shared.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
@@ -41,11 +42,7 @@ if TYPE_CHECKING:
     from indexer.database.reading import Reading
     from query.models.reader import AtlasReader
 
-# What several fields mean.
-_COLUMNS = Doc("Names of the columns.")
-_TRUNCATED = Doc("Whether there is more than was returned.")
-
-_PROCESS = Path(__file__).resolve().with_name("sandbox") / "process.py"
+_PROCESS = Path(sandbox.__file__).resolve().with_name("process.py")
 Started = Callable[[subprocess.Popen[bytes]], None]
 _prepared: list[subprocess.Popen[bytes]] = []
 _CONDITION_SECONDS = 20.0
@@ -61,21 +58,15 @@ class SqlResult(Listed[dict[str, Any]]):
     type.
     """
 
-    columns: Annotated[Annotated[list[str], _COLUMNS], _COLUMNS]
+    columns: Annotated[list[str], Doc("Names of the columns.")]
     rows: Annotated[
-        Annotated[
-            list[list[Any]],
-            Doc(
-                "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite "
-                "are null."
-            ),
-        ],
-        Doc("Rows of values in the order of the columns. Times are ISO 8601; numbers that are not finite are null."),
+        list[list[Any]],
+        Doc(
+            "Rows of values in the order of the columns. Times are ISO 8601 in UTC; numbers that are not finite are "
+            "null."
+        ),
     ]
-    truncated: Annotated[
-        Annotated[bool, _TRUNCATED],
-        _TRUNCATED,
-    ]
+    truncated: Annotated[bool, Doc("Whether there is more than was returned.")]
     types: Annotated[list[str], Doc("DuckDB's name of each column's type.")] = field(default_factory=list)
     notes: Notes = ()
 

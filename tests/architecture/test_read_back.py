@@ -104,7 +104,7 @@ def test_planted_deltas_are_read_back_under_every_head(name: str, tmp_path: Path
 
 
 def test_data_files_are_part_of_the_package_and_share_no_model_type() -> None:
-    folder = resources.files("indexer") / "architectures"
+    folder = resources.files("indexer.checkpoints") / "architectures"
     files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
     named = [name for file in files for name in tomllib.loads(file.read_text())["model_types"]]
     assert sorted(named) == list(known_model_types())

@@ -197,7 +197,8 @@ def shell_of(tmp_path):
     """Runs a command as a process, with bytes or a file on stdin, offline, and little memory."""
 
     def ran(program, *words, given):
-        main = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); from {program}.cli import main; main()"
+        module = {"index": "indexer.cli", "query": "query.faces.cli"}[program]
+        main = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); from {module} import main; main()"
         source = {"stdin": given.open("rb")} if isinstance(given, Path) else {"input": given}
         return subprocess.run(
             [sys.executable, "-c", main, *map(str, words)], **source, capture_output=True, check=False, timeout=120,

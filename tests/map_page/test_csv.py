@@ -23,9 +23,7 @@ def saved(rows):
     """What the script of a page writes for rows of cells."""
     if shutil.which("node") is None:
         pytest.skip("needs node")
-    script = (
-        page_file("query.questions.map", "map_table.js").partition("// ---- CSV ----")[2].partition("// Saves rows")[0]
-    )
+    script = page_file("map_table.js").partition("// ---- CSV ----")[2].partition("// Saves rows")[0]
     script += f"process.stdout.write({json.dumps(rows)}.map(csvLine).join(''));"
     return subprocess.run(["node", "-"], input=script.encode(), stdout=subprocess.PIPE, check=True).stdout.decode()
 

@@ -335,6 +335,6 @@ def test_a_process_that_was_prepared_answers_once_and_one_that_is_not_asked_ends
     assert run_sql(database, "SELECT count(*) FROM models").rows == [[1000]]
     assert waiting.poll() is not None, "it was the one that answered"
     assert sql._prepared == []
-    code = "from query import sql; sql.prepare(); print(sql._prepared[0].pid)"
+    code = "from query.questions import sql; sql.prepare(); print(sql._prepared[0].pid)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     wait_for(lambda: not os.path.exists(f"/proc/{int(done.stdout)}/cmdline"), "it waits for ever")

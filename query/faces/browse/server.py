@@ -80,9 +80,9 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(_MOST_STATEMENTS), asyncio.Semaphore(1)
     texts_asked = asyncio.Semaphore(1)  # each runs a base model
-    html = filled("query.faces.browse", "browse.html", is_served=True)
-    scripts = [*(("map", name) for name in SCRIPTS[:-1]), *(("browse", name) for name in _OWN_SCRIPTS),
-               ("map", SCRIPTS[-1])]  # fmt: skip
+    html = filled(__package__, "browse.html", is_served=True)
+    scripts = [page_file(name) for name in SCRIPTS]
+    scripts[-1:-1] = [page_file(name, __package__) for name in _OWN_SCRIPTS]  # the map's last script starts them
 
     def base_of(request: Request) -> str | None:
         """The requested base of the atlas, or the largest one."""
@@ -118,11 +118,11 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     texts = {
         "/browse.css": (
             "text/css",
-            page_file("query.questions.map", "map.css") + page_file("query.faces.browse", "browse.css"),
+            page_file("map.css") + page_file("browse.css", __package__),
         ),
-        "/icon.svg": ("image/svg+xml", page_file("query.faces.browse", "icon.svg")),
-        "/load.js": ("text/javascript", page_file("query.faces.browse", "load.js")),
-        "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(page_file(*script) for script in scripts)),
+        "/icon.svg": ("image/svg+xml", page_file("icon.svg", __package__)),
+        "/load.js": ("text/javascript", page_file("load.js", __package__)),
+        "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(scripts)),
     }
     routes = [
         *(Route(path, answers.text(content, kind)) for path, (kind, content) in texts.items()),

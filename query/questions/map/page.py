@@ -36,8 +36,8 @@ _LONGEST = 300  # characters of one string
 
 def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     """The page as HTML; ``data``: see ``payload``."""
-    style = page_file("query.questions.map", "map.css")
-    script = '"use strict";\n' + "\n".join(page_file("query.questions.map", name) for name in SCRIPTS)
+    style = page_file("map.css")
+    script = '"use strict";\n' + "\n".join(page_file(name) for name in SCRIPTS)
     style_hash, script_hash = (
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in (style, script)
     )
@@ -48,13 +48,13 @@ def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     harmless = json.dumps(data, separators=(",", ":"), allow_nan=False)
     harmless = harmless.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
     return filled(
-        "query.questions.map", "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
+        __package__, "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
         style=Markup(style), script=Markup(script), data=Markup(harmless),
     )  # fmt: skip
 
 
 def filled(package: str, name: str, **parts: Any) -> str:
-    """A page of the map or of ``query.faces.browse`` as HTML; both include parts that lie in the map's folder.
+    """A page of a package as HTML. It may include parts that lie among the map's pages.
 
     ``parts`` are escaped unless they are Markup. ``is_served``: the page asks a server (``query browse``).
     """
@@ -64,14 +64,14 @@ def filled(package: str, name: str, **parts: Any) -> str:
 @cache
 def _environment(package: str) -> Environment:
     """The templates, kept: compiling them takes longer than filling them."""
-    folders = ChoiceLoader([PackageLoader(one, "pages") for one in dict.fromkeys((package, "query.questions.map"))])
+    folders = ChoiceLoader([PackageLoader(one, "pages") for one in dict.fromkeys((package, __package__))])
     return Environment(
         loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
 
 
-def page_file(package: str, name: str) -> str:
-    """A file of the pages of ``query.questions.map`` or ``query.faces.browse``."""
+def page_file(name: str, package: str = __package__) -> str:
+    """A file of a package's pages; of the map's, unless another is named."""
     return (files(package) / "pages" / name).read_text(encoding="utf-8")
 
 

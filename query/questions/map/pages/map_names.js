@@ -1,4 +1,4 @@
-// The names of groups on the map, written next to them if there is room: the rules of query/map/groups.py, for the
+// The names of groups on the map, written next to them if there is room: the rules of query/questions/map/groups.py, for the
 // current view.
 
 const NAME_FONT = "600 12px system-ui, sans-serif";
