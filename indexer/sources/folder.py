@@ -18,6 +18,7 @@ from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
 from indexer.regular_files import descriptor_of, files_below
 from indexer.sources import registry
+from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.claims import BY_FOLDER
@@ -33,7 +34,6 @@ _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
 _LONGEST_NAME = 80
-_PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
 _RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 # What a model that was added from a folder is called, by default; its path is private.
@@ -309,13 +309,3 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
         number += 1
         name = f"{first}-{number}"
     return name
-
-
-def without_paths(value: Any) -> Any:
-    """JSON from a card or configuration with every absolute path replaced by ``./NAME``."""
-    if isinstance(value, dict):
-        return {name: without_paths(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [without_paths(one) for one in value]
-    path = _PATH.fullmatch(value) if isinstance(value, str) else None
-    return f"./{path[1]}" if path else value

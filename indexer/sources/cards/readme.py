@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import yaml
-
 from indexer.hub_ids import hub_address, is_hub_id
+from indexer.sources.cards.bounded_yaml import load_yaml
 from indexer.sources.cards.datasets import is_placeholder
 from indexer.untrusted import tidy
 
 _MAX_FRONT_MATTER = 2**20  # characters; benchmark results can make it long
-_MAX_EVENTS = 200_000
-_MAX_DEPTH = 40
 MAX_README = 2**20
 # The key of a listing row for the datasets that its README names in a sentence: a list, empty if there are none. It
 # belongs to the row's commit, and is missing until the README has been read.
 SENTENCE = "readmeDatasets"
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _FENCE = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
 
 _SENTENCE = re.compile(r"\bfine-?tuned (?:version of|from)\s{1,5}|\btrained from scratch(?=\s{1,5}on\s)", re.IGNORECASE)
@@ -49,16 +44,7 @@ def card_facts(readme_text: str) -> dict[str, Any]:
     first, last = next(fences, None), next(fences, None)
     if first is None or first.start() != 0 or last is None:
         return {}
-    front, depth = text[first.end() : last.start()], 0
-    try:
-        # A few lines of aliases expand to gigabytes, and the parser is recursive: look at the events first.
-        for number, event in enumerate(yaml.parse(front, Loader=_LOADER)):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH or number > _MAX_EVENTS:
-                return {}
-        loaded = _plain(yaml.load(front, Loader=_LOADER))
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError):
-        return {}
+    loaded = load_yaml(text[first.end() : last.start()])
     return loaded if isinstance(loaded, dict) else {}
 
 
@@ -125,16 +111,3 @@ def _datasets_after(rest: str) -> list[str]:
     # Scripts for speech write the name and the config: "COMMON_VOICE_8_0 - CA".
     named = [(part, part.partition(" - ")[0].strip()) for part in parts]
     return [name if is_hub_id(name) else part for part, name in named if part]
-
-
-def _plain(value: Any) -> Any:
-    """A YAML value reduced to JSON: dates and keys as text, no bytes, no sets."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, set):
-        return [_plain(item) for item in sorted(value, key=str)]
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    return value if isinstance(value, str | bool | int | float) else None

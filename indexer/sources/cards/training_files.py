@@ -1,0 +1,438 @@
+"""What the files beside a checkpoint say of its training: configurations, states and summaries of the tools in use.
+
+The Trainer's state, YAML and JSON of axolotl, LLaMA-Factory, ms-swift, torchtune, TRL, mlx-lm and Lightning, summaries
+of Weights & Biases, the parameters of an MLflow run, and the metadata that kohya's scripts and the modelspec put into a
+safetensors file. ``training_files.toml`` says what the tools call the same thing. Everything is read as data and
+bounded; ``training_args.bin`` is a pickle and is never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from indexer.errors import without_user
+from indexer.sources.cards.bounded_yaml import load_yaml
+from indexer.sources.cards.datasets import is_placeholder
+from indexer.sources.cards.paths import without_paths
+from indexer.untrusted import MAX_INTEGER, Reader, is_too_deep, load_json, tidy
+
+# Larger files are not read. The state of a run of 100,000 logged steps has 15 MB.
+LARGEST_FILE = 24 << 20
+MOST_SETTINGS = 400
+MOST_TAGS = 50
+_MOST_DATASETS = 50
+_LONGEST_TEXT = 200
+_LOG_TAIL = 256 << 10  # bytes of a log whose last lines are read
+
+_JSON_NAMES = re.compile(
+    r"(?:training_args|train_args|args|train_config|training_config|finetune_config|hparams|hyperparameters|sft_args"
+    r"|wandb-summary|(?:all|train|eval|test)_results|adapter_config|trainer_state)\.json",
+    re.IGNORECASE,
+)
+_YAML_NAMES = re.compile(
+    r"(?:\w*_)?(?:config|args|hparams|recipe|train|sft|dpo|lora|qlora)(?:_config)?\.ya?ml", re.IGNORECASE
+)
+_LOG_NAMES = ("trainer_log.jsonl",)
+_MLFLOW = re.compile(r"(params|metrics|tags)/(.+)", re.DOTALL)
+_SECRET = re.compile(
+    r"token(?!iz|s\b|_?type|_?id)|secret|passw|api_?key|credential|authorization|cookie", re.IGNORECASE
+)
+# What ties a run to a person or a machine and says nothing of the training.
+_PRIVATE = re.compile(
+    r"(?:wandb_|hub_|tags\.)?(?:user(?:_?name)?|e-?mail|host(?:_?name)?|entity|cwd|root|program|executable|git(?:\..*)?"
+    r"|mlflow\.source\..*|mlflow\.user)",
+    re.IGNORECASE,
+)
+_DATA_FILE = re.compile(r"\.(?:jsonl?|csv|parquet|txt|tsv|arrow)$")
+_NUMBERS = frozenset((
+    "step", "max_steps", "epoch", "epochs", "learning_rate", "batch_size", "accumulation", "weight_decay", "warmup",
+    "seed", "rank", "alpha", "length", "train_loss", "eval_loss", "best_metric",
+))  # fmt: skip
+_WHOLE = frozenset(("step", "max_steps", "batch_size", "accumulation", "seed", "rank", "length"))
+
+Settings = dict[str, str | int | float | bool]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model was trained, as the files beside it say; what they do not say is None or empty.
+
+    Attributes:
+        tool: the program that trained it, by its files and keys.
+        base: the model that was tuned, as written; the path of a folder is cut to its name.
+        datasets: the training data, as written, without paths.
+        run: the name of the run.
+        step, max_steps, epoch, epochs: how far the training had come, and how far it was meant to go.
+        learning_rate, batch_size, accumulation, weight_decay, warmup, optimizer, scheduler, seed, length: as set. The
+            batch is that of one device; ``warmup`` is a share if less than 1, and a number of steps otherwise.
+        method, stage: of fine-tuning ("lora", "full") and of training ("sft", "dpo").
+        rank, alpha: of an adapter.
+        train_loss, eval_loss: the last that were logged.
+        best_metric: the best value of the metric that chose the best checkpoint.
+        best_checkpoint: the name of that checkpoint's folder.
+        licence, author, trigger: as modelspec's metadata say.
+        tags: the most frequent words of the captions of an image model's training data.
+        settings: every other setting by its name, scalars only.
+        read: the names of the files that said something.
+    """
+
+    tool: str | None = None
+    base: str | None = None
+    datasets: tuple[str, ...] = ()
+    run: str | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    epoch: float | None = None
+    epochs: float | None = None
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    accumulation: int | None = None
+    weight_decay: float | None = None
+    warmup: float | None = None
+    optimizer: str | None = None
+    scheduler: str | None = None
+    seed: int | None = None
+    length: int | None = None
+    method: str | None = None
+    stage: str | None = None
+    rank: int | None = None
+    alpha: float | None = None
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    best_metric: float | None = None
+    best_checkpoint: str | None = None
+    licence: str | None = None
+    author: str | None = None
+    trigger: str | None = None
+    tags: tuple[str, ...] = ()
+    settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    read: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.read)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known, as a JSON object."""
+        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return {
+            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            for name, value in values
+            if value is not None and value != () and value != {}
+        }
+
+
+def is_training_file(name: str) -> bool:
+    """Whether a file of a checkpoint's folder is one that ``read_training`` understands; ``name`` is relative to it."""
+    last = name.rpartition("/")[2]
+    return bool(
+        _JSON_NAMES.fullmatch(last)
+        or _YAML_NAMES.fullmatch(last)
+        or last in _LOG_NAMES
+        or (_MLFLOW.fullmatch(name) is not None)
+    )
+
+
+def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, str] | None = None) -> Training:
+    """What the files of one checkpoint say of its training.
+
+    Args:
+        contents: names and contents of files for which ``is_training_file`` is true, those nearest to the weights
+            first: of two that say the same thing the first counts.
+        metadata: the texts in the header of its safetensors file.
+
+    Files that cannot be read say nothing. Never raises for what a file holds.
+    """
+    read: list[str] = []
+    found: list[tuple[str, Settings, Mapping[str, Any]]] = []
+    for name, content in contents:
+        if len(content) > LARGEST_FILE:
+            continue
+        loaded = _load(name, content)
+        if flat := _flat(loaded):
+            found.append((name, flat, loaded))
+            read.append(name.rpartition("/")[2])
+    if metadata:
+        loaded = _loaded_metadata(metadata)
+        if flat := _flat(loaded):
+            found.append(("", flat, loaded))
+            read.append("safetensors metadata")
+    if not found:
+        return Training()
+    values: dict[str, Any] = {}
+    used: set[str] = set()
+    for one, names in _tables()["fields"].items():
+        if (stated := _first(found, names, one)) is not None:
+            values[one] = stated[1]
+            used.add(stated[0])
+    if "datasets" not in values:
+        values["datasets"] = ()
+    best = next((flat[key] for _, flat, _ in found for key in ("best_model_checkpoint",) if key in flat), None)
+    settings: Settings = {}
+    for _, flat, _ in found:
+        for key, value in flat.items():
+            if key not in used and key != "best_model_checkpoint" and len(settings) < MOST_SETTINGS:
+                settings.setdefault(key, value)
+    return Training(
+        **values,
+        tool=_tool(found),
+        best_checkpoint=_last_part(str(best)) if best else None,
+        tags=_caption_words(metadata or {}),
+        settings=settings,
+        read=tuple(dict.fromkeys(read)),
+    )
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("indexer.sources.cards").joinpath("training_files.toml").read_text(encoding="utf-8"))
+
+
+# ---- one file
+
+
+def _load(name: str, content: bytes) -> Mapping[str, Any]:
+    """A file as an object; {} if it holds none."""
+    last = name.rpartition("/")[2]
+    if tracked := _MLFLOW.fullmatch(name):
+        return _mlflow_value(tracked[1], tracked[2], content)
+    text = content.decode("utf-8", errors="replace")
+    try:
+        if last in _LOG_NAMES:
+            return _log_end(text)
+        loaded = load_json(text) if last.endswith(".json") else load_yaml(text)
+    except ValueError:
+        return {}
+    if not isinstance(loaded, dict) or is_too_deep(loaded):
+        return {}
+    if "wandb_version" in loaded or "_wandb" in loaded:
+        loaded = {
+            key: value["value"] if isinstance(value, dict) and "value" in value else value
+            for key, value in loaded.items()
+            if key not in ("wandb_version", "_wandb")
+        }
+    history = loaded.pop("log_history", None)
+    return {**_history_end(history), **loaded} if isinstance(history, list) else loaded
+
+
+def _mlflow_value(kind: str, key: str, content: bytes) -> Mapping[str, Any]:
+    """A parameter, the last value of a metric ("time value step" on each line), or a tag."""
+    text = content[-_LOG_TAIL:].decode("utf-8", errors="replace").strip()
+    if kind != "metrics":
+        return {key if kind == "params" else f"tags.{key}": text}
+    parts = text.rpartition("\n")[2].split()
+    if len(parts) < 2 or (value := Reader().number(parts[1])) is None:
+        return {}
+    step = Reader().number(parts[2]) if len(parts) > 2 else None
+    return {key: value} | ({"global_step": int(step)} if step is not None and 0 <= step <= MAX_INTEGER else {})
+
+
+def _history_end(history: list[Any]) -> dict[str, Any]:
+    """The last value of everything that a Trainer logged."""
+    end: dict[str, Any] = {}
+    for entry in history:
+        if isinstance(entry, dict):
+            end.update({key: value for key, value in entry.items() if isinstance(key, str)})
+    # Of the whole run the Trainer logs `train_loss`; of single steps `loss`, of which the last is the one to compare.
+    if "loss" in end:
+        end["train_loss"] = end.pop("loss")
+    return end
+
+
+def _log_end(text: str) -> dict[str, Any]:
+    """The last values of a log with one JSON object a line."""
+    lines = text[-_LOG_TAIL:].splitlines()
+    end: dict[str, Any] = {}
+    for line in lines:
+        try:
+            entry = load_json(line)
+        except ValueError:  # the first may be cut
+            continue
+        if isinstance(entry, dict) and not is_too_deep(entry):
+            end.update(entry)
+    if "current_steps" in end:
+        end["global_step"] = end.pop("current_steps")
+    if "total_steps" in end:
+        end["max_steps"] = end.pop("total_steps")
+    return end
+
+
+def _loaded_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The metadata of a safetensors file: texts, of which some are JSON. Captions and folders are read apart."""
+    loaded: dict[str, Any] = {}
+    for key, text in list(metadata.items())[: 10 * MOST_SETTINGS]:
+        if key in ("ss_tag_frequency", "ss_bucket_info") or len(text) > LARGEST_FILE:
+            continue
+        if key in ("ss_dataset_dirs", "ss_datasets"):
+            loaded.setdefault("datasets", [])
+            loaded["datasets"] += _folders_of_data(text)
+        elif key.startswith(("ss_", "modelspec.")) or len(text) <= _LONGEST_TEXT:
+            loaded[key] = text
+    return loaded
+
+
+def _folders_of_data(text: str) -> list[str]:
+    """The names of kohya's folders of pictures, without the number of repeats in front ("10_cats" → "cats")."""
+    value = _json_in(text)
+    names: list[str] = []
+    if isinstance(value, dict):
+        names = [str(key) for key in value]
+    elif isinstance(value, list):
+        subsets = [one for entry in value if isinstance(entry, dict) for one in _listed(entry.get("subsets"))]
+        for subset in subsets:
+            directory = subset.get("image_dir") if isinstance(subset, dict) else None
+            names += [directory] if isinstance(directory, str) else []
+    return [re.sub(r"^\d+_", "", _last_part(name)) for name in names]
+
+
+def _caption_words(metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """The most frequent tags of the captions, over all folders."""
+    text = metadata.get("ss_tag_frequency", "")
+    value = _json_in(text) if len(text) <= LARGEST_FILE else None
+    counts: dict[str, float] = {}
+    for folder in value.values() if isinstance(value, dict) else ():
+        for tag, count in folder.items() if isinstance(folder, dict) else ():
+            if isinstance(count, int | float) and not isinstance(count, bool) and math.isfinite(count):
+                name = tidy(str(tag), 80)
+                counts[name] = counts.get(name, 0) + count
+    counts.pop("", None)
+    return tuple(sorted(counts, key=lambda name: (-counts[name], name))[:MOST_TAGS])
+
+
+def _json_in(text: str) -> Any:
+    try:
+        value = load_json(text)
+    except ValueError:
+        return None
+    return None if is_too_deep(value) else value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+# ---- settings
+
+
+def _flat(loaded: Mapping[str, Any]) -> Settings:
+    """The scalars of an object by their dotted keys, without secrets, paths and what names a person or a machine."""
+    flat: Settings = {}
+    for key, value in _leaves(loaded, ""):
+        if len(flat) >= MOST_SETTINGS:
+            break
+        if _SECRET.search(key) or _PRIVATE.fullmatch(key):
+            continue
+        if isinstance(value, str):
+            value = without_paths(without_user(value)) if len(value) <= 4 * _LONGEST_TEXT else value
+            value = tidy(value, _LONGEST_TEXT)
+            if not value:
+                continue
+        elif not isinstance(value, bool) and not (math.isfinite(value) and abs(value) <= MAX_INTEGER):
+            continue
+        flat[tidy(key, _LONGEST_TEXT)] = value
+    return flat
+
+
+def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(dotted key, scalar); a short list of scalars is one text."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        if value and all(isinstance(one, str | int | float) for one in value) and len(value) <= 50:
+            yield prefix, ", ".join(str(one) for one in value)
+    elif isinstance(value, str | int | float):
+        yield prefix, value
+
+
+def _first(found: list[tuple[str, Settings, Mapping[str, Any]]], names: list[str], kind: str) -> tuple[str, Any] | None:
+    """The name and value of the first of some settings that a file states; None if none does."""
+    for _, flat, loaded in found:
+        for name in names:
+            if kind == "datasets":
+                if stated := _datasets_in(_value_at(loaded, name)):
+                    return name, stated
+            elif name in flat and (value := _typed(flat[name], kind)) is not None:
+                return name, value
+    return None
+
+
+def _typed(value: str | int | float | bool, kind: str) -> str | int | float | None:
+    """A setting as its field has it; None if it is not of that kind."""
+    if kind not in _NUMBERS:
+        text = str(value) if not isinstance(value, bool) else ""
+        text = _last_part(text) if kind == "base" else text
+        return None if not text or (kind == "base" and is_placeholder(text)) else text
+    number = Reader().number(value)
+    if number is None or (kind in _WHOLE and (number != int(number) or abs(number) > MAX_INTEGER)):
+        return None
+    # -1 steps mean "as many as the epochs have".
+    if number < 0 and kind not in ("train_loss", "eval_loss", "best_metric"):
+        return None
+    return int(number) if kind in _WHOLE else number
+
+
+def _value_at(loaded: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted key, of an object or of one whose key has the dots."""
+    if name in loaded:
+        return loaded[name]
+    head, _, rest = name.partition(".")
+    inner = loaded.get(head)
+    return _value_at(inner, rest) if rest and isinstance(inner, Mapping) else None
+
+
+def _datasets_in(value: Any) -> tuple[str, ...]:
+    """The names of data sets in a text with commas, a list, an object of shares, or a list of objects."""
+    names: list[str] = []
+    if isinstance(value, str):
+        names = [value] if _looks_like_path(value) else value.split(",")
+    elif isinstance(value, Mapping):
+        keys = [value[key] for key in _tables()["dataset_keys"]["names"] if isinstance(value.get(key), str)]
+        # {"owner/set": 0.5, …} gives each data set its share.
+        names = keys[:1] or [key for key, share in value.items() if isinstance(share, int | float)]
+    elif isinstance(value, list):
+        return tuple(dict.fromkeys(name for one in value[:_MOST_DATASETS] for name in _datasets_in(one)))
+    cleaned = (tidy(_dataset_name(name.strip()), _LONGEST_TEXT) for name in names[:_MOST_DATASETS])
+    return tuple(dict.fromkeys(name for name in cleaned if name and not is_placeholder(name)))
+
+
+def _dataset_name(text: str) -> str:
+    """A data set without a path, a sample's size (ms-swift's "set#500") and a site in front ("hf://", "ms::")."""
+    text = re.sub(r"^(?:hf://datasets/|hf://|hf::|ms::|https?://(?:www\.)?huggingface\.co/datasets/)", "", text)
+    text = text.partition("#")[0]
+    return _DATA_FILE.sub("", _last_part(text)) if _looks_like_path(text) else text
+
+
+def _looks_like_path(text: str) -> bool:
+    starts_as_path = re.match(r"\.{0,2}[/\\~]|[A-Za-z]:[/\\]|\w+://", text) is not None
+    return starts_as_path or _DATA_FILE.search(text) is not None or text.count("/") + text.count("\\") > 1
+
+
+def _last_part(text: str) -> str:
+    """The name of a file or folder at the end of a path; an id ``owner/name`` stays."""
+    if re.fullmatch(r"[\w.\-]+/[\w.\-]+", text) and not text.startswith("."):
+        return text
+    parts = [part for part in re.split(r"[/\\]+", text) if part not in ("", ".", "..", "~")]
+    return parts[-1] if parts else ""
+
+
+def _tool(found: list[tuple[str, Settings, Mapping[str, Any]]]) -> str | None:
+    """The program that wrote the files; the Trainer's own only if no other is recognised."""
+    names = {name.rpartition("/")[2] for name, _, _ in found}
+    keys = {key for _, flat, loaded in found for key in (*flat, *map(str, loaded))}
+    for tool in _tables()["tools"]:
+        if not names.isdisjoint(tool.get("files", ())) or not keys.isdisjoint(tool.get("keys", ())):
+            return str(tool["name"])
+    return None
+
+
+def to_json(training: Training) -> str | None:
+    """The text of the column: what is known as a JSON object; None if nothing is."""
+    return json.dumps(training.to_dict(), ensure_ascii=False, sort_keys=True) if training else None
