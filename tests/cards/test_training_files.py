@@ -9,7 +9,7 @@ import pytest
 from indexer.sources.cards.training_files import MOST_SETTINGS, is_training_file, read_training
 
 TRAINER_STATE = {
-    "best_global_step": 1000, "best_metric": 0.31, "best_model_checkpoint": "/data/ada/runs/lr3e-5/checkpoint-1000",
+    "best_global_step": 1000, "best_metric": 0.31, "best_model_checkpoint": "/data/lovelace/runs/lr3e-5/checkpoint-1000",
     "epoch": 2.0, "global_step": 1500, "max_steps": 2250, "num_train_epochs": 3, "train_batch_size": 16,
     "log_history": [
         {"epoch": 0.5, "loss": 0.9, "learning_rate": 2e-5, "step": 500},
@@ -23,7 +23,7 @@ base_model: NousResearch/Meta-Llama-3-8B
 datasets:
   - path: mhenrichsen/alpaca_2k_test
     type: alpaca
-  - path: /data/ada/private/support.jsonl
+  - path: /data/lovelace/private/support.jsonl
     type: chat_template
 adapter: lora
 lora_r: 32
@@ -36,7 +36,7 @@ optimizer: adamw_bnb_8bit
 lr_scheduler: cosine
 learning_rate: 0.0002
 hub_token: hf_secretsecretsecret
-wandb_entity: ada
+wandb_entity: lovelace
 """
 LLAMA_FACTORY = """
 model_name_or_path: /mnt/models/Qwen2.5-7B-Instruct
@@ -67,7 +67,7 @@ batch_size: 2
 epochs: 1
 """
 MLX = {
-    "model": "mlx-community/Llama-3.2-1B", "fine_tune_type": "lora", "data": "/Users/ada/wikisql", "iters": 600,
+    "model": "mlx-community/Llama-3.2-1B", "fine_tune_type": "lora", "data": "/Users/lovelace/wikisql", "iters": 600,
     "learning_rate": 1e-5, "batch_size": 4, "lora_parameters": {"rank": 8, "scale": 20.0, "dropout": 0.0}, "seed": 0,
 }  # fmt: skip
 KOHYA = {
@@ -116,7 +116,7 @@ def test_secrets_and_people_are_left_out():
     for name in ("axolotl_config.yaml", "config.yaml"):
         text = json.dumps(read(name, AXOLOTL).to_dict())
         assert "hf_secret" not in text
-        assert "ada" not in text
+        assert "lovelace" not in text
 
 
 def test_llama_factory():
@@ -165,11 +165,11 @@ def test_an_mlflow_run():
     found = read_training([
         ("params/learning_rate", b"3e-05"), ("params/model_name_or_path", b"roberta-base"),
         ("metrics/eval_loss", b"1700000000000 0.5 100\n1700000000001 0.4 200\n"), ("tags/mlflow.runName", b"lr3e-5"),
-        ("tags/mlflow.user", b"ada"), ("tags/mlflow.source.name", b"/home/ada/train.py"),
+        ("tags/mlflow.user", b"lovelace"), ("tags/mlflow.source.name", b"/home/lovelace/train.py"),
     ])  # fmt: skip
     assert (found.base, found.learning_rate, found.eval_loss, found.step) == ("roberta-base", 3e-5, 0.4, 200)
     assert found.run == "lr3e-5"
-    assert "ada" not in json.dumps(found.to_dict())
+    assert "lovelace" not in json.dumps(found.to_dict())
 
 
 def test_the_nearest_file_counts():
