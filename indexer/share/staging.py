@@ -36,8 +36,8 @@ from indexer.regular_files import descriptor_of, regular_status
 from indexer.share.contents import known_digests, named_files
 from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.shared_state import usable_umask
+from indexer.sources.cards.paths import without_paths
 from indexer.sources.claims import BY_FOLDER
-from indexer.sources.folder import without_paths
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksummed_jsonl import write_lines
 from indexer.storage.checksums import file_sha256
