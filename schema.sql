@@ -157,7 +157,22 @@ CREATE TABLE records (
     block_bytes BIGINT,  -- Bytes of its block matrices, or of the factors of an adapter.
     seconds DOUBLE,  -- Seconds spent reading and vectorising it.
     device VARCHAR,  -- Where the SVD ran: cpu or cuda.
-    made TIMESTAMP  -- When the record was made.
+    made TIMESTAMP,  -- When the record was made.
+    training_tool VARCHAR,  -- The program that trained it, by the files that it wrote beside the weights: transformers,
+        -- trl, axolotl, LLaMA-Factory, ms-swift, torchtune, mlx-lm, kohya. This and the next columns are null if no such
+        -- file says it; nothing of them is verified.
+    run VARCHAR,  -- Name of the training run.
+    step BIGINT,  -- Steps that had been done when the weights were saved.
+    epoch DOUBLE,  -- The same in epochs.
+    train_loss DOUBLE,  -- Last training loss that was logged.
+    eval_loss DOUBLE,  -- Last validation loss that was logged.
+    learning_rate DOUBLE,  -- Learning rate, as set.
+    stated_base VARCHAR,  -- The model that was tuned, as the files call it, without the path of a folder.
+    training JSON  -- Everything that the files beside the weights, the settings of an adapter and the header of the
+        -- weights say of the training: the columns above, datasets, data_files (those of them that are files or folders),
+        -- max_steps, epochs, batch_size, accumulation, weight_decay, warmup, optimizer, scheduler, seed, length, method,
+        -- stage, rank, alpha, best_metric, best_checkpoint, licence, author, trigger, tags (frequent words of captions),
+        -- settings (every other one, by its name) and read (the files). Without paths, secrets and names of people.
 );
 
 -- Every tag at the Hub, as written (control characters are escaped).
@@ -173,8 +188,8 @@ CREATE TABLE model_datasets (
     parent VARCHAR,  -- The dataset that it is a subtask of: glue for glue/mrpc. The model also has a row for the
         -- parent.
     raw VARCHAR NOT NULL,  -- The name as written in the card or tag.
-    source VARCHAR NOT NULL  -- Where it is written: tag, card, model-index, or readme (the sentence of the tool that
-        -- tuned it; read only if the others name none).
+    source VARCHAR NOT NULL  -- Where it is written: tag, card, model-index, readme (the sentence of the tool that
+        -- tuned it; read only if the others name none), or training (the files that the tool wrote beside the weights).
 );
 
 -- Evaluation results reported in the model-index of the card.
@@ -529,6 +544,7 @@ SELECT
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
+    training_tool, run, step, epoch, train_loss, eval_loss, learning_rate, stated_base, training,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
 FROM fine_tunes
 JOIN records USING (model_id)

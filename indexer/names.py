@@ -15,6 +15,12 @@ READS = ("sample", "full")
 # small that float32 may lose it.
 UNTRAINED, UNMEASURABLE = "untrained", "unmeasurable"
 
+# Columns of what the files beside the weights say of the training, with their names in ``Record.training``.
+TRAINING_COLUMNS = {
+    "training_tool": "tool", "run": "run", "step": "step", "epoch": "epoch", "train_loss": "train_loss",
+    "eval_loss": "eval_loss", "learning_rate": "learning_rate", "stated_base": "base",
+}  # fmt: skip
+
 # Connections to one host at a time: the Hub's edge is reported to throttle more.
 CONNECTIONS = 8
 RELATIONS = ("finetune", "adapter", "merge", "quantized")

@@ -42,11 +42,13 @@ from indexer.checkpoints.stored_tensor import (
     read_safetensors,
 )
 from indexer.checkpoints.torch_files import read_torch_index
+from indexer.checkpoints.training import training_beside
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
 from indexer.records.record import StoredFile
+from indexer.sources.cards.training_files import Training
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 
@@ -308,6 +310,14 @@ class Checkpoint:
         Raises Skipped("malformed") if it is longer than ``limit``, Failed if a retry may work.
         """
         return self._repository.read_beside(self.folder, name, limit)
+
+    def training(self) -> Training:
+        """What the files beside the weights, the settings of an adapter and the weights' own header say of training.
+
+        Files that cannot be read say nothing. Over the network few and short ones are read.
+        """
+        metadata = next(iter(self._files.values())).metadata if self._files else {}
+        return training_beside(self._repository, self.folder, self.adapter_config, metadata, self.is_remote)
 
     def close(self) -> None:
         """Close files and connections."""

@@ -11,7 +11,7 @@ from indexer.network.byterange import ByteSource
 from indexer.network.hub_requests import RetryPolicy
 from indexer.sources.registry import ModelRef, check_readable
 from indexer.sources.rows import errors_of
-from indexer.sources.source import Source, Version
+from indexer.sources.source import Source, Version, whole_file
 from indexer.untrusted import LFS_PULL, is_lfs_pointer, load_json, shown
 
 _MOST_SMALL = 64 << 20  # every reader gives a smaller limit of its own
@@ -27,6 +27,7 @@ class Repository:
         self.commit = version.commit
         self.filenames = version.names
         self.lacking = version.lacking
+        self.above = version.above
         self.small_bytes = 0
         self.most_small = _MOST_SMALL if most_small is None else most_small
         self._version, self._source = version, source
@@ -49,6 +50,13 @@ class Repository:
             if path in self.filenames:
                 return self.read_small(path, limit)
         return None
+
+    def read_above(self, name: str, limit: int) -> bytes:
+        """A file of the folders above, as ``read_small``."""
+        with errors_of(self._source):
+            content = whole_file(self.above[name](), min(limit, self.most_small))
+        self.small_bytes += len(content)
+        return content
 
     def read_json(self, path: str, limit: int) -> dict[str, Any]:
         """A JSON file that must hold an object.

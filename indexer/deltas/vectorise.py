@@ -122,6 +122,7 @@ def vectorise(
                     reader.read_adapter(None)
         start, reader.learned = adapter_start(checkpoint, base, reader.factors_a, unit.spec.rank, search)
         deltas = reader.deltas()
+        training = checkpoint.training().to_dict()  # after the weights: if these cannot be read, nothing more is asked
         record = Record(
             identity=identity,
             deltas=deltas,
@@ -135,6 +136,7 @@ def vectorise(
             files=checkpoint.files,
             head=asdict(head_facts(checkpoint.config)),
             card=dict(unit.card or {}),
+            training=training,
             dtype=checkpoint.dtype,
             device=unit.device,
             threads=torch.get_num_threads(),

@@ -108,8 +108,10 @@ def known_models(
     rows = _rows_of(earlier, "fine_tunes", f"SELECT {_MODEL_COLUMNS} FROM fine_tunes ORDER BY model_id")
     wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
-    for table, column in (("tags", "tag"), ("model_datasets", "raw")) if wanted else ():
-        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} ORDER BY ALL"):
+    # Datasets that the files beside the weights name are in the record.
+    tables = (("tags", "tag", ""), ("model_datasets", "raw", "WHERE source <> 'training' "))
+    for table, column, only in tables if wanted else ():
+        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} {only}ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
     for row in wanted:
         card = {

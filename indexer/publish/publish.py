@@ -32,6 +32,9 @@ _DELTAS_AT_ONCE = 50_000
 
 _RECORD_TABLES = ("records", "deltas", "fused_matrices", "adapter_bases")
 _LISTING_TABLES = ("fine_tunes", "tags", "model_datasets", "evaluations")
+# Datasets come from listing rows, and from the files that were read with the weights.
+_OF_BOTH = "model_datasets"
+_FROM_RECORDS = "source = 'training'"
 
 # Skipped models that the message names; all are in the database.
 _MOST_NAMED = 3
@@ -212,7 +215,9 @@ class _Publisher:
         return ids
 
     def _listing_tables(self, changed: list[Entry], ids: dict[str, int]) -> None:
-        self.tables.delete(_LISTING_TABLES, [ids[entry.listed.id] for entry in changed])
+        self.tables.delete(
+            _LISTING_TABLES, [ids[entry.listed.id] for entry in changed], {_OF_BOTH: f"NOT {_FROM_RECORDS}"}
+        )
         for start in range(0, len(changed), _ROWS_AT_ONCE):
             rows: dict[str, list[Row]] = {table: [] for table in _LISTING_TABLES}
             for entry in changed[start : start + _ROWS_AT_ONCE]:
@@ -233,9 +238,9 @@ class _Publisher:
         self, reread: list[Entry], ids: dict[str, int], updates: VectorUpdates, of_new: Sequence[PublishedVectors]
     ) -> None:
         """Write the rows of _RECORD_TABLES and, in the same pass over the files, the vectors ``of_new`` records."""
-        self.tables.delete(_RECORD_TABLES, [ids[entry.listed.id] for entry in reread])
+        self._delete_of_records([ids[entry.listed.id] for entry in reread])
         representations = [vectors.representation for vectors in of_new]
-        rows: dict[str, list[Row]] = {table: [] for table in _RECORD_TABLES}
+        rows: dict[str, list[Row]] = {table: [] for table in (*_RECORD_TABLES, _OF_BOTH)}
         for entry in reread:
             if not entry.record_key:
                 continue
@@ -281,7 +286,7 @@ class _Publisher:
     def _unpublish(self, lost: Mapping[int, tuple[str, InvalidValue]]) -> tuple[list[int], set[int]]:
         """Skip models whose record turned out not to fit; returns their ids, and those of them and their duplicates."""
         touched = with_duplicates(self.tables, list(lost))
-        self.tables.delete(_RECORD_TABLES, list(lost))
+        self._delete_of_records(list(lost))
         for model_id, (model, why) in lost.items():
             self._skip(model, model_id, why, again=True)
         return list(lost), touched
@@ -294,6 +299,10 @@ class _Publisher:
             "fingerprint = CASE WHEN ? THEN NULL ELSE fingerprint END WHERE model_id = ?",
             [str(why), again, model_id],
         )
+
+    def _delete_of_records(self, model_ids: Sequence[int]) -> None:
+        """Delete the rows that come from the records of some models."""
+        self.tables.delete((*_RECORD_TABLES, _OF_BOTH), model_ids, {_OF_BOTH: _FROM_RECORDS})
 
     def _insert_all(self, rows: dict[str, list[Row]]) -> None:
         for table, waiting in rows.items():

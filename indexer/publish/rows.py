@@ -22,6 +22,7 @@ from indexer.database.validation import InvalidValue, check_rows, plain_json, va
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
+from indexer.names import TRAINING_COLUMNS
 from indexer.publish.tables import Row
 from indexer.records.difference import signature_of
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
@@ -201,7 +202,9 @@ def rows_of_record(
         "problem_type": record.head.get("problem_type"),
         "weight_files": [asdict(stored) for stored in record.files],
         "made": moment(record.created),
+        "training": json.dumps(plain_json(dict(record.training)), ensure_ascii=False) if record.training else None,
     }
+    row |= {column: record.training.get(name) for column, name in TRAINING_COLUMNS.items()}
     row |= {name: getattr(record, name) for name in _RECORD_FIELDS}
     tokens = record.tokens if record.tokens is not None and record.tokens.kind in KINDS else None
     row |= {
@@ -251,7 +254,17 @@ def rows_of_record(
     if (named := record.adapter_base) is not None:
         found = {"named": named.named, "verdict": named.verdict, "resolved_base": named.parent, "why": named.why}
         adapter_bases = [{"model_id": model_id} | found]
-    return {"records": [row], "deltas": deltas, "fused_matrices": fused, "adapter_bases": adapter_bases}
+    claims = [
+        {"model_id": model_id} | {name: getattr(claim, name) for name in _CLAIM_FIELDS}
+        for claim in record.dataset_claims
+    ]
+    return {
+        "records": [row],
+        "deltas": deltas,
+        "fused_matrices": fused,
+        "adapter_bases": adapter_bases,
+        "model_datasets": claims,
+    }
 
 
 def row_of_base(base: StoredBase) -> Row:

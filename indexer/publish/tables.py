@@ -69,13 +69,21 @@ class Tables:
         self.run(f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({differs})")
         self.run("DROP TABLE updates")
 
-    def delete(self, tables: Iterable[str], model_ids: Sequence[int] | NDArray[np.int64]) -> None:
-        """Delete the rows of some models."""
+    def delete(
+        self,
+        tables: Iterable[str],
+        model_ids: Sequence[int] | NDArray[np.int64],
+        only: Mapping[str, str] | None = None,
+    ) -> None:
+        """Delete the rows of some models; of a table in ``only`` those for which its condition holds."""
         if not len(model_ids):
             return
         with self.listed(model_ids):
             for table in tables:
-                self.connection.execute(f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM listed)")
+                condition = f" AND {only[table]}" if only and table in only else ""
+                self.connection.execute(
+                    f"DELETE FROM {table} WHERE model_id IN (SELECT model_id FROM listed){condition}"
+                )
 
     @contextmanager
     def listed(self, model_ids: Sequence[int] | NDArray[np.int64]) -> Iterator[None]:

@@ -18,6 +18,7 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.names import UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.adapter_start import AdapterStart
 from indexer.records.identity import AdapterBase, Identity, canonical_json
+from indexer.sources.cards.modelcard import DatasetClaim, claims_in_training
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
 from indexer.untrusted import load_json
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
@@ -183,7 +184,8 @@ class Record:
     embedding cannot be compared with the base's. ``adapter_kind``: the method of an adapter
     (``indexer.checkpoints.adapter.AdapterPlan``), "" for other models; ``passed_over``: what was not read of it;
     ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to which the base
-    had been rounded before training ("nf4" or "nf4 double"), "" if it had not been.
+    had been rounded before training ("nf4" or "nf4 double"), "" if it had not been. ``training``: what the files beside
+    the weights say of how they were made (``indexer.sources.cards.training_files.Training.to_dict``); {} if nothing.
     """
 
     identity: Identity
@@ -211,6 +213,12 @@ class Record:
     adapter_notes: tuple[str, ...] = ()
     base_grid: str = ""
     start: AdapterStart | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def dataset_claims(self) -> tuple[DatasetClaim, ...]:
+        """The datasets that the files beside the weights name."""
+        return claims_in_training(self.training)
 
     @property
     def norm(self) -> float:
@@ -405,7 +413,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
 
 
 # What is stored as it is: fields of the header and arrays, of a record and of a matrix.
-_FIELDS = ("head", "card", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
+_FIELDS = ("head", "card", "training", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
 _ARRAYS = ("sample", "row_space")
 _TOKEN_FIELDS = ("scale", "vocabulary", "base_vocabulary", "kind", "is_share", "positions", "pairs")
 _DELTA_FIELDS = ("norm", "base_norm", "inner", "transposed")

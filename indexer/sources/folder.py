@@ -8,19 +8,22 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
-from indexer.network.byterange import LocalFile
-from indexer.regular_files import descriptor_of, files_below
+from indexer.network.byterange import ByteSource, LocalFile
+from indexer.regular_files import MOST_FILES, descriptor_of, files_below
 from indexer.sources import registry
 from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
+from indexer.sources.cards.training_files import is_training_file
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
@@ -162,7 +165,8 @@ class Folder(Source):
             names = files_below(folder, beneath)
         except OSError as error:
             raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
-        return Version(None, names, lambda path: LocalFile(folder / path, path, beneath))
+        above = _settings_above(folder, beneath)
+        return Version(None, names, lambda path: LocalFile(folder / path, path, beneath), above=above)
 
 
 def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
@@ -211,6 +215,19 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     if lacks_sentence(as_of_hub(row)):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
+
+
+def _settings_above(folder: Path, beneath: Path | None) -> dict[str, Callable[[], ByteSource]]:
+    """How to open what a training tool wrote of the run that the checkpoint in ``folder`` belongs to, by name."""
+    if not _RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
+        return {}
+    run = folder.parent
+    try:
+        with os.scandir(run) as entries:
+            names = [entry.name for entry in islice(entries, MOST_FILES) if is_training_file(entry.name)]
+    except OSError:
+        return {}
+    return {name: partial(LocalFile, run / name, name, beneath) for name in sorted(names)}
 
 
 def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:

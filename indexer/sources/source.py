@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text, unreadable
@@ -61,7 +62,8 @@ class Version:
     """The files of one model at one commit, by their paths in it or in the requested subfolder.
 
     ``open_file`` opens one for reading by ranges; ``read_small`` reads a short one, where that takes less than opening.
-    ``lacking``: why files may be missing here that the model has; "" if they cannot.
+    ``lacking``: why files may be missing here that the model has; "" if they cannot. ``above``: by name, how to open
+    the files of the folders above, nearest first; what training tools wrote of a whole run lies there.
     """
 
     def __init__(
@@ -73,11 +75,18 @@ class Version:
         read_small: Callable[[str, int], bytes] | None = None,
         subfolder: str = "",
         lacking: str = "",
+        above: Mapping[str, Callable[[], ByteSource]] | None = None,
     ) -> None:
         below = f"{subfolder}/" if subfolder else ""
+        paths = list(names)
         self.commit = commit
-        self.names = frozenset(path.removeprefix(below) for path in names if path.startswith(below))
+        self.names = frozenset(path.removeprefix(below) for path in paths if path.startswith(below))
         self.lacking = lacking
+        self.above: Mapping[str, Callable[[], ByteSource]] = above or {
+            path: partial(open_file, path)
+            for path in sorted(paths, key=lambda path: -path.count("/"))
+            if not path.startswith(below) and below.startswith("".join(path.rpartition("/")[:2]))
+        }
         self._open_file, self._read_small, self._below = open_file, read_small, below
 
     def open(self, path: str) -> ByteSource:

@@ -55,6 +55,10 @@ def names_of(place: Place) -> tuple[str, ...]:
     return tuple(fact.name for fact in facts_of(place))
 
 
+_INTENDED = {"step": "max_steps", "epoch": "epochs"}
+_IN_WORDS = {"learning_rate": "learning rate", "train_loss": "training loss", "eval_loss": "validation loss"}
+
+
 def _path(known: Known) -> str:
     steps = known.get("path") or []
     if len(steps) < 2:
@@ -98,6 +102,22 @@ def _start(known: Known) -> str | None:
 def _trace(known: Known) -> str:
     exactness = known.get("token_class")
     return f"{exactness}: `query trace` says which tokens it was trained on" if exactness else ""
+
+
+def _training(known: Known) -> str:
+    """The usual settings that the files beside the weights state."""
+    stated = known.get("training") or {}
+    if not isinstance(stated, Mapping):
+        return ""
+    words = [str(stated[name]) for name in ("tool", "run") if stated.get(name)]
+    for name in ("step", "epoch"):
+        if stated.get(name) is not None:
+            most = stated.get(_INTENDED[name])
+            words.append(f"{name} {stated[name]:,}" + (f" of {most:,}" if most else ""))
+    for name, label in _IN_WORDS.items():
+        if stated.get(name) is not None:
+            words.append(f"{label} {stated[name]:.4g}")
+    return ", ".join(words)
 
 
 def _flags(known: Known) -> list[str]:
@@ -165,6 +185,15 @@ FACTS = (
     ModelFact("initialisation", _COMPARE),
     ModelFact("start", _SHOW | _COMPARE, _start),
     ModelFact("trace", _SHOW, _trace),
+    ModelFact("training", _SHOW | _PAGE, _training),
+    ModelFact("training_tool", _COMPARE),
+    ModelFact("run", _COMPARE),
+    ModelFact("step", _COMPARE),
+    ModelFact("epoch", _COMPARE),
+    ModelFact("train_loss", _COMPARE),
+    ModelFact("eval_loss", _COMPARE),
+    ModelFact("learning_rate", _COMPARE),
+    ModelFact("stated_base", _COMPARE),
     ModelFact("flags", _SHOW, _flags),
     ModelFact("is_copy", _PAGE, _copy),
     ModelFact("copy_evidence", _PAGE, _copy_evidence),

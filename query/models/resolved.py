@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from indexer.errors import AtlasError, Call, Text, access_hint
-from indexer.names import UNMEASURABLE, UNTRAINED, nearest
+from indexer.names import TRAINING_COLUMNS, UNMEASURABLE, UNTRAINED, nearest
 from indexer.sources.registry import ModelRef, typed_id
 from query.models.sampled import LIKE_THE_BASE, SAMPLE, needs_all, rows_in_words, sample_gives
 
@@ -205,10 +205,11 @@ def start_in_words(start: dict[str, Any]) -> str:
 
 def facts_of_record(record: Record) -> dict[str, Any]:
     """Columns of the models view, for a model that was read for this question."""
+    named = [name for claim in record.dataset_claims for name in (claim.dataset, claim.parent) if name]
     norm, base_norm = (math.hypot(*(getattr(one, name) for one in record.deltas)) for name in ("norm", "base_norm"))
     return {
         "relation": record.identity.relation,
-        "datasets": list(record.card.get("datasets", ())),
+        "datasets": sorted({*record.card.get("datasets", ()), *named}),
         "head_class": record.head.get("architecture_class"),
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
@@ -220,6 +221,8 @@ def facts_of_record(record: Record) -> dict[str, Any]:
         "base_cosine": record.base_cosine,
         "dtype": record.dtype,
         "start": start_as_row(record),
+        "training": json.dumps(dict(record.training)) if record.training else None,
+        **{column: record.training.get(name) for column, name in TRAINING_COLUMNS.items()},
     }
 
 

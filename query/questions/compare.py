@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
-from indexer.names import DeltaKey
+from indexer.names import TRAINING_COLUMNS, DeltaKey
 from indexer.records.tokens import EXACT
 from query.contract.columns import (
     BACKGROUND,
@@ -56,6 +57,9 @@ _SECOND_MODEL = Doc("The second model.")
 _A_NORM = Doc("Norm of the first model's change there.")
 _B_NORM = Doc("Norm of the second model's change there.")
 _OF_THE_WHOLE = Doc("As above; of the whole alone.")
+
+# How the names of facts begin that are settings of the training.
+SETTING = "training."
 
 Means = dict[str, float | None]
 
@@ -151,6 +155,9 @@ class Comparison(Result):
             {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
             for fact in facts_of(Place.COMPARE)
             if fact.name in first
+        ]
+        table["facts"] += [
+            {"fact": fact.fact, "a": fact.a, "b": fact.b} for fact in self.facts if fact.fact.startswith(SETTING)
         ]
         return table
 
@@ -293,7 +300,7 @@ def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> t
     """The facts of two models that are known of either; how they were read only if norms are estimates."""
     names = names_of(Place.COMPARE)
     known, known_too = (
-        atlas.rows(f"SELECT {', '.join(names)} FROM models WHERE model_id = ?", [one.model_id])[0]
+        atlas.rows(f"SELECT {', '.join(names)}, training FROM models WHERE model_id = ?", [one.model_id])[0]
         if one.record is None
         else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
         for one in models
@@ -301,7 +308,16 @@ def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> t
     facts = [Fact(name, known.get(name), known_too.get(name)) for name in names]
     if not are_estimates:  # then all models were read in full
         facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
+    facts += _settings_that_differ(known.get("training"), known_too.get("training"))
     return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
+
+
+def _settings_that_differ(training: str | None, other: str | None) -> list[Fact]:
+    """Settings of the training that the files of both models state, and that are not the same."""
+    one, two = ({**(stated := json.loads(text or "{}")), **stated.get("settings", {})} for text in (training, other))
+    names = [name for name in one if name in two and one[name] != two[name] and not isinstance(one[name], dict | list)]
+    of_columns = set(TRAINING_COLUMNS.values())
+    return [Fact(f"{SETTING}{name}", one[name], two[name]) for name in sorted(names) if name not in of_columns]
 
 
 def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -72,7 +73,14 @@ class ShownModel(Result, Mapping[str, Any]):
         "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
         "claimed_by": "What names the base: the card, a tag, config.json or the model's name.",
         "path": "The models from the base to this one, according to their claims.",
-        "datasets": "Datasets that the card, the tags or the reported results name, each under one spelling.",
+        "datasets": (
+            "Datasets that the card, the tags, the reported results or the files of the training tool name, each under "
+            "one spelling."
+        ),
+        "training": (
+            "What the files beside the weights, and their header, say of the training: tool, run, steps, losses, "
+            "settings."
+        ),
         "family": (
             "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
             "(docs/families.md); with its stack (encoder, decoder) if there are two."
@@ -200,6 +208,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         shown["initialisation"] = shown["initialisation"] if others else None
         shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
         shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
+        shown["training"] = json.loads(shown["training"]) if shown["training"] else None
     is_on_hub = shown["claimed_by"] != "folder"
     shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"]) if is_on_hub else None
     # What its card and tags say.

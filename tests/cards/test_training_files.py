@@ -99,6 +99,7 @@ def test_a_trainers_state():
     assert (found.tool, found.step, found.max_steps, found.epoch, found.epochs) == ("transformers", 1500, 2250, 2.0, 3)
     assert (found.train_loss, found.eval_loss, found.best_metric) == (0.2, 0.35, 0.31)
     assert found.best_checkpoint == "checkpoint-1000"
+    assert found.learning_rate == 2e-5, "the largest: it decays to nothing"
     assert found.settings["eval_accuracy"] == 0.91
     assert "/data" not in json.dumps(found.to_dict())
 

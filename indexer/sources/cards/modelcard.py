@@ -49,8 +49,9 @@ _SHOTS = re.compile(r"\b(?:\d{1,3}|zero|one|few)[ _-]?shots?\b")
 _PLACEHOLDER_LABEL = re.compile(r"LABEL_\d+", re.IGNORECASE | re.ASCII)
 
 
-# Where a dataset is named; "readme": in the sentence of the tool that tuned the model.
-DatasetSource = Literal["tag", "card", "model-index", "readme"]
+# Where a dataset is named; "readme": in the sentence of the tool that tuned the model; "training": in the files that
+# this tool wrote beside the weights, or in their header.
+DatasetSource = Literal["tag", "card", "model-index", "readme", "training"]
 Evaluated = tuple[str, tuple[CanonicalDataset, ...]]  # a dataset's raw name, and what it means
 
 
@@ -245,6 +246,23 @@ def _dataset_claims(
         claim(raw, canonical_datasets(raw), "readme")
     if len(claims) > _MAX_DATASETS:
         reader.note("datasets", f"cut to {_MAX_DATASETS} items")
+    return tuple(claims)[:_MAX_DATASETS]
+
+
+def claims_in_training(training: Mapping[str, Any]) -> tuple[DatasetClaim, ...]:
+    """The datasets that the files beside the weights name: ``Training.to_dict``, which need not be ours.
+
+    A file or folder of somebody's machine is a text, whatever it is called.
+    """
+    reader = Reader()
+    files = set(reader.texts(training.get("data_files"), "training", _MAX_DATASETS))
+    claims: dict[DatasetClaim, None] = {}
+    for raw in reader.texts(training.get("datasets"), "training", _MAX_DATASETS):
+        found = () if raw in files else canonical_datasets(raw)
+        for dataset in found:
+            claims[DatasetClaim(dataset.name, raw, "training", dataset.parent)] = None
+        if not found:
+            claims[DatasetClaim(None, raw, "training")] = None
     return tuple(claims)[:_MAX_DATASETS]
 
 

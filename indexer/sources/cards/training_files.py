@@ -8,7 +8,6 @@ bounded; ``training_args.bin`` is a pickle and is never opened.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tomllib
@@ -30,6 +29,7 @@ MOST_SETTINGS = 400
 MOST_TAGS = 50
 _MOST_DATASETS = 50
 _LONGEST_TEXT = 200
+_MOST_CHARACTERS = 32 << 10  # of all other settings together
 _LOG_TAIL = 256 << 10  # bytes of a log whose last lines are read
 
 _JSON_NAMES = re.compile(
@@ -51,6 +51,11 @@ _PRIVATE = re.compile(
     r"|mlflow\.source\..*|mlflow\.user)",
     re.IGNORECASE,
 )
+# A path within a text, as in a command, and the address of a bucket.
+_INNER_PATH = re.compile(
+    r"(?<![\w./:\\])(?:(?!https?:)[a-z][a-z0-9+]{1,9}://[^\s,;'\"]*?|(?:~|[A-Za-z]:)?[/\\][^\s,;'\"]*?[/\\])"
+    r"([^/\\\s,;'\"]*)(?=[\s,;'\"]|$)"
+)
 _DATA_FILE = re.compile(r"\.(?:jsonl?|csv|parquet|txt|tsv|arrow)$")
 _NUMBERS = frozenset((
     "step", "max_steps", "epoch", "epochs", "learning_rate", "batch_size", "accumulation", "weight_decay", "warmup",
@@ -69,6 +74,7 @@ class Training:
         tool: the program that trained it, by its files and keys.
         base: the model that was tuned, as written; the path of a folder is cut to its name.
         datasets: the training data, as written, without paths.
+        data_files: those of ``datasets`` that are files or folders of a machine, whose names mean nothing elsewhere.
         run: the name of the run.
         step, max_steps, epoch, epochs: how far the training had come, and how far it was meant to go.
         learning_rate, batch_size, accumulation, weight_decay, warmup, optimizer, scheduler, seed, length: as set. The
@@ -87,6 +93,7 @@ class Training:
     tool: str | None = None
     base: str | None = None
     datasets: tuple[str, ...] = ()
+    data_files: tuple[str, ...] = ()
     run: str | None = None
     step: int | None = None
     max_steps: int | None = None
@@ -166,20 +173,23 @@ def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, 
             read.append("safetensors metadata")
     if not found:
         return Training()
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"datasets": ()}
     used: set[str] = set()
     for one, names in _tables()["fields"].items():
         if (stated := _first(found, names, one)) is not None:
             values[one] = stated[1]
             used.add(stated[0])
-    if "datasets" not in values:
-        values["datasets"] = ()
+    data = dict(values["datasets"])
+    values |= {"datasets": tuple(data), "data_files": tuple(name for name, is_file in data.items() if is_file)}
     best = next((flat[key] for _, flat, _ in found for key in ("best_model_checkpoint",) if key in flat), None)
     settings: Settings = {}
-    for _, flat, _ in found:
-        for key, value in flat.items():
-            if key not in used and key != "best_model_checkpoint" and len(settings) < MOST_SETTINGS:
-                settings.setdefault(key, value)
+    left = _MOST_CHARACTERS
+    for key, value in ((key, value) for _, flat, _ in found for key, value in flat.items()):
+        if key in used or key in settings or key == "best_model_checkpoint" or len(settings) >= MOST_SETTINGS:
+            continue
+        left -= len(key) + len(str(value))
+        if left >= 0:
+            settings[key] = value
     return Training(
         **values,
         tool=_tool(found),
@@ -235,11 +245,16 @@ def _mlflow_value(kind: str, key: str, content: bytes) -> Mapping[str, Any]:
 
 
 def _history_end(history: list[Any]) -> dict[str, Any]:
-    """The last value of everything that a Trainer logged."""
+    """The last value of everything that a Trainer logged; of the learning rate, which decays, the largest."""
     end: dict[str, Any] = {}
+    rates: list[float] = []
     for entry in history:
         if isinstance(entry, dict):
             end.update({key: value for key, value in entry.items() if isinstance(key, str)})
+            if (rate := Reader().number(entry.get("learning_rate"))) is not None:
+                rates.append(rate)
+    if rates:
+        end["learning_rate"] = max(rates)
     # Of the whole run the Trainer logs `train_loss`; of single steps `loss`, of which the last is the one to compare.
     if "loss" in end:
         end["train_loss"] = end.pop("loss")
@@ -272,7 +287,7 @@ def _loaded_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
             continue
         if key in ("ss_dataset_dirs", "ss_datasets"):
             loaded.setdefault("datasets", [])
-            loaded["datasets"] += _folders_of_data(text)
+            loaded["datasets"] += [f"./{name}" for name in _folders_of_data(text)]
         elif key.startswith(("ss_", "modelspec.")) or len(text) <= _LONGEST_TEXT:
             loaded[key] = text
     return loaded
@@ -330,8 +345,8 @@ def _flat(loaded: Mapping[str, Any]) -> Settings:
         if _SECRET.search(key) or _PRIVATE.fullmatch(key):
             continue
         if isinstance(value, str):
-            value = without_paths(without_user(value)) if len(value) <= 4 * _LONGEST_TEXT else value
-            value = tidy(value, _LONGEST_TEXT)
+            value = tidy(without_paths(without_user(value[: 4 * _LONGEST_TEXT])))
+            value = tidy(_INNER_PATH.sub(r"./\1", value), _LONGEST_TEXT)
             if not value:
                 continue
         elif not isinstance(value, bool) and not (math.isfinite(value) and abs(value) <= MAX_INTEGER):
@@ -388,8 +403,11 @@ def _value_at(loaded: Mapping[str, Any], name: str) -> Any:
     return _value_at(inner, rest) if rest and isinstance(inner, Mapping) else None
 
 
-def _datasets_in(value: Any) -> tuple[str, ...]:
-    """The names of data sets in a text with commas, a list, an object of shares, or a list of objects."""
+def _datasets_in(value: Any) -> tuple[tuple[str, bool], ...]:
+    """The names of data sets in a text with commas, a list, an object of shares, or a list of objects.
+
+    With each comes whether it is that of a file or folder.
+    """
     names: list[str] = []
     if isinstance(value, str):
         names = [value] if _looks_like_path(value) else value.split(",")
@@ -399,15 +417,20 @@ def _datasets_in(value: Any) -> tuple[str, ...]:
         names = keys[:1] or [key for key, share in value.items() if isinstance(share, int | float)]
     elif isinstance(value, list):
         return tuple(dict.fromkeys(name for one in value[:_MOST_DATASETS] for name in _datasets_in(one)))
-    cleaned = (tidy(_dataset_name(name.strip()), _LONGEST_TEXT) for name in names[:_MOST_DATASETS])
-    return tuple(dict.fromkeys(name for name in cleaned if name and not is_placeholder(name)))
+    read = (_dataset_name(name.strip()) for name in names[:_MOST_DATASETS])
+    cleaned = ((tidy(name, _LONGEST_TEXT), is_file) for name, is_file in read)
+    return tuple(dict.fromkeys(one for one in cleaned if one[0] and not is_placeholder(one[0])))
 
 
-def _dataset_name(text: str) -> str:
-    """A data set without a path, a sample's size (ms-swift's "set#500") and a site in front ("hf://", "ms::")."""
+def _dataset_name(text: str) -> tuple[str, bool]:
+    """A data set without a path, a sample's size (ms-swift's "set#500") and a site in front ("hf://", "ms::").
+
+    Also returns whether it was a path.
+    """
     text = re.sub(r"^(?:hf://datasets/|hf://|hf::|ms::|https?://(?:www\.)?huggingface\.co/datasets/)", "", text)
     text = text.partition("#")[0]
-    return _DATA_FILE.sub("", _last_part(text)) if _looks_like_path(text) else text
+    is_path = _looks_like_path(text)
+    return (_DATA_FILE.sub("", _last_part(text)) if is_path else text), is_path
 
 
 def _looks_like_path(text: str) -> bool:
@@ -431,8 +454,3 @@ def _tool(found: list[tuple[str, Settings, Mapping[str, Any]]]) -> str | None:
         if not names.isdisjoint(tool.get("files", ())) or not keys.isdisjoint(tool.get("keys", ())):
             return str(tool["name"])
     return None
-
-
-def to_json(training: Training) -> str | None:
-    """The text of the column: what is known as a JSON object; None if nothing is."""
-    return json.dumps(training.to_dict(), ensure_ascii=False, sort_keys=True) if training else None
