@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from indexer import add, build
 from indexer.atlas import AtlasFolder
-from indexer.checkpoints.training import training_paths
+from indexer.checkpoints.training import remote_files, training_paths
 from indexer.upkeep.deep_verification import verify_deeply
 from query import Atlas
 from tests.database import read_rows
@@ -48,6 +48,7 @@ def test_files_beside_the_weights_and_of_the_run_count_the_nearest_first():
     ]  # fmt: skip
     assert training_paths(names, "") == of_run
     assert training_paths(names, "checkpoint-2/") == ["checkpoint-2/trainer_state.json", *of_run]
+    assert (remote_files(names, ""), remote_files(["adapter_config.json", "args.json"], "")) == (3, 1)
 
 
 def test_what_tools_wrote_is_stored_searched_shown_and_compared(tiny_store, tmp_path, monkeypatch):

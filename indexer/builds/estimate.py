@@ -12,6 +12,7 @@ from huggingface_hub import get_token
 
 from indexer.builds.plan import Planned
 from indexer.checkpoints.checkpoint_files import choose
+from indexer.checkpoints.training import remote_files
 from indexer.deltas.stored_base import BaseShape
 from indexer.errors import Skipped
 from indexer.listing.listed_models import ListedModel
@@ -69,16 +70,17 @@ class Requests:
 
 def requests_of(units: Sequence[Unit]) -> Requests:
     """The requests needed to read these models, from the files that their rows list."""
-    models: list[tuple[Collection[str] | None, str]] = []  # files and relation of each model, and of those below
+    # Files and relation of each model, and of those below, with whether it is one of these.
+    models: list[tuple[Collection[str] | None, str, bool]] = []
     for unit in units:
         if unit.model.source.is_remote:
-            models.append((unit.filenames, unit.relation))
+            models.append((unit.filenames, unit.relation, False))
         parent: Parent | None = unit.parent
         while parent is not None:
-            models.append((parent.filenames, parent.relation))
+            models.append((parent.filenames, parent.relation, True))
             parent = parent.parent
     api = files = 0
-    for filenames, relation in models:
+    for filenames, relation, is_below in models:
         if filenames is None:  # the row does not list them
             api, files = api + 1, files + 2
             continue
@@ -93,6 +95,7 @@ def requests_of(units: Sequence[Unit]) -> Requests:
             files += sum("-of-" in name for name in shards)
         files += choice.kind == "adapter"  # adapter_config.json
         files += f"{choice.folder}config.json" in filenames or "config.json" in filenames
+        files += 0 if is_below else remote_files(filenames, choice.folder)
         api += _API_OF_PICKLE if choice.is_pickle else 0
     return Requests(api, files)
 

@@ -40,6 +40,11 @@ def training_beside(
     return read_training(_contents(repository, folder, adapter_config, is_remote), metadata)
 
 
+def remote_files(names: Collection[str], folder: str) -> int:
+    """How many files ``training_beside`` asks a server for, at most."""
+    return min(sum(not path.endswith(_ADAPTER_CONFIG) for path in training_paths(names, folder)), _MOST_REMOTE_FILES)
+
+
 def training_paths(names: Collection[str], folder: str) -> list[str]:
     """The files that say how the weights in ``folder`` were trained: its own and those of the folders above.
 
