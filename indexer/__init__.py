@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from indexer.builds.doctor import doctor
     from indexer.builds.shards import publish_records, work
     from indexer.builds.starts import find_starts
-    from indexer.library import listed_models, profile, rebuild, represent, status, verify
+    from indexer.library import listed_models, profile, prune, rebuild, represent, status, verify
     from indexer.share.merge import merge
     from indexer.share.pull import pull
     from indexer.share.push import push
     from indexer.upkeep.removal import remove
 
 __all__ = [
-    "__version__", "add", "build", "deepen", "doctor", "find_starts", "listed_models", "merge", "profile",
+    "__version__", "add", "build", "deepen", "doctor", "find_starts", "listed_models", "merge", "profile", "prune",
     "publish_records", "pull", "push", "rebuild", "remove", "represent", "status", "verify", "work",
 ]  # fmt: skip
 

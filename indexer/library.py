@@ -90,6 +90,21 @@ def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagre
 
 
 @plain_arguments
+def prune(atlas: str | Path = "atlas", *, dry_run: bool = False) -> dict[str, Any]:
+    """Remove what the atlas does not need, or can make or fetch again: what `index prune` does.
+
+    Returns ``atlas``, ``dry_run``, ``bytes`` (freed) and ``removed``, a list of objects with ``kind``, ``what``,
+    ``bytes`` and ``why``. ``dry_run``: only say what would go. Raises AtlasError if another process writes to the
+    atlas, or its database cannot be read.
+    """
+    from indexer.upkeep.prune import prune as prune_atlas
+
+    folder = AtlasFolder(atlas).require()
+    with folder.locked("index prune"):
+        return prune_atlas(folder, dry_run=dry_run)
+
+
+@plain_arguments
 def rebuild(
     atlas: str | Path = "atlas",
     *,

@@ -17,18 +17,19 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
 from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Planned, existing_record, move_records, plan
+from indexer.builds.plan import NEEDS_BASE, Planned, existing_record, move_records, needs_whole_base, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.builds.unknown_starts import unknown_starts
 from indexer.checkpoints.ahead import in_threads
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import Failed, ModelError, first_error_kept
+from indexer.errors import AtlasError, Failed, ModelError, first_error_kept
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.parents import Parents, ask_source
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
+from indexer.quantities import size_in_words
 from indexer.records.identity import Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.sources.claims import BY_FOLDER
@@ -37,6 +38,7 @@ from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import row_of
 from indexer.sources.source import BaseFacts
 from indexer.untrusted import printable
+from indexer.upkeep.prune import keep_sample_if_enough
 
 if TYPE_CHECKING:
     from indexer.deltas.starts.search import FurtherSearch
@@ -102,10 +104,20 @@ class Build:
         """What is known of the base."""
         return self.base.facts
 
-    def stored_base(self) -> StoredBase:
-        """The base's block matrices, fetched if the atlas does not have them yet."""
-        stored = self.base.stored()
+    def stored_base(self, *, whole: bool = True) -> StoredBase:
+        """The base's block matrices, fetched if the atlas does not have them yet; ``whole``: all of them."""
+        stored = self.base.stored(whole=whole)
         self.report.base_commit = self.facts.commit
+        return stored
+
+    def base_for(self, planned: Sequence[Planned], stored: StoredBase | None) -> StoredBase:
+        """The base's block matrices for these models: some rows do for adapters, as far as their listing tells.
+
+        ``stored``: what the atlas had before they were planned.
+        """
+        units = [one.unit for one in planned if one.unit is not None]
+        if stored is None or (stored.is_sampled and any(needs_whole_base(unit) for unit in units)):
+            return self.stored_base()
         return stored
 
     def selected(self) -> list[ListedModel]:
@@ -149,7 +161,10 @@ class Build:
             self.listing.copies() | mirrors,
             self.base.hashes() if self.asks else (),
         )
-        planned = plan(models, selected, self.store, template, options.retry_failed, parents, places)
+        fetches_base = not self.facts.component  # as soon as a model needs it
+        planned = plan(
+            models, selected, self.store, template, options.retry_failed, parents, places, fetches_base=fetches_base
+        )
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:
@@ -229,7 +244,11 @@ class Build:
         waiting, known = dict(settled), set(settled)  # not yet published; and planned
         due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
-            for result in chain(self.work(planned, base, settled), self._work_on_moved(planned, base, settled)):
+            for result in chain(
+                self.work(planned, base, settled),
+                self._work_on_moved(planned, base, settled),
+                self._work_with_whole_base(planned, base, settled),
+            ):
                 waiting[result.unit.model.id] = settled[result.unit.model.id]
                 began = time.monotonic()
                 if began > due:
@@ -256,6 +275,16 @@ class Build:
             left = [one for one in planned if one.lacks == lacking and (lacking != "rows" or one.unit is not None)]
             if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
                 self.watcher.say(f"{what}: {count}")
+        if (
+            self.report.indexed
+            and not self.report.stopped
+            and not (self.options.spectra or self.options.read == "full")
+        ):
+            if freed := keep_sample_if_enough(self.folder, self.facts.id):
+                self.watcher.say(
+                    f"only some rows of {self.facts.id} are kept: its models are adapters, which need no more "
+                    f"({size_in_words(freed)} less)"
+                )
         if self.report.indexed and self.search is None:
             with Reading(self.folder.database) as connection:
                 if sentence := unknown_starts(connection, self.facts.id):
@@ -336,6 +365,25 @@ class Build:
         again = [one for one in again if one.entry.listed.id in wanted]
         settled.update({one.entry.listed.id: one.entry for one in again})
         yield from self.work(again, base, settled)
+
+    def _work_with_whole_base(
+        self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
+    ) -> Iterator[Result[Unit]]:
+        """Work again on models that turned out to need whole matrices of a base of which some rows were kept."""
+        again = [
+            replace(one, entry=settled[one.entry.listed.id])
+            for one in planned
+            if one.unit is not None and _lacked_base(settled[one.entry.listed.id])
+        ]
+        if not again or self.facts.component or self.report.stopped:
+            return
+        try:
+            whole = self.stored_base()
+        except AtlasError as error:
+            self.watcher.say(f"{len(again)} models need all of {self.facts.id}: {error.message}")
+            return
+        self.report.skipped -= len(again)
+        yield from self.work(again, whole, settled)
 
     def finished(self) -> BuildReport:
         """The report so far, with the time elapsed."""
@@ -419,6 +467,10 @@ class Build:
             say=self.watcher.say,
             memory=self.database_bytes,
         )
+
+
+def _lacked_base(entry: Entry) -> bool:
+    return entry.outcome is not None and entry.outcome.reason == NEEDS_BASE
 
 
 def _build_row(build: Build, outcome: str) -> dict[str, Any]:

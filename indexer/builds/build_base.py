@@ -72,46 +72,61 @@ class BuildBase:
         stored = [one for one in stored_bases(self._folder, self.facts.id) if one.commit == self.facts.commit]
         return stored[0].file_hashes if stored else self._opened_hashes
 
-    def stored(self) -> StoredBase:
+    def stored(self, *, whole: bool = True) -> StoredBase:
         """Its block matrices in the atlas, fetched if they are not there. Raises AtlasError.
 
+        Unless ``whole``, some rows of each matrix do if the atlas has no more (``indexer.upkeep.prune``).
         A new commit that does not change the weight files (an edited card) is not a new base: the atlas keeps the
         commit it knows, and with it every record.
         """
-        if (stored := self._usable(self.facts.commit)) is not None:
+        if (stored := self._usable(self.facts.commit, whole)) is not None:
             return stored
         from indexer.deltas.base import open_base, store_base
 
         self._limit_bandwidth()
-        with closing(open_base(self.facts)) as checkpoint:
+        try:
+            opened = open_base(self.facts)
+        except AtlasError as error:
+            kept = None if self._asks_for_whole else self._usable(self.facts.commit, False)
+            if kept is None:
+                raise
+            self._say(f"only some rows of {self.facts.id} are used, as the atlas keeps them: {error.message}")
+            return kept
+        with closing(opened) as checkpoint:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for known in stored_bases(self._folder, self.facts.id):
                 if None not in hashes and known.file_hashes == hashes:
                     self.facts = replace(self.facts, commit=known.commit)
-                    if (stored := self._usable(known.commit)) is not None:
+                    if (stored := self._usable(known.commit, whole)) is not None:
                         return stored
                     break
             self._say(f"fetching the block matrices of {self.facts.id}")
             # Most models of images and video are LoRAs, whose changes need no base.
-            is_sampled = bool(self.facts.component) and not self._options.spectra and self._options.read == "sample"
+            is_sampled = bool(self.facts.component) and not self._asks_for_whole
             path = self._folder.base(self.facts.id, self.facts.commit)
             return store_base(
                 checkpoint, self.facts.id, self.facts.commit, path,
                 component=self.facts.component, is_sampled=is_sampled,
             )  # fmt: skip
 
+    @property
+    def _asks_for_whole(self) -> bool:
+        return self._options.spectra or self._options.read == "full"
+
     def _limit_bandwidth(self) -> None:
         limit_bandwidth(str(self._folder.root), self._options.bandwidth)
 
-    def _usable(self, commit: str) -> StoredBase | None:
-        """The file of a commit, unless it is damaged or a sample and the build needs all rows.
+    def _usable(self, commit: str, whole: bool) -> StoredBase | None:
+        """The file of a commit, unless it is damaged, or a sample and the build needs all rows.
+
+        So it does if ``whole``, but of a component of diffusers, which has many gigabytes; or if an option says so.
 
         Raises AtlasError if such a file cannot be replaced offline.
         """
         stored = self._undamaged(commit)
-        if stored is None or not stored.is_sampled or not (self._options.spectra or self._options.read == "full"):
+        if stored is None or not stored.is_sampled or not (self._asks_for_whole or (whole and not stored.component)):
             return stored
-        if offline := self._source.offline:
+        if self._asks_for_whole and (offline := self._source.offline):
             raise AtlasError(
                 f"This atlas keeps a sample of the rows of {self.facts.id}, and {offline}.",
                 "Unset it, or read a sample of the models too: --read sample.",

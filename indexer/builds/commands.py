@@ -173,13 +173,15 @@ def add(
         if row["id"] in facts.ids:
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
-        stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
+        # First: nothing is listed for a base that cannot be used.
+        stored = one.stored_base(whole=untyped_relation(row) != "adapter")
         one.listing.note_base(facts.ids, one.base.licence)
         one.base.note_mirrors(one.listing)
         one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
         selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
         places = {row["id"]: replace(reference, id=row["id"], revision=None)}
-        return one.run(one.plan(selected, places), stored)
+        planned = one.plan(selected, places)
+        return one.run(planned, one.base_for(planned, stored))
 
 
 def _places(listing: Listing) -> dict[str, str]:
@@ -284,7 +286,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
 def _run(build: Build, was_listed: bool) -> BuildReport:
     """Ask whether to continue, and build. Raises AtlasError if the answer is no; then nothing is left behind."""
     # The plan needs the base's commit, so a stored base is opened first. A new one is fetched after the answer.
-    base = build.stored_base() if stored_bases(build.folder, build.facts.id) else None
+    base = build.stored_base(whole=False) if stored_bases(build.folder, build.facts.id) else None
     planned = build.plan()
     is_wanted = False
     try:
@@ -299,7 +301,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     if not is_wanted:
         raise AtlasError("Nothing was read.", "Take fewer with `limit`.")
     build.read_readmes(build.selected())
-    return build.run(build.with_listed(planned), base or build.stored_base())
+    return build.run(build.with_listed(planned), build.base_for(planned, base))
 
 
 def prepare(options: BuildOptions, watcher: Watcher) -> None:

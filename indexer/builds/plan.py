@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from indexer.errors import AtlasError
+from indexer.checkpoints.checkpoint_files import choose
+from indexer.errors import AtlasError, Skipped
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents, named_base, names_another
 from indexer.network.rows import commit_of, listed_filenames
@@ -19,7 +20,7 @@ from indexer.sources.registry import ModelRef
 # Reasons for a skip that can end without a new commit: access may be granted, or a repository enabled again.
 _RECHECKED = frozenset({"gated", "disabled"})
 # The reason why an adapter is skipped if it needs whole matrices of a base, and the atlas keeps only some rows.
-_NEEDS_BASE = "base_sampled"
+NEEDS_BASE = "base_sampled"
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,20 @@ def plan(
     retry_failed: bool,
     parents: Parents | None = None,
     places: Mapping[str, ModelRef] | None = None,
+    *,
+    fetches_base: bool = False,
 ) -> list[Planned]:
     """Look at every listed model; only those in ``selected`` get a unit. ``parents`` looks up the bases of adapters.
 
     ``places``: where models of folders lie, by id. The atlas does not store that, so others are not read again.
-    ``template`` holds what all units share. A model outside the selection keeps its record, and a model at a new commit
-    keeps the record of an earlier one until the new one is read.
+    ``template`` holds what all units share. ``fetches_base``: models that need all of a base of which some rows are
+    kept are due, because the build will fetch it. A model outside the selection keeps its record, and a model at a new
+    commit keeps the record of an earlier one until the new one is read.
     """
     chosen = {model.id for model in selected}
     planned = [
-        _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}) for model in models
+        _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}, fetches_base)
+        for model in models
     ]
     present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
     if len(present) == len(planned):
@@ -108,6 +113,7 @@ def _planned(
     retry_failed: bool,
     parents: Parents | None,
     places: Mapping[str, ModelRef],
+    fetches_base: bool,
 ) -> Planned:
     commit = commit_of(listed.row)
     if commit is None:
@@ -147,14 +153,30 @@ def _planned(
     is_due = (
         outcome is None or outcome.reason in _RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
     )
-    if outcome is not None and outcome.reason == _NEEDS_BASE:
-        is_due = is_due or not template.spec.sample  # the base is fetched whole for this build
+    if outcome is not None and outcome.reason == NEEDS_BASE:
+        is_due = is_due or fetches_base or not template.spec.sample  # the base is fetched whole for this build
     elif outcome is not None and outcome.status == "failed":
         is_due = is_due or retry_failed or outcome.is_due
     is_here = listed.claimed_by != BY_FOLDER or listed.id in places
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
     entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
     return Planned(entry, unit if is_wanted else None, lacks=lacks)
+
+
+def needs_whole_base(unit: Unit) -> bool:
+    """Whether, by what is listed, a model is compared with matrices of the base: an adapter of the base itself is not.
+
+    One whose change depends on the weights all the same is noticed when it is read (NEEDS_BASE).
+    """
+    root = unit.parent
+    while root is not None and root.relation == "adapter":
+        root = root.parent
+    if unit.relation != "adapter" or root is not None or unit.filenames is None:
+        return True
+    try:
+        return choose(unit.filenames, unit.relation).kind != "adapter"
+    except Skipped:
+        return False
 
 
 def _lacks(found: Identity, wanted: Spec) -> str:

@@ -25,6 +25,7 @@ EXAMPLES = {
     "listing": "index listing --base roberta-base --format jsonl",
     "verify": "index verify --strict",
     "rebuild": "index rebuild",
+    "prune": "index prune --dry-run",
     "represent": "index represent output",
     "push": "index push me/roberta-atlas --tag v1",
     "pull": "index pull someone/roberta-atlas --atlas their-atlas",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +31,7 @@ from indexer.deltas.stored_base import (
     StoredBase,
     date_as_newest,
     sampled_lines,
+    sampled_shape,
     with_checksum,
 )
 from indexer.deltas.svd import spectrum
@@ -254,7 +257,7 @@ def _write_matrices(
     }
     for matrix in layout.matrices:
         dtype = checkpoint.tensors[matrix.tensor].dtype
-        shape = [len(kept[matrix.key]), matrix.shape[1]] if is_sampled else list(matrix.shape)
+        shape = list(sampled_shape(matrix) if is_sampled else matrix.shape)
         size = math.prod(shape) * dtype.itemsize
         header[str(matrix.key)] = {
             "dtype": DTYPE_NAMES[dtype],
@@ -310,13 +313,55 @@ def _write_matrices(
             "component": component,
             "is_sampled": is_sampled,
         }
-        header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        front = with_checksum(len(text).to_bytes(8, "little") + text, data)
-        with replacing(path) as target, data.open("rb") as source:
-            target.write(front)
-            shutil.copyfileobj(source, target, 1 << 22)
+        _join(header, description, data, path)
         date_as_newest(path)
     finally:
         data.unlink(missing_ok=True)
+
+
+def _join(header: dict[str, Any], description: Mapping[str, Any], data: Path, path: Path) -> None:
+    """Write ``path`` (by rename): the header of its tensors with the description, then the content of ``data``."""
+    header["__metadata__"] = {"base": json.dumps(description), "sha256": UNKNOWN}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    front = with_checksum(len(text).to_bytes(8, "little") + text, data)
+    with replacing(path) as target, data.open("rb") as source:
+        target.write(front)
+        shutil.copyfileobj(source, target, 1 << 22)
+
+
+def reduce_to_sample(path: Path) -> int:
+    """Keep of a stored base only the rows that a sample of a fine-tune may hold; returns the bytes that this frees.
+
+    Its norms stay those of the whole matrices. The date of the file stays, because the newest of a base is used.
+    Raises AtlasError if the file is damaged.
+    """
+    base = BaseMatrices(path, resident=False)
+    base.check()
+    before = path.stat()
+    header: dict[str, Any] = {}
+    data = temporary_path(path, "data")
+    try:
+        with closing(base), data.open("wb") as file:
+            pieces = [(str(matrix.key), sampled_shape(matrix)) for matrix in base.layout.matrices]
+            pieces += [(kind, tuple(tensor.shape)) for kind, tensor in base.embeddings.items()]
+            for name, shape in pieces:
+                if name in base.embeddings:
+                    piece = base.embeddings[name]
+                else:
+                    place = base.layout.by_key[DeltaKey.parse(name)]
+                    lines = torch.from_numpy(lines_of(place.lines, sampled_lines(place)))
+                    piece = base.matrix(place.key).index_select(int(place.transposed), lines)
+                assert tuple(piece.shape) == tuple(shape), name
+                start = file.tell()
+                file.write(piece.contiguous().view(torch.uint8).numpy().data)
+                header[name] = {
+                    "dtype": DTYPE_NAMES[piece.dtype],
+                    "shape": list(shape),
+                    "data_offsets": [start, file.tell()],
+                }
+        _join(header, {**base.description, "is_sampled": True}, data, path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    finally:
+        data.unlink(missing_ok=True)
+    return before.st_size - path.stat().st_size

@@ -73,6 +73,8 @@ class StackedAdapter:
                 is_lowest = below.parent is None
                 changes.append(by_key(deltas_on(opened, self.base, on_base=is_lowest)))
             except Skipped as reason:
+                if reason.reason == "base_sampled":
+                    raise
                 raise _parent_error(reason, below) from reason
             finally:
                 self.bytes_read += opened.bytes_read
@@ -112,7 +114,7 @@ class StackedAdapter:
                 parts = [part[delta.key] for part in changes if delta.key in part]
                 yield _added(delta, parts, self.base) if parts else delta
         except Skipped as reason:
-            if isinstance(reason, _AdapterOverflows):
+            if isinstance(reason, _AdapterOverflows) or reason.reason == "base_sampled":
                 raise
             raise _parent_error(reason, parent) from reason
         finally:

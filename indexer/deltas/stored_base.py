@@ -77,6 +77,13 @@ def sampled_lines(matrix: Matrix) -> int:
     return lines_to_read(matrix.shape, matrix.transposed, 2, more=True)
 
 
+def sampled_shape(matrix: Matrix) -> tuple[int, int]:
+    """The shape (out, in) of what a sampled base keeps of a matrix; of a transposed one, some input coordinates."""
+    rows, columns = matrix.shape
+    count = sampled_lines(matrix)
+    return (rows, count) if matrix.transposed else (count, columns)
+
+
 @dataclass
 class StoredBase:
     """A base stored in the atlas.
@@ -169,7 +176,7 @@ class StoredBase:
         except (ModelError, *WRONG_KINDS) as error:
             raise self._damaged("its architecture is invalid") from error
         expected = {
-            str(matrix.key): (sampled_lines(matrix), matrix.shape[1]) if self.is_sampled else tuple(matrix.shape)
+            str(matrix.key): sampled_shape(matrix) if self.is_sampled else tuple(matrix.shape)
             for matrix in found.matrices
         }
         shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
@@ -189,7 +196,10 @@ class StoredBase:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether only some rows of each matrix are stored (``sampled_lines``), and the norms are estimates."""
+        """Whether only some rows of each matrix are stored (``sampled_lines``).
+
+        The norms are estimates if no more was ever read of it (``reduce_to_sample`` keeps those of whole matrices).
+        """
         return bool(self.description["is_sampled"])
 
     @property
@@ -217,15 +227,19 @@ class StoredBase:
     @property
     def block_bytes(self) -> int:
         """Bytes of all block matrices in its checkpoint."""
-        entries = self._header.entries
-        return sum(
-            math.prod(matrix.shape) * ITEM_BYTES[entries[str(matrix.key)].dtype] for matrix in self.layout.matrices
-        )
+        sizes = self.stored_item_bytes
+        return sum(math.prod(matrix.shape) * sizes[matrix.key] for matrix in self.layout.matrices)
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one stored number."""
-        return max(ITEM_BYTES[self._header.entries[str(matrix.key)].dtype] for matrix in self.layout.matrices)
+        """Bytes of the widest stored number."""
+        return max(self.stored_item_bytes.values())
+
+    @property
+    def stored_item_bytes(self) -> dict[DeltaKey, int]:
+        """Bytes of a stored number of each matrix."""
+        entries = self._header.entries
+        return {matrix.key: ITEM_BYTES[entries[str(matrix.key)].dtype] for matrix in self.layout.matrices}
 
     @property
     def file_hashes(self) -> tuple[str | None, ...]:

@@ -119,6 +119,13 @@ def remove_leftovers(folder: AtlasFolder) -> None:
 
     Other processes may be writing records meanwhile, with or without the lock, so only old files are removed.
     """
+    for path in leftovers(folder):
+        with suppress(OSError):
+            path.unlink()
+
+
+def leftovers(folder: AtlasFolder) -> Iterator[Path]:
+    """The files that ``remove_leftovers`` removes."""
     now = time.time()
     # Records and profiles lie in subfolders by their first two letters.
     inner = [entry for parent in (folder.records, folder.profiles) for entry in _listed(parent)]
@@ -129,7 +136,7 @@ def remove_leftovers(folder: AtlasFolder) -> None:
             with suppress(OSError):
                 # A file from the far future was written before the clock was set back.
                 if abs(now - entry.stat(follow_symlinks=False).st_mtime) > LEFT_SECONDS:
-                    Path(entry.path).unlink()
+                    yield Path(entry.path)
 
 
 def _listed(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -65,6 +65,7 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "vectors": _size(folder.root.glob("*.faiss")),
             "records": _size(folder.records.glob("*/*")),
             "bases": _size(folder.bases.glob("*")),
+            "profiles": _size(folder.profiles.glob("*/*")),
             "listing": _size(folder.listings.glob("*")),
         },
     }
