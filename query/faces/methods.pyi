@@ -12,6 +12,7 @@ from query.questions.clusters.question import clusters as _clusters
 from query.questions.compare import compare as _compare
 from query.questions.depth.depth import depth as _depth
 from query.questions.depth.study import depth_study as _depth_study
+from query.questions.duplicates import duplicates as _duplicates
 from query.questions.features import features as _features
 from query.questions.inventory import datasets as _datasets
 from query.questions.inventory import models as _models
@@ -48,6 +49,7 @@ class Methods:
     datasets = method(_datasets)
     depth = method(_depth)
     depth_study = method(_depth_study)
+    duplicates = method(_duplicates)
     evaluate_prediction = method(_evaluate_prediction)
     features = method(_features)
     invert = method(_invert)

@@ -1,0 +1,230 @@
+"""Models that are there twice: the same weights, the same after rounding, or nearly the same; and what they take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from indexer.console.option import Option
+from indexer.errors import AtlasError
+from indexer.quantities import size_in_words
+from query.contract.columns import Author, BaseId, ModelId, Notes
+from query.contract.options import Base
+from query.contract.registry import Tool, question
+from query.contract.results import Detail, Doc, Format, Result
+from query.shared.wording import counted, joined
+
+if TYPE_CHECKING:
+    from indexer.records.store import RecordStore
+    from query.models.reader import AtlasReader
+
+Kind = Literal["same file", "same weights", "rounded", "near"]
+
+WITHIN = 0.1
+# Pairs of models that are compared by their records, the most similar first.
+_MOST_PAIRS = 20_000
+# Vectors of near-duplicates are more similar than this, whatever was subtracted from them.
+_LEAST_SIMILAR = 0.5
+
+_EXACT = """
+SELECT copy.model_id, copy.base, copy.model, copy.author, first.model AS of, first.author AS of_author,
+    copied.dtype, kept.dtype AS of_dtype, copied.weight_files, kept.weight_files AS of_files
+FROM records AS copied JOIN fine_tunes AS copy USING (model_id)
+JOIN fine_tunes AS first ON first.model_id = copied.duplicate_of JOIN records AS kept ON kept.model_id = first.model_id
+WHERE copy.status = 'indexed' AND coalesce(copy.base = ?, true)
+ORDER BY copy.base, first.model, copy.model
+"""
+_PAIRS = """
+SELECT near.model_id, near.neighbour_id, near.similarity
+FROM neighbours AS near JOIN records AS one USING (model_id) JOIN records AS other ON other.model_id = near.neighbour_id
+JOIN fine_tunes ON fine_tunes.model_id = near.model_id
+WHERE representation = 'input' AND coalesce(base = $base, true) AND near.similarity >= $least
+    AND one.duplicate_of IS NULL AND other.duplicate_of IS NULL AND NOT one.is_unrelated AND NOT other.is_unrelated
+    AND abs(one.delta_norm - other.delta_norm)
+        <= $within * greatest(one.delta_norm, other.delta_norm) + 4 * (one.delta_norm_error + other.delta_norm_error)
+    AND (near.model_id < near.neighbour_id OR NOT EXISTS (
+        SELECT 1 FROM neighbours AS back WHERE back.representation = 'input'
+        AND back.model_id = near.neighbour_id AND back.neighbour_id = near.model_id))
+ORDER BY near.similarity DESC, near.model_id, near.neighbour_id
+LIMIT $most
+"""
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A model that repeats another, which is kept."""
+
+    base: BaseId
+    model: ModelId
+    of: Annotated[str, Doc("The model that it repeats: the earliest upload, or the last checkpoint of a run.")]
+    kind: Annotated[
+        Kind,
+        Doc(
+            "same file (equal checksums), same weights (in other files), rounded (the same weights in another dtype), "
+            "or near."
+        ),
+    ]
+    distance: Annotated[
+        float,
+        Doc("‖δW₁ − δW₂‖ over the larger norm; 0 of equal weights, 0.1 of changes that differ by a tenth."),
+    ]
+    bytes: Annotated[int, Doc("Bytes of its weight files."), Format(size_in_words, in_details=False)]
+    author: Annotated[Author, Detail()]
+    of_author: Annotated[str, Doc("The account of the model that it repeats."), Detail()]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Duplicates(Result):
+    """The models of an atlas that repeat others, with the bytes that they take."""
+
+    SHOW_HEADLINE = True
+    ROWS = "models"
+    OPTIONAL_COLUMNS = ("base", "kind", "distance")
+
+    models: Annotated[tuple[Duplicate, ...], Doc("A row for each model that repeats another, by that other.")]
+    within: Annotated[float | None, Doc("The largest distance of near-duplicates; empty if they were not looked for.")]
+    notes: Notes = ()
+
+    @property
+    def bytes(self) -> Annotated[int, Doc("Bytes of the weight files of exact duplicates.")]:
+        """What exact duplicates take."""
+        return sum(one.bytes for one in self.models if one.kind != "near")
+
+    @property
+    def near_bytes(self) -> Annotated[int, Doc("Bytes of the weight files of near-duplicates.")]:
+        """What near-duplicates take."""
+        return sum(one.bytes for one in self.models if one.kind == "near")
+
+    @property
+    def headline(self) -> str:
+        """How many there are, and what they take."""
+        near = sum(one.kind == "near" for one in self.models)
+        parts = [
+            f"{counted(len(self.models) - near, 'model')} with the weights of others ({size_in_words(self.bytes)})"
+        ]
+        if self.within is not None:
+            parts.append(f"{counted(near, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
+        return f"{joined(parts)}."
+
+
+@question(
+    example="duplicates --near",
+    agents=Tool("List models that have the weights of others, or nearly so, with the bytes of their files."),
+)
+def duplicates(
+    atlas: AtlasReader,
+    *,
+    base: Base = None,
+    near: Annotated[bool, Option("Also models that differ little: rounded copies, neighbouring checkpoints.")] = False,
+    within: Annotated[
+        float, Option("Largest distance of near-duplicates: ‖δW₁ − δW₂‖ / ‖δW‖.", least=0, most=1)
+    ] = WITHIN,
+) -> Duplicates:
+    """List models with the weights of others, and the bytes that they take; with ``near`` also near-duplicates.
+
+    Of each group one is kept: the earliest upload; of checkpoints of one run the last.
+
+    Raises:
+        AtlasError: the base is unknown.
+    """
+    canonical = None if base is None else atlas.base_named(base)
+    found = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
+    notes: tuple[str, ...] = ()
+    if near:
+        others, notes = _near(atlas, canonical, within)
+        found = sorted([*found, *others], key=lambda one: (one.base, one.of, one.distance, one.model))
+    return Duplicates(tuple(found), within if near else None, notes)
+
+
+def _exact(row: Mapping[str, Any]) -> Duplicate:
+    mine, theirs = (sorted(file["sha256"] or "" for file in row[name] or ()) for name in ("weight_files", "of_files"))
+    kind: Kind = "same weights" if row["dtype"] == row["of_dtype"] else "rounded"
+    if mine == theirs and mine and all(mine):
+        kind = "same file"
+    return _duplicate(row, row["of"], row["of_author"], kind, 0.0)
+
+
+def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: Kind, distance: float) -> Duplicate:
+    size = sum(file["size"] or 0 for file in row["weight_files"] or ())
+    return Duplicate(row["base"], row["model"], of, kind, distance, size, row["author"], of_author)
+
+
+def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Duplicate], tuple[str, ...]]:
+    """Near-duplicates that are no exact ones, and notes on how they were compared.
+
+    A model that is kept stands for those within the distance of it, not for those within the distance of these.
+    """
+    asked = {"base": base, "least": _LEAST_SIMILAR, "within": within, "most": _MOST_PAIRS}
+    pairs = atlas.connection.rows(_PAIRS, asked)
+    ids = sorted({row[name] for row in pairs for name in ("model_id", "neighbour_id")})
+    models = {
+        row["model_id"]: row
+        for row in atlas.rows(
+            "SELECT model_id, base, model, author, created, delta_norm, fine_tunes.record_key, weight_files "
+            "FROM fine_tunes JOIN records USING (model_id) WHERE list_contains(?, model_id)",
+            [ids],
+        )
+    }
+    distances, unread = _distances(atlas, pairs, models)
+    near: dict[int, dict[int, float]] = {}
+    for (one, other), distance in distances.items():
+        if distance <= within:
+            near.setdefault(one, {})[other] = near.setdefault(other, {})[one] = distance
+    found, settled = [], set[int]()
+    for kept in sorted(near, key=lambda one: _order(models[one])):
+        if kept in settled:
+            continue
+        settled.add(kept)
+        for one, distance in sorted(near[kept].items()):
+            if one not in settled:
+                settled.add(one)
+                found.append(_duplicate(models[one], models[kept]["model"], models[kept]["author"], "near", distance))
+    notes = []
+    if unread:
+        notes.append(f"The records of {counted(unread, 'model')} are not here: these were compared by their vectors.")
+    if len(pairs) == _MOST_PAIRS:
+        notes.append(f"The {_MOST_PAIRS:,} most similar pairs were compared.")
+    return found, tuple(notes)
+
+
+def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Those that are kept come first: the earliest upload."""
+    created = row["created"]
+    return (created is None, created.timestamp() if created else 0.0, row["model_id"])
+
+
+def _distances(
+    atlas: AtlasReader, pairs: Sequence[Mapping[str, Any]], models: Mapping[int, Mapping[str, Any]]
+) -> tuple[dict[tuple[int, int], float], int]:
+    """The distance of each pair, by their ids; and of how many models there is no record."""
+    from indexer.records.difference import distance_from, distance_of
+    from indexer.records.store import RecordStore
+
+    read = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
+    found, unread = {}, set[int]()
+    # In the order of models, so that a record is read few times.
+    for row in sorted(pairs, key=lambda row: (row["model_id"], row["neighbour_id"])):
+        ids = one, other = row["model_id"], row["neighbour_id"]
+        records = [read(models[each]["record_key"]) for each in ids]
+        unread |= {each for each, record in zip(ids, records, strict=True) if record is None}
+        distance = math.inf
+        if records[0] is not None and records[1] is not None:
+            distance = distance_of(*records)
+        if not math.isfinite(distance):
+            norms = [models[each]["delta_norm"] for each in ids]
+            distance = distance_from(norms[0], norms[1], row["similarity"])
+        found[one, other] = distance
+    return found, len(unread)
+
+
+def _reader(store: RecordStore) -> Any:
+    def read(key: str) -> Any:
+        try:
+            return store.read(key)
+        except AtlasError:  # a damaged one is for `index verify`
+            return None
+
+    return read
