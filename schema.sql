@@ -71,6 +71,9 @@ CREATE TABLE fine_tunes (
     trigger_words VARCHAR[],  -- Words that a prompt of an image or video model must contain, according to its card
         -- (instance_prompt, trigger_words). Null if it names none.
     record_key VARCHAR,  -- Name of its record file under records/.
+    run_key VARCHAR,  -- What tells its training run from others, if its folder, its file or its name is that of a
+        -- checkpoint: a digest of the run's folder, or the name of the model without the number.
+    checkpoint_number BIGINT,  -- The number in the name of that folder or file, in steps or epochs; null for the last.
     first_seen TIMESTAMP,  -- When a crawl first saw it.
     last_seen TIMESTAMP,  -- When a crawl last saw it.
     deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since been deleted at the Hub; its record stays.
@@ -158,6 +161,11 @@ CREATE TABLE records (
     seconds DOUBLE,  -- Seconds spent reading and vectorising it.
     device VARCHAR,  -- Where the SVD ran: cpu or cuda.
     made TIMESTAMP,  -- When the record was made.
+    run_group INTEGER,  -- Checkpoints with the same number belong to one training run, by the folder that they lie in, the
+        -- name, or the start of their log. It is the model_id of the first of them; null if it is alone.
+    run_place INTEGER,  -- Its place among them, from 1 for the earliest checkpoint.
+    is_earlier_checkpoint BOOLEAN NOT NULL DEFAULT false,  -- Whether a later checkpoint of its run is indexed. Statistics
+        -- count the last one for the run.
     training_tool VARCHAR,  -- The program that trained it, by the files that it wrote beside the weights: transformers,
         -- trl, axolotl, LLaMA-Factory, ms-swift, torchtune, mlx-lm, kohya. This and the next columns are null if no such
         -- file says it; nothing of them is verified.
@@ -172,7 +180,8 @@ CREATE TABLE records (
         -- weights say of the training: the columns above, datasets, data_files (those of them that are files or folders),
         -- max_steps, epochs, batch_size, accumulation, weight_decay, warmup, optimizer, scheduler, seed, length, method,
         -- stage, rank, alpha, best_metric, best_checkpoint, licence, author, trigger, tags (frequent words of captions),
-        -- settings (every other one, by its name) and read (the files). Without paths, secrets and names of people.
+        -- run_id and log (what checkpoints of one run share: the tool's id of it, the first logged steps with loss and
+        -- norm of the gradient), settings (every other one, by its name) and read (the files). Without paths, secrets and names of people.
 );
 
 -- Every tag at the Hub, as written (control characters are escaped).
@@ -544,7 +553,8 @@ SELECT
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
-    training_tool, run, step, epoch, train_loss, eval_loss, learning_rate, stated_base, training,
+    training_tool, run, step, epoch, train_loss, eval_loss, learning_rate, stated_base, training, run_group, run_place,
+    is_earlier_checkpoint,
     fine_tunes.record_key, seconds AS record_seconds, first_seen, last_seen, deleted_at_hub
 FROM fine_tunes
 JOIN records USING (model_id)

@@ -25,7 +25,7 @@ from indexer.checkpoints.ahead import in_threads
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Failed, ModelError, first_error_kept
-from indexer.listing.listing import ListedModel, Listing, select
+from indexer.listing.listing import ListedModel, Listing, select, without_earlier
 from indexer.listing.parents import Parents, ask_source
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
@@ -124,7 +124,9 @@ class Build:
         """The listed models that the options select."""
         one = self.options
         depth = one.depth if one.descendants else 0
-        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
+        models = self.listing.models()
+        models = models if one.checkpoints == "all" else without_earlier(models)
+        return select(models, one.limit, one.sort, one.since, one.author, one.relations, depth)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None

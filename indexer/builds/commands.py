@@ -87,6 +87,7 @@ def build(
     - ``same_as`` (none): other ids under which the base's weights are on the Hub; the atlas remembers them
     - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
     - ``author`` (None): only models of this author
+    - ``checkpoints`` ("last"): of the checkpoints of one training run, in one folder, the last or "all"
     - ``retry_failed`` (False): try every failure again now
     - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
       or all of them; an answer that a sample cannot give says so, and :func:`deepen` reads the rest

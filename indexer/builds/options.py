@@ -80,6 +80,9 @@ class SelectionArguments(TypedDict, total=False):
     since: Annotated[str | date | None, Option(
         "Only models created on or after this day (2024-01-31).", metavar="DATE")]
     author: Annotated[str | None, Option("Only this author's models.")]
+    checkpoints: Annotated[str, Option(
+        "Of the checkpoints of one training run, in one folder: only the last, or all.", "last",
+        choices=("last", "all"))]
     retry_failed: Annotated[bool, Option(
         "Try every failed model again now, however recent the failure.", False)]
 
@@ -206,6 +209,7 @@ class BuildOptions:
     questions: int
     since: datetime | None
     author: str | None
+    checkpoints: str
     retry_failed: bool
     workers: int | None
     connections: int
@@ -274,7 +278,7 @@ class BuildOptions:
 
 _DECIDING = (
     "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
-    "same_as", "since", "author", "spectra", "keep_factors",
+    "same_as", "since", "author", "checkpoints", "spectra", "keep_factors",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Any
 from indexer.sources.claims import Claim
 from indexer.sources.questions import COPY, in_utc
 from indexer.sources.registry import author_of
+from indexer.sources.runs import run_in
 from indexer.untrusted import Reader
 
 Line = dict[str, Any]
@@ -76,6 +78,22 @@ class ListedModel:
             "was": {"relation": self.relation, "claimed_by": self.claimed_by, "parent": self.parent, "crawl": ""},
             "row": self.row,
         }
+
+
+def without_earlier(models: Iterable[ListedModel]) -> list[ListedModel]:
+    """The models without the earlier checkpoints of a run, as far as their source says what belongs to one.
+
+    Of several without a number (``final`` in the folder of a run, and this folder itself) all stay.
+    """
+    listed = list(models)
+    last: dict[str, float] = {}
+    numbers: dict[str, tuple[str, float]] = {}
+    for model in listed:
+        if not model.deleted_at_hub and (stated := run_in(model.row)) is not None:
+            key, number = stated[0], math.inf if stated[1] is None else stated[1]
+            numbers[model.id] = key, number
+            last[key] = max(last.get(key, number), number)
+    return [one for one in listed if one.id not in numbers or numbers[one.id][1] == last[numbers[one.id][0]]]
 
 
 def select(

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.base_database import base_database, schema
-from indexer.listing.listed_models import Line, ListedModel, select
+from indexer.listing.listed_models import Line, ListedModel, select, without_earlier
 from indexer.listing.listing_tables import RESTORED, CrawlState, ListingTables, Names, Removal
 from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import BY_FOLDER, Claim
@@ -36,7 +36,7 @@ from indexer.sources.registry import is_listed_id
 from indexer.storage.atomic_files import link_or_copy
 from indexer.storage.small_database import DamagedDatabase, FileState, SmallTables
 
-__all__ = ["ListedModel", "Listing", "select"]
+__all__ = ["ListedModel", "Listing", "select", "without_earlier"]
 
 Answer = TypeVar("Answer")
 

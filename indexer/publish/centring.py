@@ -59,7 +59,8 @@ class Centring:
             row[0]: _Model(*row[1:])
             for row in tables.rows(
                 "SELECT model_id, author, vector_group, record_key, "
-                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL, datasets FROM models WHERE base = ?",
+                "NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL AND NOT is_earlier_checkpoint, datasets "
+                "FROM models WHERE base = ?",
                 [self.base],
             )
         }

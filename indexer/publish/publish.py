@@ -16,6 +16,7 @@ from indexer.errors import AtlasError
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
 from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, valid_listing_rows
+from indexer.publish.runs import renew_runs
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
 from indexer.publish.tables import Row, Tables
@@ -140,6 +141,8 @@ class _Publisher:
             within = Thresholds().duplicate_within
             if changed or withdrawn or lost:
                 renew_duplicates(self.tables, self.store, self.base, within, touched | of_lost)
+            if changed or withdrawn or lost:
+                renew_runs(self.tables, self.base)
             gone = [*stale, *lost]
             while True:  # once, unless records turn out to be damaged
                 lost, of_lost = self._unpublish(updates.read_moving(gone))
@@ -147,6 +150,7 @@ class _Publisher:
                     break
                 gone += lost
                 renew_duplicates(self.tables, self.store, self.base, within, of_lost)
+                renew_runs(self.tables, self.base)
             fresh = {ids[entry.listed.id] for entry in reread}
             renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
             updates.publish(gone, ids.values(), has_new_profiles)

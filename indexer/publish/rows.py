@@ -33,6 +33,7 @@ from indexer.records.tokens import KINDS
 from indexer.sources.cards.modelcard import MalformedRow, bounded_count
 from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
+from indexer.sources.runs import run_of
 from indexer.untrusted import printable
 from indexer.vectors.centre import Centre
 from indexer.vectors.files import MOST_NUMBERS
@@ -120,6 +121,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
         except MalformedRow:
             # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
             facts = facts_of({"id": listed.id})
+        run = run_of(listed.id, listed.row)
         row = {name: getattr(facts, name) for name in _FACT_FIELDS} | {
             "model_id": model_id,
             "model": listed.id,
@@ -140,6 +142,8 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "languages": list(facts.languages),
             "trigger_words": list(facts.trigger_words) or None,
             "record_key": entry.record_key,
+            "run_key": run and run[0],
+            "checkpoint_number": run and run[1],
             "first_seen": listed.first_seen,
             "last_seen": listed.last_seen,
             "deleted_at_hub": listed.deleted_at_hub,

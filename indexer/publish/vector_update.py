@@ -218,7 +218,7 @@ def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
     return dict(
         tables.rows(
             "SELECT vector_group, count(*) FROM models WHERE base = ? AND NOT is_copy AND NOT is_unrelated "
-            "AND duplicate_of IS NULL AND len(datasets) > 0 GROUP BY ALL",
+            "AND duplicate_of IS NULL AND NOT is_earlier_checkpoint AND len(datasets) > 0 GROUP BY ALL",
             [base],
         )
     )
@@ -237,7 +237,8 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
     tables.insert("internal.null_groups", [key | {"vector_group": one, "models": n} for one, n in counts_now.items()])
     rows = tables.rows(
         "SELECT model_id, vector_group, author, datasets FROM models WHERE base = ? AND NOT is_copy "
-        "AND NOT is_unrelated AND duplicate_of IS NULL AND len(datasets) > 0 ORDER BY model_id",
+        "AND NOT is_unrelated AND duplicate_of IS NULL AND NOT is_earlier_checkpoint AND len(datasets) > 0 "
+        "ORDER BY model_id",
         [base],
     )
     facts = {model_id: (author, set(datasets)) for model_id, _, author, datasets in rows}

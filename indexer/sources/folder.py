@@ -27,6 +27,7 @@ from indexer.sources.cards.training_files import is_training_file
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
+from indexer.sources.runs import RUN, Checkpoint, checkpoint_at
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
@@ -212,6 +213,8 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
         "config": without_paths(config),
         "siblings": [{"rfilename": name} for name in names],
     }
+    if (checkpoint := _checkpoint_in(folder, names)) is not None:
+        row[RUN] = {"key": place_of(Path(checkpoint.run)), "number": checkpoint.number}
     if lacks_sentence(as_of_hub(row)):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
@@ -228,6 +231,16 @@ def _settings_above(folder: Path, beneath: Path | None) -> dict[str, Callable[[]
     except OSError:
         return {}
     return {name: partial(LocalFile, run / name, name, beneath) for name in sorted(names)}
+
+
+def _checkpoint_in(folder: Path, names: Iterable[str]) -> Checkpoint | None:
+    """The checkpoint of a run that lies in a folder with these files, if it does."""
+    try:
+        with os.scandir(folder.parent) as entries:
+            beside = [entry.name for entry in islice(entries, MOST_FILES) if entry.name != folder.name]
+    except OSError:
+        beside = []
+    return checkpoint_at(str(folder), beside, {name.partition("/")[0] for name in names if "/" in name})
 
 
 def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:

@@ -26,6 +26,8 @@ from query.questions.predict.predict import predict as _predict
 from query.questions.predict.predict import predict_many as _predict_many
 from query.questions.purity.question import purity as _purity
 from query.questions.rank.study import rank_by_depth as _rank
+from query.questions.runs import run_path as _run_path
+from query.questions.runs import runs as _runs
 from query.questions.show import show as _show
 from query.questions.similar import similar as _similar
 from query.questions.sql import sql as _sql
@@ -63,6 +65,8 @@ class Methods:
     purity = method(_purity)
     rank = method(_rank)
     report = method(_report)
+    run_path = method(_run_path)
+    runs = method(_runs)
     show = method(_show)
     similar = method(_similar)
     sql = method(_sql)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ class LeftOut:
     )
     unrelated: Annotated[int, Doc("Models whose weights contradict the base.")] = 0
     duplicates: Annotated[int, Doc("Models with the weights of an earlier upload.")] = 0
+    checkpoints: Annotated[int, Doc("Earlier checkpoints of a training run, whose last one counts.")] = 0
     sampled: Annotated[int, Doc("Models of which only a sample of rows was read.")] = (
         0  # without the vector, or the ranks, that a sample of rows does not give
     )
@@ -71,6 +72,7 @@ class LeftOut:
             self.untrained and f"{counted(self.untrained, 'adapter')} that changed nothing measurable",
             self.unrelated and f"{self.unrelated:,} unrelated to the base",
             self.duplicates and counted(self.duplicates, "duplicate"),
+            self.checkpoints and counted(self.checkpoints, "earlier checkpoint"),
             self.sampled and counted(self.sampled, "sampled model"),
             self.without and f"{self.without:,} without such a vector",
         )
@@ -83,9 +85,10 @@ class Population:
 
     ``vectors``: (n, d) float32 of unit norm, or of ``blocks`` blocks of unit norm that are compared one by one (zero if
     a model did not change that matrix). ``datasets``: canonical names of the datasets each model is known to be tuned
-    on. ``group``: the duplicate group of a model, or None; ``representative``: whether it represents its group (the
-    earliest upload). ``left_out`` counts the models of the base that are not included. ``outputs`` and ``groups``: see
-    ``indexer.vectors.table``.
+    on. ``group``: the duplicate group of a model, or None, in one with the checkpoints of its run; ``representative``:
+    whether it represents its group (the earliest upload, or the last checkpoint). ``is_earlier``: whether it is an
+    earlier checkpoint. ``left_out`` counts the models of the base that are not included. ``outputs`` and ``groups``:
+    see ``indexer.vectors.table``.
     """
 
     base: str
@@ -104,6 +107,7 @@ class Population:
     blocks: int = 0
     outputs: NDArray[np.float32] | None = None
     groups: NDArray[np.uint8] | None = None
+    is_earlier: NDArray[np.bool_] | None = None
 
     @property
     def table(self) -> VectorTable:
@@ -177,12 +181,15 @@ def read_population(
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
     names_one = "base = $1 AND len(datasets) > 0"
-    repeats_one = f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_one})"
+    repeats_one = (
+        f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_one}) "
+        f"OR run_group IN (SELECT run_group FROM models WHERE {names_one})"
+    )
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
             'SELECT model_id, model, author, relation, datasets, "read", is_copy, copy_evidence, is_unrelated, '
-            "duplicate_group, duplicate_of FROM models "
+            "duplicate_group, duplicate_of, run_group, is_earlier_checkpoint FROM models "
             f"WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
             [canonical],
         )
@@ -209,8 +216,11 @@ def read_population(
         relations=[row["relation"] for row in found],
         is_copy=np.array([row["is_copy"] for row in found], dtype=bool),
         is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
-        group=[row["duplicate_group"] for row in found],
-        representative=np.array([row["duplicate_of"] is None for row in found], dtype=bool),
+        group=_groups(found),
+        representative=np.array(
+            [row["duplicate_of"] is None and not row["is_earlier_checkpoint"] for row in found], dtype=bool
+        ),
+        is_earlier=np.array([row["is_earlier_checkpoint"] for row in found], dtype=bool),
         # The vectors of copies are zero, and zero vectors are not published.
         left_out=LeftOut(
             copies=len(rows) - sampled - without - untrained, untrained=untrained, sampled=sampled, without=without
@@ -219,6 +229,16 @@ def read_population(
         outputs=table.outputs,
         groups=table.groups,
     )
+
+
+def _groups(rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
+    """The group of each model: of duplicates, and of checkpoints of a run, joined where they have a model in common."""
+    if not any(row["run_group"] is not None for row in rows):
+        return [row["duplicate_group"] for row in rows]
+    groups = [[(kind, row[kind]) for kind in ("duplicate_group", "run_group") if row[kind] is not None] for row in rows]
+    names = {name: number for number, name in enumerate(dict.fromkeys(one for each in groups for one in each))}
+    joined = components(list(names.values()), [(names[each[0]], names[each[1]]) for each in groups if len(each) == 2])
+    return [int(joined[names[each[0]]]) if each else None for each in groups]
 
 
 def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
@@ -263,11 +283,15 @@ def distinct(population: Population) -> Population:
     rows, datasets = representatives(population)
     copies = population.is_copy | ~population.vectors.any(axis=1)
     unrelated = population.is_unrelated & ~copies
+    repeats = ~copies & ~unrelated
+    repeats[rows] = False
+    earlier = 0 if population.is_earlier is None else int((repeats & population.is_earlier).sum())
     left_out = replace(
         population.left_out,
         copies=population.left_out.copies + int(copies.sum()),
         unrelated=int(unrelated.sum()),
-        duplicates=int((~copies & ~unrelated).sum()) - len(rows),
+        duplicates=int(repeats.sum()) - earlier,
+        checkpoints=earlier,
     )
     return replace(
         population,
@@ -284,6 +308,7 @@ def distinct(population: Population) -> Population:
         left_out=left_out,
         outputs=None if population.outputs is None else population.outputs[rows],
         groups=None if population.groups is None else population.groups[rows],
+        is_earlier=None if population.is_earlier is None else population.is_earlier[rows],
     )
 
 

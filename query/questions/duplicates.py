@@ -163,7 +163,8 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
     models = {
         row["model_id"]: row
         for row in atlas.rows(
-            "SELECT model_id, base, model, author, created, delta_norm, fine_tunes.record_key, weight_files "
+            "SELECT model_id, base, model, author, created, delta_norm, fine_tunes.record_key, weight_files, "
+            "is_earlier_checkpoint, run_place "
             "FROM fine_tunes JOIN records USING (model_id) WHERE list_contains(?, model_id)",
             [ids],
         )
@@ -191,9 +192,15 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Those that are kept come first: the earliest upload."""
+    """Those that are kept come first: the last checkpoint of a run, and the earliest upload."""
     created = row["created"]
-    return (created is None, created.timestamp() if created else 0.0, row["model_id"])
+    return (
+        row["is_earlier_checkpoint"],
+        -(row["run_place"] or 0),
+        created is None,
+        created.timestamp() if created else 0.0,
+        row["model_id"],
+    )
 
 
 def _distances(

@@ -19,6 +19,7 @@ from query.models.lookup import indexed_model, model_of_folder
 from query.models.resolved import base_in_hint, unknown_model, unrelated_notes
 from query.models.sampled import CHECKSUM, SAMPLE, rows_in_words
 from query.questions.lineage.stored import stored_lineage
+from query.questions.runs import path_around
 from query.questions.similar import nothing_like, stored_neighbours
 
 if TYPE_CHECKING:
@@ -28,7 +29,16 @@ _NEIGHBOURS_SHOWN = 10
 _SHOWN = 6  # rows of a table without ``details``; a base of one stack has six families
 
 _KINDS = {"finetune": "a fine-tune", "adapter": "an adapter", "merge": "a merge", "quantized": "a quantised copy"}
-_TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "neighbours", "predictions", "lineage")
+_TABLES = (
+    "weight_files",
+    "datasets_as_written",
+    "evaluations",
+    "families",
+    "neighbours",
+    "predictions",
+    "lineage",
+    "checkpoints",
+)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -66,6 +76,10 @@ class ShownModel(Result, Mapping[str, Any]):
         "is_partly_frozen": "Whether some matrices are exactly those of the base.",
         "base_grid": (
             "The form in 4 bits to which the base was rounded before training; this rounding is not counted as change."
+        ),
+        "checkpoints": (
+            "The indexed checkpoints of its training run, in order, with the distance from the base and the similarity "
+            "with the last one."
         ),
         "duplicate_of": "An earlier upload with the same weights.",
         "delta_norm": "Frobenius norm of all weight changes together; an estimate if a sample was read.",
@@ -152,6 +166,7 @@ class ShownModel(Result, Mapping[str, Any]):
         columns = {
             "families": ("stack", "family", "layers", "relative_norm", "rank_50", "rank_90"),
             "neighbours": ("rank", "model", "similarity", "datasets"),
+            "checkpoints": ("model", "step", "distance", "similarity", "eval_loss"),
         }
         tables = {
             name: [{column: row[column] for column in shown if row[column] != ""} for row in self[name][:_SHOWN]]
@@ -242,6 +257,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
+    shown["checkpoints"] = path_around(atlas, model_id) if shown.get("run_group") is not None else []
     kept = stored_lineage(atlas, model_id)
     shown["lineage"] = [] if kept is None else [plain(edge) | {"answered_at": kept.answered_at} for edge in kept.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []

@@ -30,6 +30,8 @@ MOST_TAGS = 50
 _MOST_DATASETS = 50
 _LONGEST_TEXT = 200
 _MOST_CHARACTERS = 32 << 10  # of all other settings together
+_LOG = "\0log"  # the key of an object under which the start of its log is kept; no file has it
+_FIRST_ENTRIES = 4
 _LOG_TAIL = 256 << 10  # bytes of a log whose last lines are read
 
 _JSON_NAMES = re.compile(
@@ -86,6 +88,9 @@ class Training:
         best_checkpoint: the name of that checkpoint's folder.
         licence, author, trigger: as modelspec's metadata say.
         tags: the most frequent words of the captions of an image model's training data.
+        run_id: what tells the run from others: the id that a tool gave it, else "".
+        log: the first entries of its log, (step, training loss, norm of the gradient or None): checkpoints of one run
+            share them.
         settings: every other setting by its name, scalars only.
         read: the names of the files that said something.
     """
@@ -120,6 +125,8 @@ class Training:
     author: str | None = None
     trigger: str | None = None
     tags: tuple[str, ...] = ()
+    run_id: str | None = None
+    log: tuple[tuple[float, float, float | None], ...] = ()
     settings: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     read: tuple[str, ...] = ()
 
@@ -130,7 +137,11 @@ class Training:
         """What is known, as a JSON object."""
         values = ((one.name, getattr(self, one.name)) for one in fields(self))
         return {
-            name: list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+            name: [list(one) if isinstance(one, tuple) else one for one in value]
+            if isinstance(value, tuple)
+            else dict(value)
+            if isinstance(value, Mapping)
+            else value
             for name, value in values
             if value is not None and value != () and value != {}
         }
@@ -195,6 +206,7 @@ def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, 
         tool=_tool(found),
         best_checkpoint=_last_part(str(best)) if best else None,
         tags=_caption_words(metadata or {}),
+        log=next((log for _, _, loaded in found if (log := loaded.get(_LOG))), ()),
         settings=settings,
         read=tuple(dict.fromkeys(read)),
     )
@@ -229,7 +241,8 @@ def _load(name: str, content: bytes) -> Mapping[str, Any]:
             if key not in ("wandb_version", "_wandb")
         }
     history = loaded.pop("log_history", None)
-    return {**_history_end(history), **loaded} if isinstance(history, list) else loaded
+    loaded.pop(_LOG, None)
+    return {**_history_end(history), **loaded, _LOG: _log_start(history)} if isinstance(history, list) else loaded
 
 
 def _mlflow_value(kind: str, key: str, content: bytes) -> Mapping[str, Any]:
@@ -259,6 +272,18 @@ def _history_end(history: list[Any]) -> dict[str, Any]:
     if "loss" in end:
         end["train_loss"] = end.pop("loss")
     return end
+
+
+def _log_start(history: list[Any]) -> tuple[tuple[float, float, float | None], ...]:
+    """The first entries with a training loss, as ``Training.log``."""
+    found = []
+    reader = Reader()
+    for entry in history[: 10 * _FIRST_ENTRIES]:
+        if isinstance(entry, dict) and len(found) < _FIRST_ENTRIES:
+            step, loss = (reader.number(entry.get(name)) for name in ("step", "loss"))
+            if step is not None and loss is not None:
+                found.append((step, loss, reader.number(entry.get("grad_norm"))))
+    return tuple(found)
 
 
 def _log_end(text: str) -> dict[str, Any]:

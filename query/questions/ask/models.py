@@ -181,16 +181,16 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     table = atlas.connection.execute(
         "SELECT model_id, is_copy, coalesce(copy_evidence, '') IN ('untrained', 'unmeasurable') AS is_untrained, "
         "is_unrelated, coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
-        "duplicate_of IS NOT NULL AS is_repeat FROM fine_tunes JOIN records USING (model_id) "
+        "duplicate_of IS NOT NULL AS is_repeat, is_earlier_checkpoint FROM fine_tunes JOIN records USING (model_id) "
         "WHERE base = $1 AND status = 'indexed' ORDER BY model_id", [base],
     ).fetchnumpy()  # fmt: skip
     ids = np.asarray(table["model_id"], dtype=np.int64)
-    is_copy, is_untrained, is_unrelated, is_repeat = (
+    is_copy, is_untrained, is_unrelated, is_repeat, is_earlier = (
         np.ma.filled(table[name], False).astype(bool)
-        for name in ("is_copy", "is_untrained", "is_unrelated", "is_repeat")
+        for name in ("is_copy", "is_untrained", "is_unrelated", "is_repeat", "is_earlier_checkpoint")
     )
     is_copy |= ~np.isin(ids, index.ids)  # the vectors of copies are zero, and zero vectors are not published
-    kept = np.flatnonzero(~is_copy & ~is_unrelated)
+    kept = np.flatnonzero(~is_copy & ~is_unrelated & ~is_earlier)
     groups = np.asarray(table["duplicate_group"], dtype=np.int64)[kept]
     order = kept[np.lexsort((ids[kept], is_repeat[kept], groups))]
     first = np.unique(np.sort(groups), return_index=True)[1]
@@ -200,6 +200,7 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
         untrained=int(is_untrained.sum()),
         unrelated=int((is_unrelated & ~is_copy).sum()),
         duplicates=len(kept) - len(chosen),
+        checkpoints=int((is_earlier & ~is_copy & ~is_unrelated).sum()),
     )
     codes, is_share = _token_codes(atlas, base, ids[chosen], rows)
     return Candidates(base, index, ids[chosen], codes, is_share, left_out=left_out)

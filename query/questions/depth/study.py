@@ -235,7 +235,8 @@ def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> Dept
         for row in atlas.rows(
             "SELECT model, author, datasets, \"read\", CASE WHEN is_unrelated THEN 'unrelated to the base' "
             "WHEN copy_evidence IN ('untrained', 'unmeasurable') THEN 'adapters that changed nothing measurable' "
-            "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'duplicates' END AS reason "
+            "WHEN is_copy THEN 'copies of the base' WHEN duplicate_of IS NOT NULL THEN 'duplicates' "
+            "WHEN is_earlier_checkpoint THEN 'earlier checkpoints of a run' END AS reason "
             "FROM models WHERE base = ?",
             [canonical],
         )

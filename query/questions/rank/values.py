@@ -49,7 +49,8 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     """
     rows = atlas.rows(
         'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
-        "duplicate_group FROM models WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
+        "duplicate_group, is_earlier_checkpoint FROM models "
+        "WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
         'ORDER BY has_spectra DESC, "read", duplicate_of IS NOT NULL, model_id',
         [base, list(relations), list(relations)],
     )
@@ -64,6 +65,8 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
             counts["untrained" if row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) else "copies"] += 1
         elif row["is_unrelated"]:
             counts["unrelated"] += 1
+        elif row.pop("is_earlier_checkpoint"):
+            counts["checkpoints"] += 1
         elif row["duplicate_group"] in groups:
             counts["duplicates"] += 1
         else:

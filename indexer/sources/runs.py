@@ -1,0 +1,84 @@
+"""Checkpoints of one training run, by the names of their folders and files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from indexer.untrusted import is_count
+
+# The key of a listing row that says which run a model belongs to: {"key": …, "number": …}.
+RUN = "run"
+_LONGEST_KEY = 64
+_MOST = 1 << 53
+
+_SERIES = r"(?:checkpoint|ckpt|global[_\-]?step|step|iter|epoch)"
+_NUMBERED = re.compile(rf"{_SERIES}[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
+# Not "epochs-3", which is how far a whole training went.
+_NAMED = re.compile(rf"(.+?)[_\-.]{_SERIES}[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
+# sd-scripts and ai-toolkit: "cats-000004", "cats_000001250"; the last file has no number.
+_OF_FILE = re.compile(r"(.+?)[_\-](0\d{5,14})", re.ASCII)
+_FINALS = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of a run: the path of the run, and the number of the checkpoint; None for the last one."""
+
+    run: str
+    number: int | None
+
+
+def checkpoint_at(path: str, beside: Collection[str] = (), inside: Collection[str] = ()) -> Checkpoint | None:
+    """The checkpoint that lies in a folder, by its path with "/"; None if it is none of a run.
+
+    ``beside``: the names of the other folders there; ``inside``: those of the folders in it.
+    """
+    parent, _, name = path.rpartition("/")
+    if match := _NUMBERED.fullmatch(name):
+        return Checkpoint(parent, int(match[1]))
+    if name.lower() in _FINALS and any(_NUMBERED.fullmatch(one) for one in beside):
+        return Checkpoint(parent, None)
+    # The folder of a run, in which its checkpoints lie.
+    return Checkpoint(path, None) if any(_NUMBERED.fullmatch(one) for one in inside) else None
+
+
+def checkpoint_of_file(path: str, beside: Collection[str] = ()) -> Checkpoint | None:
+    """The same for a weight file of its own; ``beside``: the names of the files there."""
+    parent, _, name = path.rpartition("/")
+    folder = f"{parent}/" if parent else ""
+    stem = name.rpartition(".")[0] or name
+    match = _NAMED.fullmatch(stem) or _OF_FILE.fullmatch(stem)
+    if match:
+        return Checkpoint(folder + match[1], int(match[2]))
+    others = (other.rpartition(".")[0] for other in beside if other != name)
+    if any((found := _OF_FILE.fullmatch(one) or _NAMED.fullmatch(one)) and found[1] == stem for one in others):
+        return Checkpoint(folder + stem, None)
+    return None
+
+
+def checkpoint_named(identifier: str) -> Checkpoint | None:
+    """The checkpoint that an id names (``owner/name-checkpoint-500``); None for another id."""
+    match = _NAMED.fullmatch(identifier)
+    return Checkpoint(match[1], int(match[2])) if match and "/" in match[1] else None
+
+
+def run_in(row: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """The key of the run that a listing row names, and the number of the checkpoint; None if it names none."""
+    stated = row.get(RUN)
+    if not isinstance(stated, Mapping):
+        return None
+    key, number = stated.get("key"), stated.get("number")
+    if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
+        return None
+    return key, number if is_count(number) and number < _MOST else None
+
+
+def run_of(identifier: str, row: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """The same, or by the id of the model where the row says nothing. A folder's own name says too little."""
+    if (stated := run_in(row)) is not None:
+        return stated
+    named = None if ":" in identifier else checkpoint_named(identifier)
+    return None if named is None else (named.run, named.number)
