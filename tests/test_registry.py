@@ -141,7 +141,7 @@ def faces(small_atlas, tmp_path_factory):
 
 def test_a_question_of_another_package_is_a_command(faces):
     shown, _ = faces
-    assert "toy       Show the first letter of models whose name contains SEARCH.\n" in shown["list"][1]
+    assert "toy         Show the first letter of models whose name contains SEARCH.\n" in shown["list"][1]
     code, text, _ = shown["help"]
     assert code == 0
     assert "query toy [OPTIONS] SEARCH" in text
@@ -175,7 +175,7 @@ def test_a_field_of_its_answer_is_described_once_for_every_face(faces):
 def test_the_question_of_the_documentation_is_answered(faces):
     shown, _ = faces
     assert (shown["licences"][0], json.loads(shown["licences"][1])) == (0, [])
-    assert "licences  Count the models of each licence." in shown["list"][1]
+    assert "licences    Count the models of each licence." in shown["list"][1]
 
 
 def test_a_question_of_another_package_is_a_method(faces):

@@ -204,6 +204,7 @@ def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
         "untrained": 0,
         "unrelated": 1,
         "duplicates": 2,
+        "checkpoints": 0,
         "sampled": 0,
         "without": 0,
     }

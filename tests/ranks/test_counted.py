@@ -19,6 +19,7 @@ def test_copies_unrelated_models_and_repeats_are_left_out_and_counted(atlas):
         "untrained": 0,
         "unrelated": 1,
         "duplicates": 1,
+        "checkpoints": 0,
         "sampled": 0,
         "without": 0,
     }
