@@ -36,6 +36,7 @@ def test_which_models_are_on_the_map(atlas):
         "untrained": 0,
         "unrelated": 1,
         "duplicates": 1,
+        "checkpoints": 0,
         "sampled": 0,
         "without": 0,
     }
