@@ -59,7 +59,7 @@ def test_and_by_the_names_of_files_and_repositories():
     assert run_of("me/tiny-step-300", {}) == ("me/tiny", 300)
     assert run_of("local:tiny-step-300", {}) is None, "two runs may have folders of one name"
     assert run_of("local:a", {"run": {"key": "k", "number": 3}}) == ("k", 3)
-    for bad in ({"key": 1}, {"key": "x" * 100}, {"key": "a\n"}, [], {"number": 3}):
+    for bad in ({"key": 1}, {"key": "x" * 300}, {"key": "a\n"}, [], {"number": 3}):
         assert run_of("local:a", {"run": bad}) is None
     assert run_of("local:a", {"run": {"key": "k", "number": 1 << 60}}) == ("k", None)
 
@@ -80,7 +80,9 @@ def test_logs_of_one_run_begin_alike():
 
 def test_of_a_run_the_last_checkpoint_is_selected_unless_all_are_asked_for():
     def listed(name, run=None, **facts):
-        return ListedModel(name, {"id": name} | ({"run": run} if run else {}), "finetune", "tag", BASE, NOW, NOW, **facts)
+        return ListedModel(
+            name, {"id": name} | ({"run": run} if run else {}), "finetune", "tag", BASE, NOW, NOW, **facts
+        )
 
     runs = [listed(f"local:a-{n}", {"key": "a", "number": n}) for n in (1, 3, 2)]
     final = [listed("local:b-1", {"key": "b", "number": 1}), listed("local:b", {"key": "b", "number": None})]

@@ -38,6 +38,7 @@ from indexer.share.manifest import ATLAS, DATA, RECORDS, FileEntry, Manifest
 from indexer.shared_state import usable_umask
 from indexer.sources.cards.paths import without_paths
 from indexer.sources.claims import BY_FOLDER
+from indexer.sources.runs import RUN, run_in
 from indexer.storage.atomic_files import copy_file, link_or_copy
 from indexer.storage.checksummed_jsonl import write_lines
 from indexer.storage.checksums import file_sha256
@@ -55,7 +56,7 @@ _IDS_OF_PART = 4_000  # in each Parquet file of vectors
 
 # The SELECT of each table, by the name of its file and of the card's configuration.
 EXPORTS = {
-    "models": "FROM models ORDER BY model_id",
+    "models": "SELECT * REPLACE (training::VARCHAR AS training) FROM models ORDER BY model_id",
     "datasets": "SELECT model_id, base, model, dataset, named.parent, raw, source FROM model_datasets AS named "
     "JOIN fine_tunes USING (model_id) ORDER BY model_id, dataset, raw, source",
     "neighbours": "SELECT near.representation, asked.base, near.model_id, asked.model, near.rank, near.neighbour_id, "
@@ -82,13 +83,18 @@ _ELSEWHERE = f"contains(model, ':') AND NOT ({_LOCAL})"
 # Texts from the files of local folders, by model.
 _LOCAL_TEXTS = (
     f"SELECT model, named AS text FROM fine_tunes JOIN adapter_bases USING (model_id) WHERE {_LOCAL} "
-    f"UNION SELECT model, raw FROM fine_tunes JOIN model_datasets USING (model_id) WHERE {_LOCAL}"
+    f"UNION SELECT model, raw FROM fine_tunes JOIN model_datasets USING (model_id) WHERE {_LOCAL} "
+    f"UNION SELECT model, stated_base FROM fine_tunes JOIN records USING (model_id) WHERE {_LOCAL} "
+    f"AND stated_base IS NOT NULL"
 )
 # How a bad row of a private model begins.
 _PRIVATE_BAD_ROW = r'\{("id": "[^"]*", )?"private": true'
 # Tables that are not copied completely. The crawled address may be that of a mirror, or hold a password.
 _PARTS = {
     "builds": "SELECT * REPLACE (json_merge_patch(spec, '{\"endpoint\": null}') AS spec) FROM {}",
+    # A hash of a path lets whoever knows how folders are called try which of them it is.
+    "fine_tunes": f"SELECT * REPLACE (CASE WHEN run_key IS NULL OR NOT ({_LOCAL} OR contains(model, ':')) THEN run_key "
+    "ELSE min(model) OVER (PARTITION BY base, run_key) END AS run_key) FROM {}",
     "rejected_listing_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
 }
 
@@ -282,6 +288,7 @@ def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
     private models of the person who crawled.
     """
     removed, listed = ({line["id"] for line in lines if line["kind"] == kind} for kind in ("removed", "model"))
+    lines = _with_named_runs(lines)
     for line in lines:
         kind = line["kind"]
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
@@ -293,6 +300,22 @@ def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
             or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"]))
         ):
             yield line
+
+
+def _with_named_runs(lines: Sequence[Line]) -> list[Line]:
+    """The lines with runs called after the first of their models, as in the database that is pushed."""
+    runs = {
+        line["id"]: run[0] for line in lines if line["kind"] == "model" and (run := run_in(line["row"])) is not None
+    }
+    first: dict[str, str] = {}
+    for model in sorted(runs):
+        first.setdefault(runs[model], model)
+    return [
+        {**line, "row": {**line["row"], RUN: {**line["row"][RUN], "key": first[runs[line["id"]]]}}}
+        if line["kind"] == "model" and line["id"] in runs
+        else line
+        for line in lines
+    ]
 
 
 def _rewrite(copy: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ from indexer.untrusted import is_count
 
 # The key of a listing row that says which run a model belongs to: {"key": …, "number": …}.
 RUN = "run"
-_LONGEST_KEY = 64
+_LONGEST_KEY = 250  # characters: an id serves
 _MOST = 1 << 53
 
 _SERIES = r"(?:checkpoint|ckpt|global[_\-]?step|step|iter|epoch)"

@@ -14,6 +14,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.commands import add
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
+from indexer.sources.folder import place_of
 from indexer.sources.questions import BadRow
 from indexer.upkeep.maintenance import rebuild
 from indexer.upkeep.removal import remove
@@ -145,8 +146,17 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
     add_adapter(tmp_path / "hidden-place", "run", f"{tmp_path}/hidden-place/bases/tiny-base")
     (tmp_path / "hidden-place/run/README.md").write_text(f"---\ndatasets:\n- {tmp_path}/hidden-place/data\n---\n")
     add(tmp_path / "hidden-place/run", BASE, own.root)
+    add_adapter(tmp_path / "hidden-place", "checkpoint-7", BASE)
+    (tmp_path / "hidden-place/axolotl_config.yaml").write_text(
+        f"base_model: {tmp_path}/hidden-place/tiny\nx: {tmp_path}\n"
+    )
+    add(tmp_path / "hidden-place/checkpoint-7", BASE, own.root, name="ann/checkpoint-7")
+    key = place_of(tmp_path / "hidden-place")
     with duckdb.connect(str(own.database), read_only=True) as connection:
-        assert connection.execute("SELECT named, verdict FROM adapter_bases").fetchall() == [("./tiny-base", "base")]
+        assert ("./tiny-base", "base") in connection.execute("SELECT named, verdict FROM adapter_bases").fetchall()
+        assert connection.execute(
+            "SELECT run_key, stated_base FROM fine_tunes JOIN records USING (model_id) WHERE run_key IS NOT NULL"
+        ).fetchall() == [(key, "org/tiny-base")]
         assert connection.execute("SELECT raw FROM model_datasets WHERE raw LIKE '%data'").fetchall() == [("./data",)]
         assert "joe" not in str(connection.execute("SELECT spec FROM builds").fetchall())
     # Whatever wrote the row, an address with a password stays here.
@@ -155,11 +165,22 @@ def test_no_password_no_mirror_and_no_path_travels(owner, own, guarded, tmp_path
         connection.execute("UPDATE builds SET spec = ? WHERE spec->>'endpoint' IS NOT NULL", [spec])
     owner.push(own, with_private=True, with_local=True, with_records=True)
     text = pushed_text(owner.hub)
-    for secret in (b"hunter2", b"joe", b"mirror.internal", b"127.0.0.1", b"hidden-place", str(tmp_path).encode()):
+    for secret in (
+        b"hunter2",
+        b"joe",
+        b"mirror.internal",
+        b"127.0.0.1",
+        b"hidden-place",
+        str(tmp_path).encode(),
+        key.encode(),
+    ):
         assert secret not in text, secret
     with duckdb.connect(str(tmp_path / "pushed.duckdb")) as connection:
         (tmp_path / "got").write_bytes(pushed_files(owner.hub)["atlas.duckdb"])
         connection.execute(f"ATTACH '{tmp_path}/got' AS got (READ_ONLY)")
+        assert connection.execute("SELECT run_key FROM got.fine_tunes WHERE run_key IS NOT NULL").fetchall() == [
+            ("ann/checkpoint-7",)
+        ]
         assert ('{"rank":8,"options":[]}',) in connection.execute("SELECT spec::VARCHAR FROM got.builds").fetchall()
 
 
