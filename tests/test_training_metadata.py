@@ -57,7 +57,11 @@ def test_what_tools_wrote_is_stored_searched_shown_and_compared(tiny_store, tmp_
         (store / name / "trainer_state.json").write_text(json.dumps(STATE))
         (store / name / "axolotl_config.yaml").write_text(AXOLOTL % (rate, optimizer))
         (store / name / "training_args.bin").write_bytes(b"\x80\x04")
-    (store / SECOND / "trainer_state.json").write_text(json.dumps(STATE | {"x": "y" * (300 << 10)}))  # too long
+    # Longer than what is read from the Hub: its ends are.
+    history = [{"loss": 0.5 + 1 / step, "step": step, "epoch": step / 750} for step in range(1, 5000)]
+    long = STATE | {"log_history": [*history, *STATE["log_history"]]}
+    (store / SECOND / "trainer_state.json").write_text(json.dumps(long, indent=2))
+    assert (store / SECOND / "trainer_state.json").stat().st_size > 256 << 10
     weights = store / THIRD / "model.safetensors"
     save_file(load_file(weights), weights, {"format": "pt", "modelspec.title": "Blue", "ss_epoch": "8"})
     with served(store, monkeypatch) as hub:
@@ -67,11 +71,11 @@ def test_what_tools_wrote_is_stored_searched_shown_and_compared(tiny_store, tmp_
         assert not asked(hub, f"{BASE}/resolve/main/trainer_state.json")
     rows = read_rows(
         folder / "atlas.duckdb",
-        "SELECT training_tool, run, step, epoch, eval_loss, learning_rate FROM models ORDER BY step, run",
+        "SELECT training_tool, run, step, epoch, eval_loss, learning_rate FROM models ORDER BY learning_rate DESC NULLS LAST",
     )
     assert rows == [
-        ("axolotl", None, 1500, 2.0, 0.25, 0.0002), (None, "Blue", None, 8.0, None, None),
-        ("axolotl", None, None, None, None, 0.0001),
+        ("axolotl", None, 1500, 2.0, 0.25, 0.0002), ("axolotl", None, 1500, 2.0, 0.25, 0.0001),
+        (None, "Blue", None, 8.0, None, None),
     ]  # fmt: skip
     assert read_rows(folder / "atlas.duckdb", TRAINING) == 2 * [("mhenrichsen/alpaca_2k_test",) * 2] + 2 * [
         (None, "imdb")

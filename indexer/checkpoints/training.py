@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from indexer.checkpoints.repository import Repository
 from indexer.errors import ModelError, Skipped
-from indexer.sources.cards.training_files import LARGEST_FILE, Training, is_training_file, read_training
+from indexer.sources.cards.training_files import (
+    LARGEST_FILE,
+    Training,
+    is_training_file,
+    read_training,
+    state_from_ends,
+)
 
 # Over the network each file takes a request, and a server counts them.
 _MOST_REMOTE_FILES = 3
 _MOST_REMOTE_BYTES = 256 << 10
+_END = 32 << 10  # bytes at either end of a state that is longer
 _MOST_FILES = 200  # of an MLflow run each parameter and each metric is a file
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -75,8 +83,8 @@ def _contents(
     """Names and contents of the files, those nearest to the weights first."""
     if adapter_config is not None:
         yield _ADAPTER_CONFIG, json.dumps(adapter_config).encode()
-    left = _MOST_REMOTE_BYTES if is_remote else LARGEST_FILE
-    files = [
+    left = _MOST_REMOTE_BYTES - 2 * _END if is_remote else LARGEST_FILE
+    files: list[tuple[Callable[[str, int], bytes], str, str]] = [
         (repository.read_small, path, path.removeprefix(folder))
         for path in training_paths(repository.filenames, folder)
     ]
@@ -86,8 +94,23 @@ def _contents(
         try:
             content = read(path, left)
         except Skipped:  # it is longer than the bytes that were left
+            is_state = name.rpartition("/")[2] == _STATE and path in repository.filenames
+            if is_state and (ends := _ends(repository, path)) is not None:
+                yield name, ends
             return
         except (ModelError, OSError):  # what it says is a help, and not needed
             continue
         left -= len(content)
         yield name, content
+
+
+def _ends(repository: Repository, path: str) -> bytes | None:
+    """What the two ends of a long state say; None if they cannot be read."""
+    try:
+        with closing(repository.open(path)) as file:
+            head = bytes(file.read(0, min(_END, file.size)))
+            tail = bytes(file.read(max(len(head), file.size - _END), file.size))
+    except (ModelError, OSError):
+        return None
+    repository.small_bytes += len(head) + len(tail)
+    return state_from_ends(head, tail)

@@ -343,7 +343,9 @@ def reduce_to_sample(path: Path) -> int:
     data = temporary_path(path, "data")
     try:
         with closing(base), data.open("wb") as file:
-            pieces = [(str(matrix.key), sampled_shape(matrix)) for matrix in base.layout.matrices]
+            pieces: list[tuple[str, tuple[int, ...]]] = [
+                (str(matrix.key), sampled_shape(matrix)) for matrix in base.layout.matrices
+            ]
             pieces += [(kind, tuple(tensor.shape)) for kind, tensor in base.embeddings.items()]
             for name, shape in pieces:
                 if name in base.embeddings:

@@ -73,7 +73,7 @@ def run_in(row: Mapping[str, Any]) -> tuple[str, int | None] | None:
     key, number = stated.get("key"), stated.get("number")
     if not isinstance(key, str) or not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
         return None
-    return key, number if is_count(number) and number < _MOST else None
+    return key, number if isinstance(number, int) and is_count(number) and number < _MOST else None
 
 
 def run_of(identifier: str, row: Mapping[str, Any]) -> tuple[str, int | None] | None:

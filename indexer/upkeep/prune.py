@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ def _records(
             path = folder.record(one.digest)
             yield Unneeded(
                 "record", f"{printable(identity.model, 100)} ({one.digest[:12]})", path.stat().st_size, why,
-                lambda digest=one.digest: store.discard(digest),
+                partial(store.discard, one.digest),
             )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def _bases(folder: AtlasFolder, connection: Reading, base: str | None = None) ->
                 continue
             yield Unneeded(
                 "rows of a base", row["base"], saved, "all its models are adapters that need no matrix of the base",
-                lambda path=path: _reduce(path),
+                partial(_reduce, path),
             )  # fmt: skip
 
 
@@ -187,4 +188,4 @@ def _computed_with_weights(path: Path) -> bool:
 
 def _file(kind: str, path: Path, why: str) -> Unneeded:
     size = path.lstat().st_size
-    return Unneeded(kind, printable(path.name, 200), size, why, lambda: path.unlink(missing_ok=True))
+    return Unneeded(kind, printable(path.name, 200), size, why, partial(path.unlink, missing_ok=True))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from indexer.sources.cards.training_files import MOST_SETTINGS, is_training_file, read_training
+from indexer.sources.cards.training_files import MOST_SETTINGS, is_training_file, read_training, state_from_ends
 
 TRAINER_STATE = {
     "best_global_step": 1000, "best_metric": 0.31, "best_model_checkpoint": "/data/lovelace/runs/lr3e-5/checkpoint-1000",
@@ -104,6 +104,19 @@ def test_a_trainers_state():
     assert "/data" not in json.dumps(found.to_dict())
 
 
+def test_of_a_long_state_the_ends_are_enough():
+    history = [
+        {"loss": 1 - step / 9000, "step": step, "epoch": step / 1000, "learning_rate": 1e-5} for step in range(1, 4000)
+    ]
+    state = {"best_metric": 0.3, "epoch": 4.0, "global_step": 3999, "log_history": history, "max_steps": 8000,
+             "stateful_callbacks": {"TrainerControl": {"args": {"should_save": True}}}, "num_train_epochs": 8}  # fmt: skip
+    whole = json.dumps(state, indent=2).encode()
+    found = read_training([("trainer_state.json", state_from_ends(whole[:3000], whole[-3000:]))])
+    expected = read_training([("trainer_state.json", whole)])
+    for name in ("step", "epoch", "max_steps", "epochs", "train_loss", "learning_rate", "best_metric", "log"):
+        assert getattr(found, name) == getattr(expected, name), name
+
+
 def test_axolotl():
     found = read("axolotl_config.yaml", AXOLOTL)
     assert (found.tool, found.base) == ("axolotl", "NousResearch/Meta-Llama-3-8B")
@@ -193,6 +206,7 @@ def test_the_nearest_file_counts():
     "name", ["trainer_state.json", "config.yaml", "trainer_log.jsonl", "metrics/loss", "params/lr"]
 )
 def test_any_content_is_data(name, content):
+    state_from_ends(content, content)
     found = read_training([(name, content)], {"ss_tag_frequency": content.decode("latin-1"), "ss_datasets": "["})
     json.dumps(found.to_dict(), allow_nan=False)
     assert len(found.settings) <= MOST_SETTINGS

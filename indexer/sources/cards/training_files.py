@@ -8,6 +8,7 @@ bounded; ``training_args.bin`` is a pickle and is never opened.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -30,6 +31,8 @@ MOST_TAGS = 50
 _MOST_DATASETS = 50
 _LONGEST_TEXT = 200
 _MOST_CHARACTERS = 32 << 10  # of all other settings together
+# Of the metadata of a safetensors file: pictures, and the framework of the tensors, which every file names.
+_NOT_SETTINGS = ("ss_tag_frequency", "ss_bucket_info", "format")
 _LOG = "\0log"  # the key of an object under which the start of its log is kept; no file has it
 _FIRST_ENTRIES = 4
 _LOG_TAIL = 256 << 10  # bytes of a log whose last lines are read
@@ -58,6 +61,8 @@ _INNER_PATH = re.compile(
     r"(?<![\w./:\\])(?:(?!https?:)[a-z][a-z0-9+]{1,9}://[^\s,;'\"]*?|(?:~|[A-Za-z]:)?[/\\][^\s,;'\"]*?[/\\])"
     r"([^/\\\s,;'\"]*)(?=[\s,;'\"]|$)"
 )
+_FLAT_OBJECT = re.compile(r"\{[^{}]{1,20000}\}")
+_SCALAR = re.compile(r'"(\w{1,40})"\s{0,20}:\s{0,20}(-?[\d.eE+\-]{1,30}|"[^"\\]{0,300}")\s{0,20}[,}]')
 _DATA_FILE = re.compile(r"\.(?:jsonl?|csv|parquet|txt|tsv|arrow)$")
 _NUMBERS = frozenset((
     "step", "max_steps", "epoch", "epochs", "learning_rate", "batch_size", "accumulation", "weight_decay", "warmup",
@@ -276,7 +281,7 @@ def _history_end(history: list[Any]) -> dict[str, Any]:
 
 def _log_start(history: list[Any]) -> tuple[tuple[float, float, float | None], ...]:
     """The first entries with a training loss, as ``Training.log``."""
-    found = []
+    found: list[tuple[float, float, float | None]] = []
     reader = Reader()
     for entry in history[: 10 * _FIRST_ENTRIES]:
         if isinstance(entry, dict) and len(found) < _FIRST_ENTRIES:
@@ -308,7 +313,7 @@ def _loaded_metadata(metadata: Mapping[str, str]) -> dict[str, Any]:
     """The metadata of a safetensors file: texts, of which some are JSON. Captions and folders are read apart."""
     loaded: dict[str, Any] = {}
     for key, text in list(metadata.items())[: 10 * MOST_SETTINGS]:
-        if key in ("ss_tag_frequency", "ss_bucket_info") or len(text) > LARGEST_FILE:
+        if key in _NOT_SETTINGS or len(text) > LARGEST_FILE:
             continue
         if key in ("ss_dataset_dirs", "ss_datasets"):
             loaded.setdefault("datasets", [])
@@ -390,6 +395,28 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield prefix, ", ".join(str(one) for one in value)
     elif isinstance(value, str | int | float):
         yield prefix, value
+
+
+# ---- a state of which only the ends are read
+
+
+def state_from_ends(head: bytes, tail: bytes) -> bytes:
+    """A Trainer's state made of its first and last bytes: its log has thousands of lines in between.
+
+    Holds the entries of the log and the numbers that are whole in either.
+    """
+    first, last = (end.decode("utf-8", errors="replace") for end in (head, tail))
+    texts = first, last.partition("}")[2]  # without the rest of an entry that is cut
+    entries: list[Any] = []
+    scalars: dict[str, Any] = {}
+    for text in texts:
+        for entry in _FLAT_OBJECT.findall(text):
+            if isinstance(loaded := _json_in(entry), dict) and "step" in loaded:
+                entries.append(loaded)
+        outside = _FLAT_OBJECT.sub("", text)
+        for name, value in _SCALAR.findall(outside.partition('"log_history"')[0] if text is first else outside):
+            scalars[name] = _json_in(value)
+    return json.dumps({**scalars, "log_history": entries}).encode()
 
 
 def _first(found: list[tuple[str, Settings, Mapping[str, Any]]], names: list[str], kind: str) -> tuple[str, Any] | None:
