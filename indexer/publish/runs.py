@@ -34,7 +34,7 @@ class _Model:
 def renew_runs(tables: Tables, base: str) -> None:
     """Rewrite the runs of a base, where they have changed."""
     models = [
-        _Model(*row[:7], log=_log_of(row[7]))
+        _Model(*(*row[:7], _log_of(row[7])))
         for row in tables.rows(
             "SELECT model_id, author, run_key, checkpoint_number, step, epoch, training->>'run_id', training->>'log' "
             "FROM fine_tunes JOIN records USING (model_id) WHERE base = ? AND status = 'indexed' ORDER BY model_id",
