@@ -93,7 +93,7 @@ def test_near_ones_are_as_far_as_their_weights_and_no_others_are_near(made):
         wide = {one.model: one.distance for one in atlas.duplicates(near=True, within=0.5).models if one.kind == "near"}
         assert wide["bob/far"] == pytest.approx(0.4, rel=0.15)
         assert set(wide) == {"bob/step", "bob/far"}
-        assert atlas.duplicates(near=True, within=0.01).near_bytes == 0
+        assert atlas.duplicates(within=0.01).near_bytes == 0
 
 
 @pytest.mark.slow

@@ -12,12 +12,17 @@ from safetensors.torch import load_file, save_file
 
 from indexer import add, build
 from indexer.atlas import AtlasFolder
+from indexer.builds.build import Build
 from indexer.builds.options import BuildOptions
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Skipped
 from indexer.listing.listed_models import ListedModel, without_earlier
+from indexer.listing.listing import Listing
 from indexer.publish.runs import _is_one_log
+from indexer.records.identity import Identity, Spec
+from indexer.records.store import RecordStore
 from indexer.sources.cards.training_files import read_training
 from indexer.sources.runs import Checkpoint, checkpoint_at, checkpoint_named, checkpoint_of_file, run_of
+from indexer.sources.source import BaseFacts
 from indexer.upkeep.deep_verification import verify_deeply
 from query import Atlas
 from query.models.population import distinct, read_population
@@ -88,10 +93,30 @@ def test_of_a_run_the_last_checkpoint_is_selected_unless_all_are_asked_for():
     final = [listed("local:b-1", {"key": "b", "number": 1}), listed("local:b", {"key": "b", "number": None})]
     models = [*runs, *final, listed("me/x-step-1"), listed("me/x-step-2")]
     assert [one.id for one in without_earlier(models)] == ["local:a-3", "local:b", "me/x-step-1", "me/x-step-2"]
+    assert [one.id for one in without_earlier(runs, {"local:a-3"})] == ["local:a-3", "local:a-2"], "it was cut short"
     gone = [*runs[:1], listed("local:a-9", {"key": "a", "number": 9}, deleted_at_hub=True)]
     assert "local:a-1" in [one.id for one in without_earlier(gone)]
     assert BuildOptions.parse().checkpoints == "last"
     assert BuildOptions.parse(checkpoints="all").as_words() == ["--checkpoints", "all"]
+
+
+def test_a_build_selects_the_last_checkpoint_that_can_be_read(tmp_path):
+    folder = AtlasFolder(tmp_path)
+    listing = Listing(folder.listing(BASE))
+    for number in (1, 2, 3):
+        listing.add(
+            {"id": f"me/{number}", "sha": f"{number}" * 40, "run": {"key": "k", "number": number}}, "finetune", BASE
+        )
+    facts = BaseFacts(BASE, "f" * 40)
+
+    def selected(**options):
+        return sorted(one.id for one in Build(folder, facts, BuildOptions.parse(**options)).selected())
+
+    assert selected() == ["me/3"]
+    assert selected(checkpoints="all") == ["me/1", "me/2", "me/3"]
+    identity = Identity("me/3", "3" * 40, BASE, facts.commit, "finetune", Spec())
+    RecordStore(folder).write_failure(identity, Skipped("corrupt_file", "is cut short"))
+    assert selected() == ["me/2", "me/3"]
 
 
 def moved(path, share, base):

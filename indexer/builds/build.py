@@ -27,6 +27,7 @@ from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Failed, ModelError, first_error_kept
 from indexer.listing.listing import ListedModel, Listing, select, without_earlier
 from indexer.listing.parents import Parents, ask_source
+from indexer.network.rows import commit_of
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import size_in_words
@@ -36,6 +37,7 @@ from indexer.sources.claims import BY_FOLDER
 from indexer.sources.readmes import datasets_of, needs_readme
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import row_of
+from indexer.sources.runs import RUN
 from indexer.sources.source import BaseFacts
 from indexer.untrusted import printable
 from indexer.upkeep.prune import keep_sample_if_enough
@@ -125,8 +127,15 @@ class Build:
         one = self.options
         depth = one.depth if one.descendants else 0
         models = self.listing.models()
-        models = models if one.checkpoints == "all" else without_earlier(models)
+        if one.checkpoints != "all" and any(RUN in model.row for model in models):
+            models = without_earlier(models, self._unreadable(models))
         return select(models, one.limit, one.sort, one.since, one.author, one.relations, depth)
+
+    def _unreadable(self, models: Sequence[ListedModel]) -> set[str]:
+        """Those of ``models`` that were skipped at their present commit."""
+        commits = {model.id: commit_of(model.row) for model in models}
+        skipped = (one.identity for one in self.store.failures() if one.status == "skipped")
+        return {one.model for one in skipped if one.base == self.facts.id and commits.get(one.model) == one.commit}
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None

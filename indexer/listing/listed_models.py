@@ -80,10 +80,11 @@ class ListedModel:
         }
 
 
-def without_earlier(models: Iterable[ListedModel]) -> list[ListedModel]:
+def without_earlier(models: Iterable[ListedModel], unreadable: Collection[str] = ()) -> list[ListedModel]:
     """The models without the earlier checkpoints of a run, as far as their source says what belongs to one.
 
-    Of several without a number (``final`` in the folder of a run, and this folder itself) all stay.
+    Of several without a number (``final`` in the folder of a run, and this folder itself) all stay. ``unreadable``:
+    models that can never be read as they are; the checkpoint before such a one, cut short at the end, is the last.
     """
     listed = list(models)
     last: dict[str, float] = {}
@@ -91,6 +92,8 @@ def without_earlier(models: Iterable[ListedModel]) -> list[ListedModel]:
     for model in listed:
         if not model.deleted_at_hub and (stated := run_in(model.row)) is not None:
             key, number = stated[0], math.inf if stated[1] is None else stated[1]
+            if model.id in unreadable:
+                continue
             numbers[model.id] = key, number
             last[key] = max(last.get(key, number), number)
     return [one for one in listed if one.id not in numbers or numbers[one.id][1] == last[numbers[one.id][0]]]

@@ -120,10 +120,13 @@ def duplicates(
     base: Base = None,
     near: Annotated[bool, Option("Also models that differ little: rounded copies, neighbouring checkpoints.")] = False,
     within: Annotated[
-        float, Option("Largest distance of near-duplicates: ‖δW₁ − δW₂‖ / ‖δW‖.", least=0, most=1)
-    ] = WITHIN,
+        float | None,
+        Option("Largest distance of near-duplicates, ‖δW₁ − δW₂‖ / ‖δW‖. Default: 0.1, with --near.", least=0, most=1),
+    ] = None,
 ) -> Duplicates:
     """List models with the weights of others, and the bytes that they take; with ``near`` also near-duplicates.
+
+    ``within`` alone asks for near-duplicates, too.
 
     Of each group one is kept: the earliest upload; of checkpoints of one run the last.
 
@@ -133,10 +136,11 @@ def duplicates(
     canonical = None if base is None else atlas.base_named(base)
     found = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
     notes: tuple[str, ...] = ()
-    if near:
+    if near or within is not None:
+        within = WITHIN if within is None else within
         others, notes = _near(atlas, canonical, within)
         found = sorted([*found, *others], key=lambda one: (one.base, one.of, one.distance, one.model))
-    return Duplicates(tuple(found), within if near else None, notes)
+    return Duplicates(tuple(found), within, notes)
 
 
 def _exact(row: Mapping[str, Any]) -> Duplicate:
