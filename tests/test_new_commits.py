@@ -38,7 +38,7 @@ def give_new_commits(atlas: AtlasFolder, names: Sequence[str] = CHANGED) -> None
 def build_of(atlas: AtlasFolder) -> Build:
     (path,) = atlas.bases.glob("*.safetensors")
     base = BaseMatrices(path)
-    return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions.parse(workers=1))
+    return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions(workers=1))
 
 
 def published(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
 from indexer.builds.estimate import Estimate, estimate_of
-from indexer.builds.options import BuildOptions
+from indexer.builds.options import WorkOptions
 from indexer.builds.plan import Planned, existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
@@ -73,7 +73,7 @@ class Build:
         self,
         folder: AtlasFolder,
         facts: BaseFacts,
-        options: BuildOptions,
+        options: WorkOptions,
         watcher: Watcher | None = None,
         listing: Listing | None = None,
         asks: bool = True,
@@ -112,7 +112,7 @@ class Build:
         """The listed models that the options select."""
         one = self.options
         depth = one.depth if one.descendants else 0
-        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
+        return select(self.listing.models(), one.limit, one.sort, one.created_since, one.author, one.relations, depth)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None
@@ -179,7 +179,7 @@ class Build:
     def estimate(self, planned: Sequence[Planned]) -> Estimate:
         """What is to be read, and how long that takes."""
         rate, readmes = self.base.previous.bytes_per_second, min(MOST_READMES, len(self.unread(self.selected())))
-        return estimate_of(planned, self.base.shape, self.options.read, rate, readmes)
+        return estimate_of(planned, self.base.shape, str(self.options.read), rate, readmes)
 
     def unread(self, models: Sequence[ListedModel]) -> list[ListedModel]:
         """Those of ``models`` whose README may name datasets that the listing does not show."""

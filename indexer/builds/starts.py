@@ -7,17 +7,18 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
-from indexer.builds.options import BuildOptions, StartsArguments, check_options
+from indexer.builds.options import ResourceOptions, StartsOptions, WorkOptions
 from indexer.builds.plan import Planned
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
+from indexer.console.options import with_options
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.starts.search import FurtherSearch
@@ -61,16 +62,14 @@ class StartsReport(BuildReport):
 
 
 @plain_arguments
+@with_options(StartsOptions)
 def find_starts(
     models: str | Sequence[str] = (),
     base: str | None = None,
     atlas: str | Path = "atlas",
     *,
-    where: str | None = None,
-    limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress | None = None,
-    **options: Unpack[StartsArguments],
+    options: StartsOptions,
 ) -> StartsReport:
     """Search for the start of ``models``, or of adapters of ``base`` without a known one: what `index starts` does.
 
@@ -81,17 +80,14 @@ def find_starts(
     of these adapters are then made of what training did alone. ``device``: a GPU, which then also tries all 2³² seeds
     for all adapters together (``indexer.deltas.starts.sweep``), whatever their distance from the start.
 
-    A model from a folder is named by its path, which is not stored. ``where``: an SQL condition on the view
-    ``models``; ``limit``: only this many, most downloads first. ``dry_run``: only report how many there are.
-    ``options``: workers, connections, memory and bandwidth, as in :func:`build`.
+    A model from a folder is named by its path, which is not stored.
 
     Raises AtlasError if a model is not indexed, or is not an adapter whose factors were drawn, or if the device cannot
     be used, and BadArgument for seeds that cannot be read.
     """
     names = [models] if isinstance(models, str) else list(models)
-    check_choice(names, base, where, limit)
-    checked = check_options(StartsArguments, options)
-    seeds, draws, device = (checked.pop(name, None) for name in ("seeds", "draws", "device"))
+    check_choice(names, base, options.where, options.limit)
+    seeds, draws, device = options.seeds, options.draws, options.device
     if device is not None:
         _check_sweep(device)
     search = FurtherSearch(_SEEDS, draws or _DRAWS)
@@ -103,13 +99,15 @@ def find_starts(
         with Reading(folder.database) as connection:
             listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
             names, places = _with_names(names, listings)
-            found = choose_indexed(connection, names, base, UNKNOWN, "adapter of unknown start", where, limit)
+            found = choose_indexed(
+                connection, names, base, UNKNOWN, "adapter of unknown start", options.where, options.limit
+            )
             statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
             known = {row["model"]: row for row in connection.rows(statement, {"base": found.base})}
         stored = StoredBase(folder.base(found.base, found.commit))
         stored.check()
         listing = Listing(folder.listing(found.base))
-        chosen = BuildOptions.parse(read="full", rank=found.rank, **checked)
+        chosen = WorkOptions(**options.part(ResourceOptions), read="full", rank=found.rank)
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, search=search)
         build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
@@ -126,7 +124,7 @@ def find_starts(
         if report.discovered:
             adapters = f"{report.discovered:,} adapter{'s' if report.discovered > 1 else ''}"
             sentence = f"searching for the start of {adapters}: up to {duration_in_words(seconds)} of processor"
-        if dry_run:
+        if options.dry_run:
             report.dry_run = {"models": report.discovered, "seconds_of_processor": round(seconds)}
             watcher.say(sentence)
             return report

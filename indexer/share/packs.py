@@ -21,11 +21,11 @@ from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
 from indexer.share.manifest import FileEntry
+from indexer.share.options import PACK_BYTES
 from indexer.storage.atomic_files import replacing
 from indexer.untrusted import load_json, printable
 
 INDEX = "records/packs.json"
-TARGET_BYTES = 2 << 30
 LEAST_BYTES = 1 << 30
 LARGEST_INDEX = 256 << 20
 _COPIED = 4 << 20
@@ -51,7 +51,7 @@ class Pack:
 
 
 def plan_packs(
-    files: Mapping[str, int], before: Iterable[Pack], target: int = TARGET_BYTES, least: int = LEAST_BYTES
+    files: Mapping[str, int], before: Iterable[Pack], target: int = PACK_BYTES, least: int = LEAST_BYTES
 ) -> list[Pack]:
     """Packs of all ``files`` (bytes by path). A pack of ``before`` whose members still exist is kept if it is full.
 
