@@ -23,7 +23,7 @@ from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.starts.search import FurtherSearch
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, BadArgument, Call, Text
+from indexer.errors import AtlasError, BadArgument, Call, Text, system_errors
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.rows import listed_filenames
@@ -179,11 +179,8 @@ def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, d
 def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
     """The seeds of a list, or of a file with one in a line; what follows a # is a remark. Raises BadArgument."""
     if isinstance(seeds, str | Path):
-        try:
+        with system_errors(lambda why: BadArgument(f"`seeds` {str(seeds)[:200]} cannot be read: {why}.", "")):
             text = read_regular(Path(seeds), most=_LARGEST_FILE, through_links=True).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
-            raise BadArgument(f"`seeds` {str(seeds)[:200]} cannot be read: {why}.", "") from error
         words = [line.partition("#")[0].strip() for line in text.splitlines()]
     else:
         words = [str(one) for one in seeds]

@@ -15,7 +15,7 @@ import torch
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, Call, Failed, ModelError, Text
 from indexer.machine import check_device
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
@@ -133,17 +133,17 @@ def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -
 
     parse = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
     try:
-        source = Source(parse(reference.model), reference.commit, None, reference.relation)
-        if keep:
-            download_base(source)
-        return read_subject(source, base_weights if reference.base else None, device=device)
+        with model_errors():
+            source = Source(parse(reference.model), reference.commit, None, reference.relation)
+            if keep:
+                download_base(source)
+            return read_subject(source, base_weights if reference.base else None, device=device)
     except AtlasError as error:
         raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error
-    except Exception as error:
-        known = error if isinstance(error, ModelError) else as_model_error(error)
+    except ModelError as error:
         raise AtlasError(
-            f"{reference.model} cannot be run: {known.detail.removeprefix(f'{reference.model}: ')}.",
-            "Try again later." if isinstance(known, Failed) else "",
+            f"{reference.model} cannot be run: {error.detail.removeprefix(f'{reference.model}: ')}.",
+            "Try again later." if isinstance(error, Failed) else "",
         ) from error
 
 
