@@ -18,7 +18,7 @@ from indexer.listing.listed_models import ListedModel
 from indexer.names import RELATIONS
 from indexer.network.rate_limit import QUOTAS, WINDOW_SECONDS, quota_of
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.identity import Parent, Unit
+from indexer.records.identity import ModelVersion, Unit
 
 # Requests to the API for a model whose weights are pickles: pull requests, the commits of one, `main`, its files.
 _API_OF_PICKLE = 4
@@ -73,7 +73,7 @@ def requests_of(units: Sequence[Unit]) -> Requests:
     for unit in units:
         if unit.model.source.is_remote:
             models.append((unit.filenames, unit.relation))
-        parent: Parent | None = unit.parent
+        parent: ModelVersion | None = unit.parent
         while parent is not None:
             models.append((parent.filenames, parent.relation))
             parent = parent.parent

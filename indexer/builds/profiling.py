@@ -27,10 +27,11 @@ from indexer.machine import available_memory, check_device
 from indexer.network.rows import listed_filenames
 from indexer.profiles.layers import chosen_layers
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, download_base, read_subject
 from indexer.publish.publish import publish
 from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from indexer.upkeep.removal import finish_removals
 
@@ -234,9 +235,9 @@ class _Profiling:
         torch.set_num_threads(1)
         options, request = self.options, self.options.request
         try:
-            source = Source(ModelRef.of_atlas(self.base), self.commit)
-            download_base(source)
-            base = read_subject(source, device=options.device, memory=self.budget)
+            version = ModelVersion(ModelRef.of_atlas(self.base), self.commit)
+            download_base(version)
+            base = read_subject(version, device=options.device, memory=self.budget)
         except AtlasError:
             raise
         except Exception as error:
@@ -255,7 +256,7 @@ class _Profiling:
             states,
             atlas=self.folder.root,
             request=request,
-            base=source,
+            base=version,
             tokenizer=base.tokenizer,
             choice=options.choice,
             device=options.device,
