@@ -41,30 +41,30 @@ def deepen(
     a folder, whose path is not stored.
     """
     names = [models] if isinstance(models, str) else list(models)
-    check_choice(names, base, options.where, options.limit)
+    check_choice(names, base, options)
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
-            found = choose_indexed(
-                connection, names, base, "\"read\" = 'sample'", "sampled model", options.where, options.limit
+            published, rows = choose_indexed(
+                folder, connection, names, base, "\"read\" = 'sample'", "sampled model", options
             )
-        stored = StoredBase(folder.base(found.base, found.commit))
+        stored = StoredBase(published.file)
         stored.check()
-        listing = Listing(folder.listing(found.base))
+        listing = Listing(folder.listing(published.base))
         chosen = WorkOptions(
             **options.part(ResourceOptions),
             read="full",
-            rank=found.rank,
+            rank=published.rank,
             spectra=options.spectra,
             device=options.device,
             retry_failed=True,
         )
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
-        selected = [model for model in listing.models() if model.id in found.names]
-        sampled = {str(row["model"]) for row in found.rows if row["read"] == "sample"}
-        advice = Text("Name it: ", Call("add", "FOLDER", found.base, read="full"))
+        selected = [model for model in listing.models() if model.id in rows]
+        sampled = {name for name, row in rows.items() if row["read"] == "sample"}
+        advice = Text("Name it: ", Call("add", "FOLDER", published.base, read="full"))
         again = "add it again with --read full"
         refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
         planned = build.plan(selected)

@@ -86,7 +86,7 @@ def find_starts(
     be used, and BadArgument for seeds that cannot be read.
     """
     names = [models] if isinstance(models, str) else list(models)
-    check_choice(names, base, options.where, options.limit)
+    check_choice(names, base, options)
     seeds, draws, device = options.seeds, options.draws, options.device
     if device is not None:
         _check_sweep(device)
@@ -99,21 +99,21 @@ def find_starts(
         with Reading(folder.database) as connection:
             listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
             names, places = _with_names(names, listings)
-            found = choose_indexed(
-                connection, names, base, UNKNOWN, "adapter of unknown start", options.where, options.limit
+            published, rows = choose_indexed(
+                folder, connection, names, base, UNKNOWN, "adapter of unknown start", options
             )
             statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
-            known = {row["model"]: row for row in connection.rows(statement, {"base": found.base})}
-        stored = StoredBase(folder.base(found.base, found.commit))
+            known = {row["model"]: row for row in connection.rows(statement, {"base": published.base})}
+        stored = StoredBase(published.file)
         stored.check()
-        listing = Listing(folder.listing(found.base))
-        chosen = WorkOptions(**options.part(ResourceOptions), read="full", rank=found.rank)
+        listing = Listing(folder.listing(published.base))
+        chosen = WorkOptions(**options.part(ResourceOptions), read="full", rank=published.rank)
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, search=search)
         build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
-        for name in sorted(found.names) if names else ():
+        for name in sorted(rows) if names else ():
             _check(known[name], watcher)
-        selected = [one for one in listing.models() if one.id in found.names and known[one.id]["is_unknown"]]
+        selected = [one for one in listing.models() if one.id in rows and known[one.id]["is_unknown"]]
         readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
         unread = [one for one in selected if one.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)
@@ -132,7 +132,7 @@ def find_starts(
         if device is not None and report.discovered:
             build.search = replace(search, swept=_swept_seeds(build, planned, stored, device))
         build.run(planned, stored)
-        report.starts = _starts_in(folder, found.base, build.renewed)
+        report.starts = _starts_in(folder, published.base, build.renewed)
         return report
 
 
