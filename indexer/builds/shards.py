@@ -79,7 +79,7 @@ def work(
         stored = one.stored_base()
         one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])
-    settled = {each.entry.listed.id: each.entry for each in planned}
+    settled = {each.listed.id: each for each in planned}
     with usable_umask():
         for _ in one.work(planned, stored, settled):
             pass
@@ -133,7 +133,7 @@ def _publish(
 ) -> BuildReport:
     build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks=False)
     move_records(build.store, base.base, listing.renamed)
-    entries = [one.entry for one in build.plan()]
+    entries = build.plan()
     counts = Counter(entry.status for entry in entries)
     before = published_rank(folder, base.base)
     if before is not None and not counts["indexed"]:

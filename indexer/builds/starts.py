@@ -15,7 +15,6 @@ from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import ResourceOptions, StartsOptions, WorkOptions
-from indexer.builds.plan import Planned
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
 from indexer.console.options import with_options
@@ -27,6 +26,7 @@ from indexer.errors import AtlasError, BadArgument, Call, Text, system_errors
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.rows import listed_filenames
+from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
@@ -147,7 +147,7 @@ def _check_sweep(device: str) -> None:
         raise AtlasError(error.message, hint) from error
 
 
-def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, device: str) -> tuple[int, ...]:
+def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, device: str) -> tuple[int, ...]:
     """The seeds of all with which one of the adapters may have begun."""
     from indexer.deltas.base import BaseMatrices
     from indexer.deltas.starts.sweep import FirstFactors, sweep
@@ -234,11 +234,11 @@ def _check(row: dict[str, Any], watcher: Watcher) -> None:
         )
 
 
-def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Planned]:
+def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Entry]:
     """All listed models, those ``chosen`` with the units that their records were made of."""
     planned, previous = [], build.base.previous.rank
     for one in build.plan([]):
-        listed, header = one.entry.listed, build.store.header(one.entry.record_key or "")
+        listed, header = one.listed, build.store.header(one.record_key or "")
         if listed.id not in chosen or header is None:
             planned.append(replace(one, unit=None))
             continue

@@ -424,4 +424,4 @@ def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     for parents in (None, Parents((BASE,), models, None)):
         (planned,) = plan(models, models, store, template, False, parents)
         assert planned.unit is None
-        assert planned.entry.record_key == grounded.digest
+        assert planned.record_key == grounded.digest
