@@ -13,7 +13,7 @@ from indexer.builds.plan import move_records
 from indexer.builds.shards import publish_records
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
-from indexer.records.identity import Parent, Spec, Unit
+from indexer.records.identity import ModelVersion, Spec, Unit
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.upkeep.maintenance import rebuild, represent
@@ -47,7 +47,7 @@ def test_a_damaged_record_of_a_parent_fails_its_adapter_alone(atlas, monkeypatch
     monkeypatch.setattr(worker, "vectorise", vectorise)
     monkeypatch.setattr(worker, "_base_matrices", lambda *_: None)
     one = parent.identity
-    below = Parent(one.model, one.commit, "finetune", ())
+    below = ModelVersion(ModelRef(one.model), one.commit, "finetune")
     unit = Unit(ModelRef("eve/lora"), "c", one.base, one.base_commit, "adapter", Spec(), parent=below)
     result = RecordWorker(atlas.root, atlas.base(one.base, one.base_commit))(unit)
     assert result.error.reason == "parent_damaged"

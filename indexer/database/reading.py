@@ -28,7 +28,7 @@ from indexer.atlas import schema_sql
 from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
 from indexer.database.connection import Connection, is_held, rows_as_dicts, translated_errors
 from indexer.database.secure_connection import NAME, OPEN_RETRIES, attached, identity_of, use
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.regular_files import open_regular, regular_status
 from indexer.storage.atomic_files import copy_file, copy_open_file
 from indexer.storage.checksums import check_once, stamp_of
@@ -184,11 +184,12 @@ def _attached(path: Path, settings: Sequence[str]) -> tuple[duckdb.DuckDBPyConne
         before = identity_of(path)
         opened = attached(path, settings=settings)
         try:
-            original = open_regular(path, through_links=True)
-            status = os.fstat(original.fileno())
-        except OSError as error:
+            with system_errors(lambda why: AtlasError(f"{path} cannot be read: {why}.", "Try again.")):
+                original = open_regular(path, through_links=True)
+                status = os.fstat(original.fileno())
+        except AtlasError:
             opened.close()
-            raise AtlasError(f"{path} cannot be read: {error.strerror}.", "Try again.") from error
+            raise
         if is_last or before == (status.st_dev, status.st_ino):
             break  # no publish came between the two
         original.close()

@@ -23,9 +23,10 @@ from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import published_matrices
 from indexer.deltas.delta import LoraDelta, layout_against
 from indexer.deltas.rounding import narrowest_dtype
-from indexer.deltas.single import Described, model_errors
+from indexer.deltas.single import Described
 from indexer.errors import ModelError, Skipped
 from indexer.names import STACKS, DeltaKey
+from indexer.network.hub_errors import model_errors
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, LoraFactors, ModelParts

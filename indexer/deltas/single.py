@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 
 from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
-from indexer.errors import AtlasError, ModelError
 from indexer.listing.parents import Parents, ask_source, named_base, names_another
 from indexer.names import CONNECTIONS
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import Spec, Unit
@@ -84,17 +82,6 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
     matrices.check()
     with closing(matrices), model_errors():
         return vectorise(unit, matrices, lambda: model.source.conversion(model), connections=CONNECTIONS)
-
-
-@contextmanager
-def model_errors() -> Iterator[None]:
-    """Raise unexpected errors while a model is read as ModelError."""
-    try:
-        yield
-    except (ModelError, AtlasError):
-        raise
-    except Exception as error:
-        raise as_model_error(error) from error
 
 
 def names_base(described: Described, base: str) -> bool:

@@ -22,10 +22,9 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey
-from indexer.records.identity import Parent
+from indexer.records.identity import ModelVersion
 from indexer.records.record import Record
 from indexer.records.row_plan import lines_of
-from indexer.sources.registry import ModelRef
 
 # A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
 _UNRELATED_BELOW = 0.3
@@ -49,7 +48,7 @@ class StackedAdapter:
     """An adapter's checkpoint and its parent. ``bytes_read``: of the parent, so far."""
 
     checkpoint: Checkpoint
-    parent: Parent
+    parent: ModelVersion
     base: BaseMatrices
     bytes_read: int = 0
     _norms: list[tuple[float, float, float]] = field(default_factory=list)
@@ -66,7 +65,7 @@ class StackedAdapter:
         """
         # The changes of every adapter, the lowest last.
         changes = [by_key(deltas_on(self.checkpoint, self.base, on_base=False))]
-        below: Parent | None = self.parent
+        below: ModelVersion | None = self.parent
         while below is not None and below.relation == "adapter":
             opened = _opened(below, self.base)
             try:
@@ -93,7 +92,7 @@ class StackedAdapter:
 
     def _on(
         self,
-        parent: Parent,
+        parent: ModelVersion,
         changes: list[dict[DeltaKey, LoraDelta | WeightDelta]],
         ahead_bytes: int,
         with_weights: bool,
@@ -119,7 +118,7 @@ class StackedAdapter:
             self.bytes_read += checkpoint.bytes_read
             checkpoint.close()
 
-    def _check_relation(self, delta: DenseDelta, parent: Parent, is_last: bool) -> None:
+    def _check_relation(self, delta: DenseDelta, parent: ModelVersion, is_last: bool) -> None:
         """Raise ForeignParent as soon as the weights show that the parent is not made from the base."""
         lines = self.base.layout.by_key[delta.key].lines
         share = (delta.lines or lines) / lines
@@ -129,7 +128,7 @@ class StackedAdapter:
         square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
         length = math.sqrt(square * max(square + 2 * inner + change, 0.0))
         if not length or (square + inner) / length < _UNRELATED_BELOW:
-            raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
+            raise ForeignParent(f"the weights of {parent.model.id} are not made from the base's")
 
 
 def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iterator[tuple[LoraDelta, float]]:
@@ -156,8 +155,8 @@ class _AdapterOverflows(Skipped):
     """The adapter's own factors are the problem, not its parent."""
 
 
-def _opened(parent: Parent, base: BaseMatrices) -> Checkpoint:
-    reference = base.reference(ModelRef(parent.model), parent.filenames)
+def _opened(parent: ModelVersion, base: BaseMatrices) -> Checkpoint:
+    reference = base.reference(parent.model, parent.filenames)
     try:
         checkpoint = open_checkpoint(
             reference, commit=parent.commit, filenames=parent.filenames, relation=parent.relation
@@ -167,16 +166,16 @@ def _opened(parent: Parent, base: BaseMatrices) -> Checkpoint:
     except Failed as problem:
         if problem.reason != "not_found":
             raise
-        raise UnreadableParent(f"{parent.model}: {problem.detail}") from problem
+        raise UnreadableParent(f"{parent.model.id}: {problem.detail}") from problem
     if checkpoint.kind != ("adapter" if parent.relation == "adapter" else "full"):
         checkpoint.close()
-        raise UnreadableParent(f"{parent.model} holds other weights than its listing says")
+        raise UnreadableParent(f"{parent.model.id} holds other weights than its listing says")
     return checkpoint
 
 
-def _parent_error(reason: Skipped, parent: Parent) -> ForeignParent | UnreadableParent:
+def _parent_error(reason: Skipped, parent: ModelVersion) -> ForeignParent | UnreadableParent:
     kind = ForeignParent if reason.reason in _OF_ANOTHER_SHAPE else UnreadableParent
-    return kind(f"{parent.model}: {reason.detail}")
+    return kind(f"{parent.model.id}: {reason.detail}")
 
 
 def by_key(deltas: Iterator[LoraDelta | WeightDelta]) -> dict[DeltaKey, LoraDelta | WeightDelta]:

@@ -22,7 +22,7 @@ from indexer.atlas import AtlasFolder
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Layout, Matrix
 from indexer.checkpoints.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
-from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text
+from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text, system_errors
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
@@ -31,7 +31,7 @@ from indexer.records.tokens import token_rows
 from indexer.regular_files import regular_status
 from indexer.sources.registry import ModelRef, is_listed_id
 from indexer.storage.checksums import check_once, stamp_of
-from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
+from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json, malformed
 
 UNKNOWN = "0" * 64
 
@@ -96,15 +96,13 @@ class StoredBase:
             if actual_checksum(self.path) != stated:
                 raise self._damaged("its checksum does not match")
 
-        try:
+        with system_errors(self._unreadable):
             status, noted = regular_status(self.path), _NOTE.search(_header(self.path))
             if noted is None:
                 self._header  # noqa: B018 - raises if it cannot be read
                 raise self._damaged("its checksum cannot be read")
             stated = noted[1].decode()
             check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
-        except OSError as error:
-            raise self._damaged(f"it cannot be read: {error.strerror}") from error
         if self.description["version"] != RECORD_VERSION:
             raise OtherVersion(
                 f"The block matrices of {self.base} are of record version {self.description['version']}; this program "
@@ -119,29 +117,29 @@ class StoredBase:
             Text("Run ", Call("build", name), ", which fetches them again."),
         )
 
+    def _unreadable(self, why: str) -> AtlasError:
+        return self._damaged(f"it cannot be read: {why}")
+
     @cached_property
     def _header(self) -> SafetensorsHeader:
         """Raises AtlasError if it cannot be read."""
         try:
-            regular_status(self.path)  # not a link, which may lead anywhere
-            with closing(LocalFile(self.path)) as file:
-                return read_header(file)
-        except OSError as error:
-            raise self._damaged(f"it cannot be read: {error.strerror}") from error
+            with system_errors(self._unreadable):
+                regular_status(self.path)  # not a link, which may lead anywhere
+                with closing(LocalFile(self.path)) as file:
+                    return read_header(file)
         except ModelError as error:
             raise self._damaged(error.detail) from error
 
     @cached_property
     def description(self) -> Mapping[str, Any]:
         """The metadata: base, commit, config, shapes, norms. Raises AtlasError."""
-        try:
+        with malformed(lambda why: self._damaged(f"its metadata cannot be read ({why})")):
             found: Mapping[str, Any] = load_json(self._header.metadata["base"])
             name = base_in(self.path)
             repair = Text("Run ", Call("build", name), ", which fetches them again.")
             check_version(found.get("version"), f"The file of block matrices of {name}", repair)
             _check_description(found)
-        except WRONG_KINDS as error:
-            raise self._damaged("its metadata cannot be read") from error
         return found
 
     @property

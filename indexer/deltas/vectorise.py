@@ -34,7 +34,7 @@ from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
 from indexer.listing.parents import Parents, names_itself
 from indexer.names import DeltaKey
-from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, Parent, Traffic, Unit
+from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, ModelVersion, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representation import representation_named
 from indexer.records.row_plan import lines_of
@@ -70,7 +70,7 @@ def vectorise(
     ahead_bytes: int = 0,
     connections: int = 1,
     traffic: Traffic | None = None,
-    parent_record: Callable[[Parent], Record | None] | None = None,
+    parent_record: Callable[[ModelVersion], Record | None] | None = None,
     search: Search = in_usual_seeds,
 ) -> Record:
     """Compute the record of one unit.
@@ -201,7 +201,7 @@ def _without_parent(
     problem: ForeignParent | UnreadableParent,
     unit: Unit,
     said: AdapterBase | None,
-    parent_record: Callable[[Parent], Record | None] | None,
+    parent_record: Callable[[ModelVersion], Record | None] | None,
 ) -> tuple[Record | None, AdapterBase]:
     """The record of a parent whose checkpoint cannot be used (None if it does not help), and the updated base."""
     below = None
@@ -431,7 +431,7 @@ def _revision_note(checkpoint: Checkpoint, unit: Unit) -> str:
     The change is one of the base's commit in the atlas, or of its parent's, whatever the file names.
     """
     named = (checkpoint.adapter_config or {}).get("revision")
-    used = unit.parent.commit if unit.parent is not None else unit.base_commit
+    used = (unit.parent.commit or "") if unit.parent is not None else unit.base_commit
     if not isinstance(named, str) or named.strip() in ("", "main") or (len(named) >= 7 and used.startswith(named)):
         return ""
     invalid = "" if _REVISION.fullmatch(named) and ".." not in named else ", which cannot be one"

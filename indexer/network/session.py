@@ -38,7 +38,7 @@ from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.environment import check
-from indexer.errors import AtlasError, Failed
+from indexer.errors import AtlasError, Failed, system_errors
 from indexer.network.direct import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
@@ -508,14 +508,9 @@ def _check_environment() -> None:
         raise AtlasError("HF_ENDPOINT begins or ends with a blank.", "Take it out.")
     if constants.HF_HUB_OFFLINE:
         return
-    try:
+    what = f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read"
+    with system_errors(lambda why: AtlasError(f"{what}: {why}.", "Log in again with `hf auth login`.")):
         value = build_hf_headers().get("authorization", "")
-    except (UnicodeError, OSError) as error:
-        what = getattr(error, "strerror", None) or "it is not text"
-        raise AtlasError(
-            f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read: {what}.",
-            "Log in again with `hf auth login`.",
-        ) from error
     if not _TOKEN.fullmatch(value):
         name = next((name for name in _TOKEN_VARIABLES if os.environ.get(name)), constants.HF_TOKEN_PATH)
         raise AtlasError(

@@ -26,10 +26,11 @@ from indexer.checkpoints.architectures.layout import Matrix
 from indexer.errors import AtlasError
 from indexer.machine import processors
 from indexer.profiles.layers import fitting_tokens
-from indexer.profiles.single import Reference, read_now
+from indexer.profiles.single import read_now
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokenizer import require_tokenizer
 from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigenvectors, moment_eigenvectors
+from indexer.records.identity import ModelVersion
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
@@ -349,4 +350,4 @@ def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
 
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
     """Read and load a base of an atlas, by the cache. Raises AtlasError that says why it cannot be run on texts."""
-    return BaseModel(read_now(Reference(name, commit), device, keep=True), keys, length)
+    return BaseModel(read_now(ModelVersion.of_atlas(name, commit), device, keep=True), keys, length)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from indexer.errors import AtlasError, Call, Text
+from indexer.errors import AtlasError, Call, Text, system_errors
 from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_tokens
 from indexer.profiles.statistics import seeded_generator
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
@@ -161,11 +161,12 @@ class ProbeChoice:
         """The text. Raises AtlasError if the file cannot be read."""
         if self.text is None:
             return shipped_text()
-        try:
-            with open_regular(self.text, through_links=True) as file:
-                return file.read(_MOST_TEXT).decode("utf-8", errors="replace")
-        except OSError as error:
-            raise AtlasError(f"{self.text} cannot be read: {error.strerror}.", "Give a text file.") from error
+        unreadable = f"{self.text} cannot be read"
+        with (
+            system_errors(lambda why: AtlasError(f"{unreadable}: {why}.", "Give a text file.")),
+            open_regular(self.text, through_links=True) as file,
+        ):
+            return file.read(_MOST_TEXT).decode("utf-8", errors="replace")
 
     def probe(self, subject: Subject) -> Probe:
         """The probe for this model. Raises AtlasError if the two do not fit."""
@@ -273,9 +274,8 @@ def images_sha256(paths: Sequence[Path]) -> str:
 
 def _content(path: Path) -> bytes:
     """The bytes of a regular file. Raises AtlasError if it is something else, or has more than MOST_BYTES."""
-    try:
-        return read_regular(path, most=MOST_BYTES, through_links=True)
-    except FileNotFoundError as error:
-        raise AtlasError(f"There is no file {path}.", HINT) from error
-    except OSError as error:
-        raise AtlasError(f"{path} cannot be read: {error.strerror}.", HINT) from error
+    with system_errors(lambda why: AtlasError(f"{path} cannot be read: {why}.", HINT)):
+        try:
+            return read_regular(path, most=MOST_BYTES, through_links=True)
+        except FileNotFoundError as error:
+            raise AtlasError(f"There is no file {path}.", HINT) from error

@@ -15,7 +15,7 @@ import torch
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, Call, Failed, ModelError, Text
 from indexer.machine import check_device
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
@@ -38,8 +38,9 @@ from indexer.profiles.recovery import (
 from indexer.profiles.sensitivity import conditioning, singular_values
 from indexer.profiles.statistics import spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.subject import FullWeights, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import require_tokenizer
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "ImageLayer",
     "LayerWords",
     "ProfileRequest",
-    "Reference",
     "check_recipe",
     "invert_images",
     "invert_words",
@@ -65,20 +65,6 @@ _BLANK_STEPS = 400
 # hidden neurons behind the activation function.
 MODULES = {"attention": "output", "mlp": "feedforward2"}
 Progress = Callable[[int], None]  # called with each layer before it is worked on
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A model, and the base that its adapter is merged into, each with its commit if that is known.
-
-    With a commit, the model's name is an id from an atlas and never a folder. The base's name always is one.
-    """
-
-    model: str
-    commit: str | None = None
-    relation: str = "finetune"
-    base: str | None = None
-    base_commit: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,8 +102,8 @@ class ImageLayer:
     directions: float | None = None
 
 
-def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -> Subject:
-    """Read and load a model. Raises AtlasError that says why it cannot be read.
+def read_now(version: ModelVersion, device: str = "cpu", *, keep: bool = False) -> Subject:
+    """Read and load a model, an adapter merged into its ``parent``. Raises AtlasError that says why that fails.
 
     ``keep``: its weights stay in the Hugging Face cache, for a model that is read again.
     """
@@ -126,42 +112,41 @@ def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -
     check_device(device)
 
     def base_weights() -> FullWeights:
-        assert reference.base is not None
-        base = Source(ModelRef.of_atlas(reference.base), reference.base_commit)
-        download_base(base)
-        return read_weights(base)
+        assert version.parent is not None
+        download_base(version.parent)
+        return read_weights(version.parent)
 
-    parse = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
+    name = version.model.typed
     try:
-        source = Source(parse(reference.model), reference.commit, None, reference.relation)
-        if keep:
-            download_base(source)
-        return read_subject(source, base_weights if reference.base else None, device=device)
+        with model_errors():
+            if keep:
+                download_base(version)
+            return read_subject(version, base_weights if version.parent else None, device=device)
     except AtlasError as error:
-        raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error
-    except Exception as error:
-        known = error if isinstance(error, ModelError) else as_model_error(error)
+        raise AtlasError(f"{name} cannot be run: {error.message}", error.hint) from error
+    except ModelError as error:
         raise AtlasError(
-            f"{reference.model} cannot be run: {known.detail.removeprefix(f'{reference.model}: ')}.",
-            "Try again later." if isinstance(known, Failed) else "",
+            f"{name} cannot be run: {error.detail.removeprefix(f'{name}: ')}.",
+            "Try again later." if isinstance(error, Failed) else "",
         ) from error
 
 
 def profile_now(
-    reference: Reference, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
+    version: ModelVersion, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
 ) -> tuple[Profile, Profile | None, Profile | None]:
-    """The profiles of a model, of its base if that is known, and of an untrained twin if asked for."""
+    """The profiles of a model, of its ``parent`` if that is known, and of an untrained twin if asked for."""
 
     def identity(kind: str, subject: Subject) -> ProfileIdentity:
-        return ProfileIdentity(kind, subject.name, subject.commit or "", reference.base or subject.name, "")
+        base = version.parent.model.id if version.parent else subject.name
+        return ProfileIdentity(kind, subject.name, subject.commit or "", base, "")
 
     choice = ProbeChoice(seed=request.seed)
     of_base, states, shared, base_tokenizer = None, None, None, None
-    if reference.base is not None:
-        base = read_now(Reference(reference.base, reference.base_commit), device)
+    if version.parent is not None:
+        base = read_now(version.parent, device)
         shared, base_tokenizer = choice.probe(base), base.tokenizer
         of_base, states = make_profile(identity("base", base), base, shared, request)
-    subject = read_now(reference, device)
+    subject = read_now(version, device)
     probe = matching_probe(choice, subject, shared, base_tokenizer) if shared else choice.probe(subject)
     if probe is not shared:
         states = None
@@ -348,7 +333,7 @@ def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[Hooked
             raise AtlasError(f"{subject.name} takes images without a stem.", "Leave `stem` out.")
         return subject.layers, subject.notes
     if stem is not None and stem != "image":
-        borrowed = read_now(Reference(stem), str(subject.layers.device))
+        borrowed = read_now(ModelVersion(ModelRef.parse(stem)), str(subject.layers.device))
         return borrowed_patch_embedding(subject.layers, borrowed.model, borrowed.layers), subject.notes
     notes = subject.notes
     if stem is None:

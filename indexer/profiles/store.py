@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError, system_errors
 from indexer.names import MEASURES
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
 from indexer.storage.atomic_files import write_atomically
-from indexer.untrusted import load_json
+from indexer.untrusted import load_json, malformed
 
 METHOD = "depth-1"
 _SUBJECTS = ("base", "fine_tune", "untrained")
@@ -151,7 +151,11 @@ class ProfileStore:
 
 def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises AtlasError if it is missing, truncated, altered or malformed."""
-    try:
+
+    def unreadable(why: str) -> AtlasError:
+        return AtlasError(f"The profile {path.name} cannot be read ({why}).", HINT)
+
+    with system_errors(unreadable), malformed(unreadable):
         arrays, texts = read_arrays(path, MOST_BYTES)
         metadata = load_json(texts["profile"])
         header = metadata["header"]
@@ -178,10 +182,6 @@ def read_profile(path: Path) -> Profile:
             **{name: header[name] for name in _HEADER},
             **run,
         )
-    except AtlasError:
-        raise
-    except (OSError, *WRONG_KINDS) as error:
-        raise AtlasError(f"The profile {path.name} cannot be read ({type(error).__name__}).", HINT) from error
 
 
 def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:

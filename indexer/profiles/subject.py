@@ -26,7 +26,7 @@ from indexer.names import DeltaKey
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
-from indexer.sources.registry import ModelRef
+from indexer.records.identity import ModelVersion
 from indexer.untrusted import shown
 
 _MOST_PREPROCESSOR = 1 << 20
@@ -65,16 +65,6 @@ _LEFT_OUT = frozenset(
 )
 # If one of these is above 1, the model is a mixture of experts.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model's files are. Where known, ``commit`` and ``filenames`` save a request to the Hub."""
-
-    reference: ModelRef
-    commit: str | None = None
-    filenames: tuple[str, ...] | None = None
-    relation: str = "finetune"
 
 
 @dataclass(frozen=True)
@@ -139,7 +129,7 @@ class Subject:
 
 
 def read_subject(
-    source: Source,
+    version: ModelVersion,
     base: Callable[[], FullWeights] | None = None,
     *,
     device: str = "cpu",
@@ -153,7 +143,7 @@ def read_subject(
     Raises Skipped if these files can never be profiled, Failed if another try may work.
     """
     opened = open_checkpoint(
-        source.reference, commit=source.commit, filenames=source.filenames, relation=source.relation
+        version.model, commit=version.commit, filenames=version.filenames, relation=version.relation
     )
     with closing(opened) as checkpoint:
         # The weights once as stored and once as float32.
@@ -171,7 +161,7 @@ def read_subject(
         normalisation = _normalisation(checkpoint)
     return Subject.of(
         load(weights.tensors, weights.config),
-        source.reference.id,
+        version.model.id,
         weights.config,
         commit=checkpoint.commit,
         notes=weights.notes,
@@ -181,24 +171,23 @@ def read_subject(
     )
 
 
-def read_weights(source: Source) -> FullWeights:
+def read_weights(version: ModelVersion) -> FullWeights:
     """All tensors of a full checkpoint. Raises Skipped and Failed as reading does."""
-    opened = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    opened = open_checkpoint(version.model, commit=version.commit, filenames=version.filenames)
     with closing(opened) as checkpoint:
         return _full_weights(checkpoint)
 
 
-def download_base(source: Source) -> None:
+def download_base(version: ModelVersion) -> None:
     """Keep a base's weights on this machine (those on the Hub in its cache), where every later read finds them.
 
     Raises Skipped and Failed as reading does.
     """
-    checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    checkpoint = open_checkpoint(version.model, commit=version.commit, filenames=version.filenames)
     checkpoint.close()
     if not checkpoint.is_remote:
         return
-    reference = source.reference
-    reference.source.keep(reference, checkpoint.commit, [file.name for file in checkpoint.files])
+    version.model.source.keep(version.model, checkpoint.commit, [file.name for file in checkpoint.files])
 
 
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:

@@ -65,7 +65,7 @@ class LineReader:
         except FileNotFoundError:
             return
         except OSError as error:
-            self.problems.append(f"cannot be read: {error.strerror}")
+            self.problems.append(f"cannot be read: {error.strerror or error}")
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0

@@ -21,15 +21,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from indexer.atlas import is_locked_here
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.regular_files import open_regular
 from indexer.storage.atomic_files import replacing, sync_folder
 
@@ -214,53 +214,43 @@ class SmallDatabase:
         before: FileState | None = None
         # Nobody else writes, or all wait for each other.
         is_undisturbed = _has_locks(self.path.parent) or is_locked_here(self.path.parent.parent)
-        while True:
-            try:
-                with _ONE_AT_A_TIME:
-                    before = self.state()
-                    if before is None or not before.size:
-                        return function(SmallTables(self.schema, None))
-                    # Without locks, the journal of a write that goes on looks like that of one that was killed.
-                    if is_undisturbed or not before.has_journal:
-                        with closing(self._connected(for_writing=False)) as connection:
-                            connection.execute("BEGIN")
-                            has_tables = self._check_schema(connection)
-                            answer = function(SmallTables(self.schema, connection if has_tables else None))
-                        if is_undisturbed or self.state() == before:
-                            return answer
-            except sqlite3.Error as error:
-                if is_undisturbed or self.state() == before:
-                    raise self._translated(error, "read") from error
-            except UnicodeDecodeError as error:  # in the schema
-                raise self._damaged("its texts are not UTF-8") from error
-            except OSError as error:
-                raise self.unusable("read", error.strerror or str(error)) from error
-            if time.monotonic() > deadline:
-                raise self._left_open() if before is not None and before.has_journal else self._busy()
-            time.sleep(0.05)
+        with self._errors("read"):
+            while True:
+                try:
+                    with _ONE_AT_A_TIME:
+                        before = self.state()
+                        if before is None or not before.size:
+                            return function(SmallTables(self.schema, None))
+                        # Without locks, the journal of a write that goes on looks like that of one that was killed.
+                        if is_undisturbed or not before.has_journal:
+                            with closing(self._connected(for_writing=False)) as connection:
+                                connection.execute("BEGIN")
+                                has_tables = self._check_schema(connection)
+                                answer = function(SmallTables(self.schema, connection if has_tables else None))
+                            if is_undisturbed or self.state() == before:
+                                return answer
+                except sqlite3.Error:
+                    if is_undisturbed or self.state() == before:
+                        raise
+                if time.monotonic() > deadline:
+                    raise self._left_open() if before is not None and before.has_journal else self._busy()
+                time.sleep(0.05)
 
     def write(self, function: Callable[[SmallTables], Answer]) -> Answer:
         """What ``function`` returns; its changes are on the disk afterwards, or none is if it raises an error."""
-        try:
-            with _ONE_AT_A_TIME:
-                is_new = self.state() is None
-                if is_new:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    return self._write(function, is_new, can_sync=True)
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode not in _CANNOT_SYNC or not _lacks_sync(self.path):
-                        raise
-                    return self._write(function, is_new, can_sync=False)
-                finally:
-                    if is_new and self.path.exists() and not self.path.stat().st_size:
-                        self.remove()  # nothing was written
-        except sqlite3.Error as error:
-            raise self._translated(error, "written") from error
-        except UnicodeDecodeError as error:
-            raise self._damaged("its texts are not UTF-8") from error
-        except OSError as error:
-            raise self.unusable("written", error.strerror or str(error)) from error
+        with self._errors("written"), _ONE_AT_A_TIME:
+            is_new = self.state() is None
+            if is_new:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return self._write(function, is_new, can_sync=True)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode not in _CANNOT_SYNC or not _lacks_sync(self.path):
+                    raise
+                return self._write(function, is_new, can_sync=False)
+            finally:
+                if is_new and self.path.exists() and not self.path.stat().st_size:
+                    self.remove()  # nothing was written
 
     def _write(self, function: Callable[[SmallTables], Answer], is_new: bool, can_sync: bool) -> Answer:
         with closing(self._connected(for_writing=True)) as connection:
@@ -277,7 +267,7 @@ class SmallDatabase:
 
     def replace(self, function: Callable[[SmallTables], Answer]) -> Answer:
         """Put a new database with what ``function`` writes in place of the file, whatever that is."""
-        try:
+        with self._errors("written"):
             with _ONE_AT_A_TIME, replacing(self.path) as file:
                 temporary = Path(file.name)
                 with closing(_connect(temporary, "mode=rw&nolock=1")) as connection:
@@ -290,10 +280,6 @@ class SmallDatabase:
                 # It belongs to the old file, and would be applied to the new one.
                 self.journal.unlink(missing_ok=True)
             sync_folder(self.path.parent)
-        except sqlite3.Error as error:
-            raise self._translated(error, "written") from error
-        except OSError as error:
-            raise self.unusable("written", error.strerror or str(error)) from error
         return answer
 
     def remove(self) -> None:
@@ -375,6 +361,17 @@ class SmallDatabase:
         if (kind, found) != (self.schema.kind, self.schema.objects):
             raise self._damaged("its tables are not those of a listing")
         return True
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """Within the block, errors of SQLite and of the file system become AtlasError; ``verb``: read, written."""
+        with system_errors(partial(self.unusable, verb)):
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._translated(error, verb) from error
+            except UnicodeDecodeError as error:
+                raise self._damaged("its texts are not UTF-8") from error
 
     def _translated(self, error: sqlite3.Error, verb: str) -> AtlasError:
         if _is_damage(error):

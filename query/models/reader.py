@@ -262,8 +262,7 @@ class AtlasReader:
             raise AtlasError(f"Nothing is published for {canonical}.", Text("Run: ", Call("build", canonical)))
         from indexer.vectors.published import PublishedBase
 
-        commit = rows[0]["commit"]
-        return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])
+        return PublishedBase.of(self.folder, rows[0])
 
     def is_published(self, base: str, representation: str) -> bool:
         """Whether a base has vectors of this representation; loads nothing."""

@@ -15,7 +15,7 @@ from query.contract.figures import Panels, add_title, model_label, row_bars, sho
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
 from query.contract.results import Doc, Drawn, Hidden, ThemeName
-from query.models.lookup import reference_of
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import counted
 
@@ -219,7 +219,7 @@ def features(
     if isinstance(layers, str):
         layers = parse_layers(layers)
     chosen = _parse_neurons(neurons, patch)
-    subject = read_now(reference_of(atlas, model, base), device)
+    subject = read_now(version_of(atlas, model, base), device)
     found, notes = neuron_features(
         subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, module=module, seed=seed,
         progress=lambda layer: say_more(f"layer {layer}"),

@@ -16,7 +16,7 @@ from query.contract.figures import THEMES, Panels, add_title, label, model_label
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
 from query.contract.results import Doc, Drawn, Hidden, ThemeName
-from query.models.lookup import reference_of
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import percent
 
@@ -246,7 +246,7 @@ def invert(
     check_recipe(recipe, "blank")
     if isinstance(layers, str):
         layers = parse_layers(layers)
-    reference = reference_of(atlas, model, base)
+    version = version_of(atlas, model, base)
 
     def on_progress(layer: int) -> None:
         say_more(f"layer {layer}")
@@ -256,7 +256,7 @@ def invert(
             raise BadArgument("`keep` and `restrict` apply to words only.", "Give a text.")
         if recipe == "blank":
             raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
-        subject = read_now(reference, device)
+        subject = read_now(version, device)
         target, image_layers, notes = invert_images(
             subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
             progress=on_progress,
@@ -265,7 +265,7 @@ def invert(
     if rate is not None and recipe != "original":
         raise BadArgument("`rate` is a setting of the original method.", Text("Add ", Call(recipe="original"), "."))
     positions = _parse_slice(keep)
-    subject = read_now(reference, device)
+    subject = read_now(version, device)
     words, found = invert_words(
         subject, text, layers, recipe=recipe, top=top, keep=positions, restrict=restrict, seed=seed, shift=shift,
         steps=steps, rate=rate, progress=on_progress,

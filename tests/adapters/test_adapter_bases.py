@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.parents import DEEPEST, Parents
-from indexer.records.identity import Identity, Parent, Spec, Unit
+from indexer.records.identity import Identity, ModelVersion, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
@@ -390,7 +390,7 @@ def test_ids_of_old_and_copies_are_the_base_wherever_they_are_named():
         return hub.get(name)
 
     for named, expected in (
-        ("old-tiny", None), ("x/gguf", None), ("bert-old", Parent("google/bert-old", "c" * 40, "finetune")),
+        ("old-tiny", None), ("x/gguf", None), ("bert-old", ModelVersion(ModelRef("google/bert-old"), "c" * 40, "finetune")),
     ):  # fmt: skip
         (model,) = listed(row("a/adapter", named))
         parents = Parents((BASE,), [model], ask)
@@ -403,20 +403,20 @@ def test_ids_of_old_and_copies_are_the_base_wherever_they_are_named():
     assert len(asked) == 3
 
 
-def unit(parent: Parent | None = None) -> Unit:
+def unit(parent: ModelVersion | None = None) -> Unit:
     return Unit(ModelRef("a/adapter"), "c" * 40, BASE, "b" * 40, "adapter", Spec(), parent=parent)
 
 
 def test_the_parent_is_part_of_the_identity():
     identity = unit().identity
-    grounded = unit(Parent("a/tuned", "d" * 40, "finetune")).identity
+    grounded = unit(ModelVersion(ModelRef("a/tuned"), "d" * 40, "finetune")).identity
     assert grounded.digest != identity.digest
     assert Identity.from_row(json.loads(json.dumps(grounded.as_row(), default=vars))) == grounded
 
 
 def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     store = RecordStore(AtlasFolder(tmp_path / "atlas"))
-    grounded = unit(Parent("a/elsewhere", "d" * 40, "finetune")).identity
+    grounded = unit(ModelVersion(ModelRef("a/elsewhere"), "d" * 40, "finetune")).identity
     store.write(Record(unit().identity, (), created="2026-01-02"))
     store.write(Record(grounded, (), created="2026-01-01"))
     models = listed(row("a/adapter", "a/elsewhere"))
@@ -424,4 +424,4 @@ def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     for parents in (None, Parents((BASE,), models, None)):
         (planned,) = plan(models, models, store, template, False, parents)
         assert planned.unit is None
-        assert planned.entry.record_key == grounded.digest
+        assert planned.record_key == grounded.digest

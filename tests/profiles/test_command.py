@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profiling import ProfileOptions, base_and_models, profile_plan
+from indexer.builds.options import ProfileOptions
+from indexer.builds.profiling import base_and_models, profile_plan
 from indexer.errors import AtlasError
 from indexer.machine import check_device
 from indexer.profiles.store import ProfileStore
@@ -42,7 +43,7 @@ def rows(shell, statement: str) -> list[tuple]:
 @pytest.fixture(scope="module")
 def first(shell) -> dict:
     """The report of the first run; its profiles exist from then on."""
-    plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions.parse())
+    plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions())
     assert (plan["due"], plan["layers"]) == (6, 2)
     assert plan["bytes"] > 0
     return profile(shell, "--base", BASE, "--with-untrained", "--limit", "4")
@@ -125,7 +126,7 @@ def test_depth_is_a_representation_of_profiled_models(shell):
 )
 def test_contradictory_options(chosen, expected):
     with pytest.raises(AtlasError, match=re.escape(expected)):
-        ProfileOptions.parse(**chosen)
+        ProfileOptions(**chosen)
 
 
 def test_models_and_bases_that_are_not_there(shell):

@@ -12,7 +12,8 @@ import torch
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import image_probe, random_probe, shipped_images
-from indexer.profiles.subject import Source, read_subject
+from indexer.profiles.subject import read_subject
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 WIDTH = 48
@@ -36,7 +37,7 @@ def model_of(kind: str) -> Any:
 
 def profile(model: Any, folder: Path, base: States | None = None) -> tuple[list[LayerRow], States]:
     model.save_pretrained(folder)
-    layers = read_subject(Source(ModelRef.parse(str(folder)))).layers
+    layers = read_subject(ModelVersion(ModelRef.parse(str(folder)))).layers
     probe = image_probe(shipped_images((3, 16, 16))) if layers.takes_images else random_probe(layers)
     return measure(layers, probe, ProfileRequest(), base=base)
 

@@ -19,7 +19,8 @@ from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import Source, read_subject
+from indexer.profiles.subject import read_subject
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from tests.profiles.test_loading import at_most, deadline
 from tests.profiles.test_tokenizer import tokenizer
@@ -32,7 +33,7 @@ class Deadly(LocalUnit):
     """A model that kills the process that reads it, as the system does when it is out of memory."""
 
     @property
-    def source(self) -> Source:
+    def version(self) -> ModelVersion:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -43,12 +44,12 @@ def base(tmp_path_factory) -> Path:
 
 
 def worker(base: Path, atlas: Path) -> ProfileWorker:
-    subject = read_subject(Source(ModelRef.parse(str(base))))
+    subject = read_subject(ModelVersion(ModelRef.parse(str(base))))
     probe = ProbeChoice().probe(subject)
     with torch.no_grad():
         states = subject.layers.states(probe.inputs(subject.layers), [1, 2])
     return ProfileWorker.of(
-        probe, states, atlas=atlas, request=ProfileRequest(), base=Source(ModelRef.parse(str(base))), tokenizer=subject.tokenizer,
+        probe, states, atlas=atlas, request=ProfileRequest(), base=ModelVersion(ModelRef.parse(str(base))), tokenizer=subject.tokenizer,
         choice=ProbeChoice("text"), device="cpu",
     )  # fmt: skip
 

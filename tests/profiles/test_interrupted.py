@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import load
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
+from indexer.builds.options import ProfileOptions
+from indexer.builds.profiling import ProfileReport, profile_base
 from indexer.profiles import measurement
 from indexer.profiles.store import ProfileStore
 from indexer.storage.atomic_files import remove_leftovers

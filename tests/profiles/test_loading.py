@@ -19,9 +19,10 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.profiles.measurement import ProfileRequest, measure
 from indexer.profiles.probes import random_probe
-from indexer.profiles.single import Reference, read_now
-from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.single import read_now
+from indexer.profiles.subject import Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import tokenizer_of
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import use_endpoint
@@ -50,7 +51,7 @@ def saved(folder: Path, kind: str, **config) -> Path:
 
 
 def read(folder: Path, **options) -> Subject:
-    return read_subject(Source(ModelRef.parse(str(folder))), **options)
+    return read_subject(ModelVersion(ModelRef.parse(str(folder))), **options)
 
 
 def changed_config(folder: Path, **values) -> Path:
@@ -124,7 +125,7 @@ def test_an_adapter_is_merged_as_peft_does(tmp_path):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(tmp_path / "adapter")
-    weights = read_weights(Source(ModelRef.parse(str(base))))
+    weights = read_weights(ModelVersion(ModelRef.parse(str(base))))
     found = read(tmp_path / "adapter", base=lambda: weights)
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
@@ -267,7 +268,7 @@ def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, wanted):
     """Saved by the library itself; each is refused with a one-line error."""
     refused_kind(kind).save_pretrained(tmp_path / "model")
     with pytest.raises(AtlasError, match=wanted) as caught:
-        read_now(Reference(str(tmp_path / "model")))
+        read_now(ModelVersion(ModelRef.parse(str(tmp_path / "model"))))
     assert "\n" not in str(caught.value)
 
 
@@ -309,7 +310,7 @@ def test_a_base_is_downloaded_once(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "store" / "me" / "base", "bert")
     (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
-    source = Source(ModelRef("me/base"), "a" * 40)
+    source = ModelVersion(ModelRef("me/base"), "a" * 40)
 
     def weight_requests(hub: LoopbackHub) -> int:
         return sum("safetensors" in str(request) for request in hub.requests)

@@ -9,8 +9,10 @@ from indexer.profiles.layers import nearest_tokens
 from indexer.profiles.measurement import ProfileRequest, measure
 from indexer.profiles.probes import shipped_text, text_probe
 from indexer.profiles.recovery import blank_start, criterion, recover
-from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.single import invert_words, read_now
 from indexer.profiles.statistics import spread_of
+from indexer.records.identity import ModelVersion
+from indexer.sources.registry import ModelRef
 
 pytestmark = pytest.mark.study
 
@@ -22,7 +24,7 @@ def gpt2(family, tmp_path_factory):
     folder = tmp_path_factory.mktemp("small") / "gpt2"
     torch.set_num_threads(1)
     make_gpt2(folder, family / "atlas-demo" / "tiny-roberta" / "tokenizer.json")
-    return read_now(Reference(str(folder)))
+    return read_now(ModelVersion(ModelRef.parse(str(folder))))
 
 
 def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_them_back(gpt2):

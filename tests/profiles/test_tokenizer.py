@@ -18,8 +18,9 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, ModelError
 from indexer.profiles import tokenizer as module
 from indexer.profiles.layers import Layers
-from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.single import invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from tests.profiles.test_vocabulary import saved
 
@@ -147,7 +148,7 @@ def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):
     folder = saved(tmp_path / "model", 80)
     (folder / "tokenizer.json").write_bytes(tokenizer(pre_tokenizer=BACKTRACKS))
     with pytest.raises(AtlasError, match="The tokenizer fails") as caught:
-        invert_words(read_now(Reference(str(folder))), "x" * 60 + " a b")
+        invert_words(read_now(ModelVersion(ModelRef.parse(str(folder)))), "x" * 60 + " a b")
     assert "\n" not in str(caught.value)
 
 

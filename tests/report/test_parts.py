@@ -81,13 +81,11 @@ def test_the_options_of_a_build_are_those_typed():
 
     from indexer.builds.options import BuildOptions
 
-    assert BuildOptions.parse(workers=3, memory=5).as_words() == []
+    assert BuildOptions(workers=3, memory=5).as_words() == []
     since = datetime(2024, 1, 31)
-    chosen = BuildOptions.parse(
-        limit=5, relation="merge", discover="names", spectra=True, since=since, keep_factors=False
-    )
-    words = ["--read", "full", "--limit", "5", "--relation", "merge", "--discover", "names", "--since", "2024-01-31"]
-    assert chosen.as_words() == [*words, "--spectra", "--no-keep-factors"]
+    chosen = BuildOptions(limit=5, relation="merge", discover="names", spectra=True, since=since, keep_factors=False)
+    words = ["--limit", "5", "--relation", "merge", "--discover", "names", "--since", "2024-01-31"]
+    assert chosen.as_words() == [*words, "--read", "full", "--spectra", "--no-keep-factors"]
 
 
 def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):

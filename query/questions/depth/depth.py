@@ -18,7 +18,7 @@ from query.contract.figures import Panels, add_legend, add_title, in_rows, model
 from query.contract.options import Base, Model, OptionalModel
 from query.contract.registry import Invocation, question
 from query.contract.results import Doc, Drawn, ThemeName
-from query.models.lookup import reference_of
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import percent
 
@@ -369,16 +369,16 @@ def _measured_now(
 
     if against not in _AGAINST:
         raise AtlasError(f"{model} has no profile in this atlas.", f"Make one first: index profile {model}")
-    reference = reference_of(atlas, model, base)
+    version = version_of(atlas, model, base)
     profile, of_base, twin = profile_now(
-        reference, ProfileRequest(**options), untrained=against == "untrained", device=device
+        version, ProfileRequest(**options), untrained=against == "untrained", device=device
     )
 
     def as_stored(profile: Profile) -> Profiled:
         identity = profile.identity
         return Profiled(
             model=identity.model,
-            base=reference.base or identity.model,
+            base=version.parent.model.id if version.parent else identity.model,
             subject=identity.subject,
             author=None,
             probe=identity.probe,
