@@ -4,7 +4,7 @@
 including those of ``model_info`` and similar functions, which neither retry nor time out by themselves:
 
 - Connecting, each read and a whole body have a time limit. The body of an API response is limited in size and in the
-  number of values to parse. Every response has a minimum throughput (``indexer.network.direct``).
+  number of values to parse. Every response has a minimum throughput (``indexer.network.transport``).
 - A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
   ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
 - A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
@@ -39,7 +39,6 @@ from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.environment import check
 from indexer.errors import AtlasError, Failed
-from indexer.network.direct import MinThroughput
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
@@ -48,7 +47,7 @@ from indexer.network.rate_limit import (
     note_response,
     requested_wait,
 )
-from indexer.network.transport import RefusedByProxyError, UnusableProxyError, WatchedTransport
+from indexer.network.transport import MinThroughput, RefusedByProxyError, UnusableProxyError, WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
 # In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
