@@ -35,7 +35,7 @@ from indexer.network.addresses import ForbiddenAddressError, check_written, perm
 from indexer.untrusted import printable
 
 # For the status line and headers, including those of interim responses (103 Early Hints).
-_MOST_HEAD_BYTES = 256 << 10
+_MOST_HEAD_BYTES = 128 << 10
 # For what lies between two pieces of a chunked body or after the last one: sizes, extensions, trailers.
 _MOST_FRAMING_BYTES = 256 << 10
 # The same for a whole body: its chunks may be small, but each must carry something.
@@ -380,9 +380,7 @@ def _body_length(method: str, response: httpx2.Response) -> int | None:
 class _Body(httpx2.SyncByteStream):
     """A response body that raises httpx2's errors."""
 
-    def __init__(
-        self, body: Iterable[bytes], connection: WatchedStream | None, request: httpx2.Request
-    ) -> None:
+    def __init__(self, body: Iterable[bytes], connection: WatchedStream | None, request: httpx2.Request) -> None:
         self._body, self._connection, self._request = body, connection, request
 
     def begin(self, length: int | None) -> None:

@@ -1,7 +1,9 @@
-"""The connections over which ranges of files are read."""
+"""Connections: what an answer may look like, and which connections are used again."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from huggingface_hub import get_session
 
 from indexer.network import transport
+from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import HubClient
 from indexer.network.transport import WatchedStream
 from tests.hubs import QUICK, RawServer, http, reset_session, use_endpoint
@@ -152,6 +155,31 @@ def test_ranges_go_through_the_proxy_of_the_environment(monkeypatch):
         monkeypatch.setenv("NO_PROXY", "elsewhere")
         assert asked(server, monkeypatch).content == b"by a proxy"
         assert server.requests == []
+
+
+class KeptServer(RawServer):
+    """Answers every request of a connection."""
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                connection.sendall(self._answers[0])
+
+
+@pytest.mark.parametrize(
+    "surplus", [part(b"of another"), part(b"of another")[:40], b"\r\n"], ids=["whole", "half", "blank"]
+)
+@pytest.mark.parametrize(
+    "answer", [part(b"0123456789"), CHUNKED + b"a\r\n0123456789\r\n0\r\n\r\n"], ids=["length", "chunked"]
+)
+def test_bytes_that_nobody_asked_for_are_no_answer(monkeypatch, answer, surplus):
+    """They come with an answer, so they are in this process before the next request is sent."""
+    with KeptServer(answer + surplus) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        for _ in range(3):
+            assert asked(server, monkeypatch).content == b"0123456789"
+        server._answers[0] = part(b"9876543210")
+        assert asked(server, monkeypatch).content == b"9876543210"
 
 
 def test_connections_that_wait_are_few_and_not_kept_for_long(monkeypatch):
