@@ -22,9 +22,10 @@ from indexer.errors import AtlasError, without_user
 from indexer.hub_ids import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
+from indexer.network.hub_requests import HubAnswer, fetch_small, get_json, is_own, parse_json
 from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits, current_session
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.sources.claims import relation_to

@@ -19,7 +19,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, replace
@@ -27,6 +27,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
+
+import httpx2
 
 from indexer.user_folders import private_folder
 
@@ -70,6 +72,8 @@ class RateLimiter:
     MOST_LIMITS = 64
     # A limit that is busy for longer than this was written before the clock was set back.
     LONGEST = 3600.0
+    # How long, and of how many requests, it is remembered that their tries are spent.
+    SPENT_SECONDS, MOST_SPENT = 60.0, 1000
 
     def __init__(
         self,
@@ -83,6 +87,7 @@ class RateLimiter:
         self._clock = clock or (time.monotonic if path is None or _boot_id() else time.time)
         self._threads = threading.Lock()  # flock does not separate threads of one process
         self._limits: dict[str, Limit] = {}
+        self._spent: dict[Hashable, float] = {}
         self._file: int | None = None
         self._stored = b""  # the content of the file that ``_limits`` was parsed from
         if path is None:
@@ -144,6 +149,19 @@ class RateLimiter:
             now = self._clock()
             limit.next_free = max(now, limit.next_free) + seconds
             return limit.next_free - now
+
+    def note_spent(self, request: Hashable) -> None:
+        """Remember that the tries of a request are spent; in this process only."""
+        with self._threads:
+            if len(self._spent) >= self.MOST_SPENT:
+                self._spent.clear()
+            self._spent[request] = self._clock()
+
+    def is_spent(self, request: Hashable) -> bool:
+        """Whether the tries of a request were spent a moment ago; the answer is given once."""
+        with self._threads:
+            since = self._spent.pop(request, None)
+            return since is not None and self._clock() - since < self.SPENT_SECONDS
 
     @contextmanager
     def changing(self, name: str) -> Iterator[Limit]:
@@ -291,6 +309,24 @@ def policy_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
     """(requests, seconds of a window) from the ``RateLimit-Policy`` header."""
     found = _POLICY.search(headers.get("ratelimit-policy", "")[:1000])
     return (int(found[1]), int(found[2])) if found and int(found[1]) and int(found[2]) else None
+
+
+def request_kind(url: httpx2.URL) -> str:
+    """Which quota a request counts against: "resolve" (files), "git", "api", or "other" (signed addresses)."""
+    if is_file(url):
+        return "resolve"
+    return "git" if ".git/" in url.path else "api" if "/api/" in url.path else "other"
+
+
+def is_file(url: httpx2.URL) -> bool:
+    """Whether an address of the Hub is that of a file."""
+    # The Hub redirects small files to /api/resolve-cache/…
+    return "/resolve/" in url.path or "/resolve-cache/" in url.path
+
+
+def limit_name(url: httpx2.URL) -> str:
+    """The name of the limit that requests to this address share."""
+    return f"{url.netloc.decode('ascii', 'replace')} {request_kind(url)}"
 
 
 def note_response(kind: str, headers: Mapping[str, str]) -> None:

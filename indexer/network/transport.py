@@ -17,6 +17,7 @@ import fnmatch
 import ipaddress
 import os
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -155,6 +156,15 @@ class WatchedStream(httpcore2.NetworkStream):
             return True  # a chunked body ends with a blank line, so h11 has more than it
         encrypted = self._inner.get_extra_info("ssl_object")
         return encrypted is not None and encrypted.pending() > 0
+
+
+def certificate_problem(error: BaseException | None) -> str:
+    """What is wrong with a server's certificate ("certificate has expired"); "" if the error is not about that."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return str(getattr(error, "verify_message", "")) or str(error)
+        error = error.__cause__ or error.__context__  # httpcore2 names no cause
+    return ""
 
 
 _PROXY_VARIABLES = tuple(

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from indexer import doctor
 from indexer.errors import AtlasError
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits
 from tests.hubs import RawServer, add_repo, http, served, tags, use_endpoint
 
@@ -36,7 +36,6 @@ def root(tmp_path_factory):
 def hub(root, monkeypatch):
     monkeypatch.setattr("indexer.builds.doctor.LIMITS", QUICK)
     monkeypatch.setattr("indexer.builds.doctor._RETRIES", RETRIES)
-    monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RETRIES)
     with served(root, monkeypatch, page_size=3, tokens={"hf_good": []}, narrow_tokens=["hf_narrow"]) as running:
         yield running
 

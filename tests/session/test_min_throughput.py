@@ -13,8 +13,9 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
-from indexer.network.hub_requests import RetryPolicy, fetch_small, get_json
+from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits
 from indexer.network.transport import MinThroughput, WatchedStream, WatchedTransport
 from scripts.loopback_hub import LoopbackHub
@@ -161,9 +162,9 @@ def test_bodies_that_drip(store, monkeypatch, what):
 def waiting(monkeypatch):
     """The clock that small files are read by."""
     clock = FakeClock(0.0)
-    monkeypatch.setattr(
-        "indexer.network.hub_requests.time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
-    )
+    for module in ("hub_requests", "retries"):
+        waits = SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
+        monkeypatch.setattr(f"indexer.network.{module}.time", waits)
     return clock
 
 
