@@ -25,7 +25,6 @@ from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import HubAnswer, fetch_small, get_json, is_own, parse_json
 from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
-from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits, current_session
 from indexer.quantities import duration_in_words, size_in_words
 from indexer.sources.claims import relation_to
@@ -41,9 +40,8 @@ WEIGHTS = "model.safetensors"
 # A step has to answer soon, so that all of them together take less than a minute.
 LIMITS = HttpLimits(
     connect_seconds=8, read_seconds=15, body_seconds=30, total_seconds=20, retries=1, retries_after_timeout=0,
-    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0,
+    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0, small_file_seconds=20,
 )  # fmt: skip
-_RETRIES = RetryPolicy(retries=1, small_file_seconds=20)
 _RANGE = 1024
 _MOST_READ = 4 << 20
 _MOST_SKEW = 60.0
@@ -271,7 +269,7 @@ class _Doctor:
         return f"{self.row['id']} at {str(self.row['sha'])[:7]}, {len(names)} files"
 
     def _small_file(self) -> str:
-        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON, retries=_RETRIES)
+        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON)
         try:
             found = parse_json(body)
         except ValueError as error:
@@ -280,7 +278,7 @@ class _Doctor:
         return f"config.json is served (model_type {printable(str(kind), 40)})"
 
     def _resolve(self) -> str:
-        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"], retries=_RETRIES)
+        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"])
         location = self.file.location
         size = f"{size_in_words(self.file.size)}"
         if is_own(location, self.endpoint):
