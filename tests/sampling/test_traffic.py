@@ -15,7 +15,7 @@ import torch
 from indexer.checkpoints.checkpoint import SEAM_BYTES
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
-from indexer.network.session import HttpLimits
+from indexer.network.session import HttpLimits, install_session
 from indexer.records.representation import REPRESENTATIONS
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
@@ -64,6 +64,7 @@ def no_threads_left() -> None:
 
 @pytest.fixture(autouse=True)
 def undisturbed(hub: LoopbackHub) -> Iterator[None]:
+    install_session(LIMITS)  # a test with a Hub of its own leaves the usual one
     with cleared(hub):
         yield
         hub.faults.clear()
