@@ -119,17 +119,17 @@ class Tries:
         if most is None:
             return None
         seconds = min(policy.longest_wait, policy.first_wait * 2**failed) * random.uniform(0.75, 1.25)
-        if isinstance(problem, httpx2.Response):
-            asked = requested_wait(problem.status_code, problem.headers)
-            seconds = seconds if asked is None else min(asked, policy.longest_rate_limit_wait)
-        is_tried = failed < (most if self._most is None else min(most, self._most))
-        is_tried = is_tried and seconds <= self._deadline - time.monotonic()
-        # Everybody waits, also if this one gives up.
-        self.are_spent = not is_tried
-        is_limited = isinstance(problem, httpx2.Response) and problem.status_code == 429
-        if is_limited and self._retries.limiter.pause(limit_name(problem.request.url), seconds) and is_tried:
-            self._retries.say(f"rate limited, waiting {math.ceil(seconds)} s")
-        return seconds if is_tried else None
+        response = problem if isinstance(problem, httpx2.Response) else None
+        if response is not None and (asked := requested_wait(response.status_code, response.headers)) is not None:
+            seconds = min(asked, policy.longest_rate_limit_wait)
+        is_left = failed < (most if self._most is None else min(most, self._most))
+        self.are_spent = not (is_left and seconds <= self._deadline - time.monotonic())
+        # All who share the limiter wait, also if this one gives up.
+        if response is not None and response.status_code == 429:
+            is_new = self._retries.limiter.pause(limit_name(response.request.url), seconds)
+            if is_new and not self.are_spent:
+                self._retries.say(f"rate limited, waiting {math.ceil(seconds)} s")
+        return None if self.are_spent else seconds
 
 
 def _retries_after(problem: httpx2.Response | Exception, policy: RetryPolicy) -> int | None:

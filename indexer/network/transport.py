@@ -355,6 +355,7 @@ class WatchedTransport(httpx2.BaseTransport):
                     )
                 )
                 stream = response.extensions.get("network_stream")
+                assert isinstance(response.stream, Iterable)
                 body = _Body(response.stream, stream if isinstance(stream, WatchedStream) else None, request)
                 if address and response.status == 407:
                     body.close()
