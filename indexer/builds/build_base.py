@@ -13,7 +13,7 @@ from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import Listing
-from indexer.network.rate_limit import limit_bandwidth
+from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.publish.previous_atlas import PublishedRank, rank_of
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import facts_of, row_of
@@ -99,6 +99,7 @@ class BuildBase:
             )  # fmt: skip
 
     def _limit_bandwidth(self) -> None:
+        share_limits(self._folder.root)
         limit_bandwidth(str(self._folder.root), self._options.bytes_per_second)
 
     def _usable(self, commit: str) -> StoredBase | None:

@@ -22,7 +22,7 @@ from indexer.errors import AtlasError, without_user
 from indexer.hub_ids import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
+from indexer.network.hub_requests import HubAnswer, fetch_small, get_json, is_own, parse_json
 from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
 from indexer.network.session import HttpLimits, current_session
@@ -40,9 +40,8 @@ WEIGHTS = "model.safetensors"
 # A step has to answer soon, so that all of them together take less than a minute.
 LIMITS = HttpLimits(
     connect_seconds=8, read_seconds=15, body_seconds=30, total_seconds=20, retries=1, retries_after_timeout=0,
-    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0,
+    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0, small_file_seconds=20,
 )  # fmt: skip
-_RETRIES = RetryPolicy(retries=1, small_file_seconds=20)
 _RANGE = 1024
 _MOST_READ = 4 << 20
 _MOST_SKEW = 60.0
@@ -281,7 +280,7 @@ class _Doctor:
             yield _Problem(f"{self.row['id']} has no {WEIGHTS}", "Name another with --model.")
             return
         yield f"{self.row['id']} at {str(self.row['sha'])[:7]}, {len(names)} files"
-        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON, retries=_RETRIES)
+        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON)
         try:
             found = parse_json(body)
         except ValueError:
@@ -292,7 +291,7 @@ class _Doctor:
 
     def _weights(self) -> _Findings:
         """The signed address of a file of weights, and 1 kB of it."""
-        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"], retries=_RETRIES)
+        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"])
         location, size = self.file.location, size_in_words(self.file.size)
         if is_own(location, self.endpoint):
             yield f"{size}, served by the endpoint itself"

@@ -17,6 +17,7 @@ from indexer.builds.report import Result
 from indexer.builds.worker import classify_error
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.machine import available_memory
+from indexer.network.rate_limit import share_limits
 from indexer.network.session import install_session
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import ProfileRequest, make_profile
@@ -83,6 +84,7 @@ class ProfileWorker:
         # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
         torch.set_num_threads(1)
         install_session()
+        share_limits(self.atlas)
         if self.tokenizer is not None:
             self.tokenizer.begin_question()
         try:

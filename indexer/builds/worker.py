@@ -20,7 +20,7 @@ from indexer.deltas.starts.search import Search, in_usual_seeds
 from indexer.deltas.vectorise import vectorise, with_start
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.hub_errors import as_model_error
-from indexer.network.rate_limit import limit_bandwidth
+from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.network.session import install_session
 from indexer.records.identity import ModelVersion, Traffic, Unit
 from indexer.records.record import Record
@@ -45,6 +45,7 @@ class RecordWorker:
         # One thread per unit: two thread counts give different last bits, and units are what runs in parallel.
         torch.set_num_threads(1)
         install_session()
+        share_limits(self.atlas)
         limit_bandwidth(str(self.atlas), self.resources.bandwidth)
         store = RecordStore(AtlasFolder(self.atlas))
         started, traffic, record, problem = time.perf_counter(), Traffic(), None, None

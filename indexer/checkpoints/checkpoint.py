@@ -44,8 +44,8 @@ from indexer.checkpoints.stored_tensor import (
 from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.network.byterange import ByteSource
-from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.records.record import StoredFile
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown

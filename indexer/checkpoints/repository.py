@@ -8,7 +8,7 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.retries import RetryPolicy
 from indexer.sources.registry import ModelRef, check_readable
 from indexer.sources.rows import errors_of
 from indexer.sources.source import Source, Version

@@ -11,13 +11,11 @@ from huggingface_hub import constants
 
 from indexer import doctor
 from indexer.errors import AtlasError
-from indexer.network.hub_requests import RetryPolicy
 from indexer.network.session import HttpLimits
 from tests.hubs import RawServer, add_repo, http, served, tags, use_endpoint
 
 BASE = "org/base"
 WEIGHTS = (100).to_bytes(8, "little") + b"{}" + b"x" * 200_000
-RETRIES = RetryPolicy(retries=1, first_wait=0.01)
 QUICK = HttpLimits(first_wait=0.01, longest_wait=0.02, read_seconds=5, retries=1, longest_rate_limit_wait=0.01)
 
 
@@ -35,8 +33,6 @@ def root(tmp_path_factory):
 @pytest.fixture
 def hub(root, monkeypatch):
     monkeypatch.setattr("indexer.builds.doctor.LIMITS", QUICK)
-    monkeypatch.setattr("indexer.builds.doctor._RETRIES", RETRIES)
-    monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RETRIES)
     with served(root, monkeypatch, page_size=3, tokens={"hf_good": []}, narrow_tokens=["hf_narrow"]) as running:
         yield running
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import Failed, Skipped
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.retries import RetryPolicy
 from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import cleared, set_endpoint
