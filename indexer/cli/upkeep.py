@@ -17,7 +17,7 @@ ROWS = ("csv", "jsonl")  # formats that print one kind of row
 
 
 def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    from indexer.records.representation import REPRESENTATIONS
+    from indexer.records.representations.registry import REPRESENTATIONS
 
     return [name for name in REPRESENTATIONS if name.startswith(typed)]
 

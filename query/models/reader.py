@@ -279,7 +279,7 @@ class AtlasReader:
 
         found = read_published(self.connection, base, representation)
         if found is None:
-            from indexer.records.representation import representation_named
+            from indexer.records.representations.registry import representation_named
 
             representation_named(representation)
             rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
@@ -318,14 +318,11 @@ class AtlasReader:
             if key not in self._indexes:
                 published = self.published(base, representation)
                 try:
-                    opened = published.opened(self.folder.root)
-                    if representation == "input":
-                        from indexer.records.representation import ADAPTER_OUTPUT
-                        from indexer.vectors.published import read_published, with_output_sides
+                    from indexer.records.representations.comparison import as_compared
 
-                        outputs = read_published(self.connection, base, ADAPTER_OUTPUT)
-                        opened = with_output_sides(opened, self.connection, outputs, self.folder.root)
-                    self._indexes[key] = opened
+                    root = self.folder.root
+                    opened = published.opened(root)
+                    self._indexes[key] = as_compared(opened, self.connection, base, representation, root)
                 except AtlasError:
                     if not (self.folder.root / published.file.name).exists():
                         self.is_overtaken = self.is_outdated

@@ -31,7 +31,7 @@ from query.contract.options import Base, Model, Read, Representation, Where
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
 from query.models.lookup import resolve_model
-from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
+from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.models.texts import STDIN
 from query.shared.wording import counted, rarity
@@ -274,10 +274,11 @@ def similar(
         asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:
             raise AtlasError(f"{asked.name} is {asked.as_copy}: without a change, no similarity is defined.", "")
+        found: list[Neighbour] = []
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
             found = stored_neighbours(atlas, asked, k, representation)
-        else:
+        if not found:  # also where there are no lists, or the model has no vector, which is an error
             found = _search(atlas, asked, k, condition, other_authors, representation, explain)
     finally:
         if condition is not None:
@@ -337,8 +338,6 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
         "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
         [asked.model_id, representation, k],
     )
-    if not rows and representation == "vocabulary":
-        vector_of(atlas, asked, representation)  # raises an error if it has none
     masks = {
         row["model_id"]: row["changed"]
         for row in atlas.rows(

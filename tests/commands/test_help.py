@@ -12,7 +12,7 @@ import pytest
 
 from indexer.cli import main as index
 from indexer.hub_ids import is_hub_id
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from query.faces.cli import main as query
 from tests.conftest import ROOT
 from tests.patience import PATIENCE

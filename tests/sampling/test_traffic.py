@@ -17,7 +17,7 @@ from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
 from indexer.network.hub_requests import RetryPolicy
 from indexer.network.session import HttpLimits
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
 from tests.halves import a_few

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text, require
-from indexer.records.representation import DEFAULT
+from indexer.records.representations.registry import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from indexer.sources.registry import ModelRef
 from query.contract.columns import BaseId, ModelId, Notes
