@@ -170,6 +170,11 @@ class Column:
         """The marker of this kind, or None. The last one counts, so that a shared field can be described anew."""
         return next((one for one in reversed(self.markers) if isinstance(one, kind)), None)
 
+    @property
+    def is_heading(self) -> bool:
+        """Whether it is the heading of a table, or stands for keys that depend on what was found."""
+        return self._is_spread or (self._shown is not None and bool(self._shown.heading))
+
     def is_in(self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()) -> bool:
         """Whether ``row`` has the key: in a table, or in an object. ``asked``: what was asked for by name."""
         if table:
@@ -250,7 +255,7 @@ class Column:
 
 
 def columns(of: type[Any]) -> tuple[Column, ...]:
-    """The keys of a data class: its fields that are not hidden, and its properties that have a :class:`Doc`."""
+    """The keys of a data class: fields that are not hidden, and properties with ``Doc``, ``Shown`` or ``Spread``."""
     return _columns(cast(Hashable, of))
 
 
@@ -267,7 +272,7 @@ def _columns(of: Hashable) -> tuple[Column, ...]:
             if isinstance(attribute, property):
                 annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
                 column = _column(name, annotation, base.__module__)
-                if column.doc:
+                if column.doc or any(column.marker(kind) is not None for kind in (Shown, Spread)):
                     found[name] = column
     kept = sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
     for column in [one for one in kept if one.marker(After) is not None]:
@@ -409,8 +414,6 @@ class Result:
             is_shorter = self.TABLE and not (details and self.has_details())
             entries = getattr(self, self.TABLE) if is_shorter else self._entries()
             return self._rows(entries, table=True, details=details)
-        if not is_sheet and type(self).to_rows is not Result.to_rows:
-            return self.to_rows()
         known = _attributes(type(self))
         chosen = [known[name] for name in self.SHEET] or columns(type(self))
         whole = _object(self, chosen, table=True, details=details, asked=frozenset([kind]))
@@ -424,20 +427,22 @@ class Result:
         """
         name = self.ROWS_BY[self._kind(by)] if by else self.FRAME
         if not name:
-            return to_frame(self.to_rows(), self.COLUMNS, self.frame_types())
+            types = self.frame_types()
+            return to_frame(self.to_rows(), list(types), {one: type_ for one, type_ in types.items() if type_})
         rows = self._rows(getattr(self, name), table=False, is_repeated=False)
         return to_frame(rows, [one.key for one in _row_columns(_attributes(type(self)), name)])
 
-    def frame_types(self) -> Mapping[str, str]:
-        """The pandas types of columns of the data frame, where the values do not say."""
-        return {}
+    def frame_types(self) -> Mapping[str, str | None]:
+        """The columns that the data frame has also without rows, and their pandas types; None: as the values are."""
+        return dict.fromkeys(self.COLUMNS)
 
     def _kind(self, by: str) -> str:
         """The kind of rows that ``by`` names, by default the first; "" if there is only one."""
         kinds = {self.named(kind): kind for kind in self.ROWS_BY}
         if by and by not in kinds and by not in self.ROWS_BY:
-            *most, last = kinds or ["no other"]
-            raise ValueError(f"unknown rows {by!r} (choose {' or '.join(filter(None, [', '.join(most), last]))})")
+            *most, last = kinds or ["none"]
+            known = " or ".join(filter(None, [", ".join(most), last]))
+            raise ValueError(f"unknown rows {by!r} (choose {known})")
         return kinds.get(by, by) or next(iter(self.ROWS_BY), "")
 
     def _rows(

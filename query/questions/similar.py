@@ -29,7 +29,7 @@ from query.contract.columns import (
 )
 from query.contract.options import Base, Model, Read, Representation, Where
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
+from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows, Shown, Spread
 from query.models.lookup import resolve_model
 from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
@@ -96,6 +96,7 @@ class Neighbour:
         dict[str, dict[str, float]] | None,
         Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
         If(),
+        Data(),
     ] = field(default=None, compare=False)
     compared_by: Annotated[
         str | None,
@@ -110,6 +111,19 @@ class Neighbour:
         ),
         If("because"),
     ] = field(default=None, compare=False)
+
+    # A table has no room for objects.
+
+    @property
+    def main_reasons(self) -> Annotated[dict[str, list[str]], Shown(in_details=False), Spread()]:
+        """The three largest contributions of families and of layers."""
+        return {name: parts[:_REASONS_SHOWN] for name, parts in self.reasons.items()}
+
+    @property
+    def reasons(self) -> Annotated[dict[str, list[str]], Shown(), Detail(), Spread()]:
+        """All contributions of families and of layers."""
+        known = self.because or {}
+        return {name: [f"{key} {part:.2f}" for key, part in parts.items()] for name, parts in known.items()}
 
     @property
     def background_floor(
@@ -185,16 +199,6 @@ class SimilarModels(Rows[Neighbour]):
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
         others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
         return f"{like}{others}.{most}"
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows, with the three largest contributions of families and of layers, or with all."""
-        rows: list[dict[str, Any]] = super().table(details=details)
-        for row in rows:
-            reasons = row.pop("because", {})  # a table has no room for objects
-            for name, parts in reasons.items():
-                largest = list(parts.items())[: None if details else _REASONS_SHOWN]
-                row[name] = [f"{key} {part:.2f}" for key, part in largest]
-        return rows
 
 
 def _command(call: Invocation, model: str, **options: Any) -> None:
