@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
-from indexer.errors import AtlasError, Call, Text
-from indexer.names import with_dots
+from indexer.errors import WRONG_KINDS, AtlasError, Call, Text
+from indexer.names import DeltaKey, with_dots
 from indexer.sources.registry import ModelRef, page_of
 from query.shared.sandbox.locked import SETTINGS
 
@@ -180,6 +180,29 @@ class AtlasReader:
         if not rows:
             raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
         return rows[0]
+
+    def delta_keys(self, base: str, representation: str | None = None) -> list[DeltaKey]:
+        """The deltas of a base, in the order of the blocks of its vectors.
+
+        ``representation``: one whose vectors must have a block for each. Raises AtlasError if the atlas does not name
+        them: it may be from somebody else.
+        """
+        names = self.base_row(base)["deltas"] or ()
+        try:
+            keys = [DeltaKey.parse(name) for name in names]
+        except WRONG_KINDS:
+            keys = []
+        if not keys:
+            raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
+        if representation is not None:
+            published = self.published(base, representation)
+            blocks = published.masks.blocks
+            if published.count and (blocks not in (0, len(keys)) or published.length % len(keys)):
+                raise AtlasError(
+                    f"Vectors of {base}, {representation}, do not have a block for each of its {len(keys)} matrices.",
+                    "Run `index rebuild`.",
+                )
+        return keys
 
     def crawl_of(self, base: str) -> CrawlSource:
         """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
-from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.contract.columns import (
     BACKGROUND,
@@ -320,7 +319,7 @@ def _by_part(
     atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
 ) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
-    keys = [DeltaKey.parse(name) for name in atlas.base_row(first.base)["deltas"]]
+    keys = atlas.delta_keys(first.base, representation)
     one, other = (table_of(atlas, model, representation) for model in (first, second))
     if one.blocks:
         (cosines,), (shared,) = one.cosines(other)

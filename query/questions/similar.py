@@ -448,7 +448,6 @@ def _contributions(
     """What each delta's block adds to each similarity, over the blocks that both models have."""
     import numpy as np
 
-    from indexer.names import DeltaKey
     from indexer.vectors.table import VectorTable
 
     if not atlas.published(base, representation).per_delta:
@@ -456,7 +455,7 @@ def _contributions(
             f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
             Text("Use ", Call(representation="input"), "."),
         )
-    keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
+    keys = atlas.delta_keys(base, representation)
     index = atlas.index(base, representation)
     wanted = np.array(sorted(ids), dtype=np.int64)
     if index.masks.blocks:
