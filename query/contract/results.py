@@ -476,9 +476,13 @@ class Result:
         return shown(self.headline, self.table(), self.notes)
 
 
-@cache
-def _attributes(of: Hashable) -> dict[str, Column]:
+def _attributes(of: type[Any]) -> Mapping[str, Column]:
     """The fields of a data class, hidden ones too, and its properties, by name."""
+    return _known_attributes(cast(Hashable, of))
+
+
+@cache
+def _known_attributes(of: Hashable) -> Mapping[str, Column]:
     assert isinstance(of, type)
     found: dict[str, Column] = {}
     for base in reversed(of.__mro__):

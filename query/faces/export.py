@@ -107,11 +107,12 @@ class ModelVectors(Result):
         """In Python, ``models`` has their names."""
         return len(self)
 
-    def to_df(self) -> pandas.DataFrame:
+    def to_df(self, by: str = "") -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.
 
-        Raises AtlasError if pandas is not installed.
+        Raises AtlasError if pandas is not installed, ValueError if ``by`` is given: there is one kind of rows.
         """
+        self._kind(by)
         require("A data frame", "pandas")
         import pandas
 
