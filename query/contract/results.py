@@ -154,7 +154,7 @@ class Column:
     type: Any
     markers: tuple[Any, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Its name in JSON, CSV and tables: without the underscore after a word that Python reserves."""
         named: Key | None = self.marker(Key)
@@ -216,6 +216,11 @@ class Column:
         return {f"{heading}, the first {most} of {len(value)}": value[:most]}
 
     # Found once, as every value of every row needs them.
+    @cached_property
+    def is_usual(self) -> bool:
+        """Whether it is one key, in an object too, of everyone."""
+        return self._shown is None and self._requested is None and not self._is_spread
+
     @cached_property
     def _in_tables(self) -> bool:
         return self.marker(Data) is None
@@ -512,7 +517,11 @@ def _object(
     """The keys of a data class with their values, by default all."""
     found: dict[str, Any] = {}
     for one in columns(type(value)) if chosen is None else chosen:
-        found |= one.items(value, table=table, details=details, asked=asked)
+        if one.is_usual:
+            if one.is_in(value, table=table, details=details):
+                found[one.key] = one.value(value, table=table, details=details, asked=asked)
+        else:
+            found |= one.items(value, table=table, details=details, asked=asked)
     return found
 
 
