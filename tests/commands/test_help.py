@@ -40,6 +40,9 @@ def test_representations_come_from_the_registry(run):
     printed = " ".join(out.split())
     assert all(name in printed for name in REPRESENTATIONS)
     assert "[table|json|jsonl|csv]" in printed
+    _, out, _ = run("index", "represent", "--help")
+    printed = " ".join(out.split())
+    assert all(name in printed for name in REPRESENTATIONS)
 
 
 def test_k_means_one_thing(run):
