@@ -154,8 +154,8 @@ class _Represent(click.Command):
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(
-                f"NAME is {', '.join(names)} or {last}. A build publishes {DEFAULT} and, if a model of the base has use "
-                f"for them, {' and '.join(offered())}."
+                f"NAME is {', '.join(names)} or {last}. A build publishes {DEFAULT} and, if a model of the base has "
+                f"use for them, {' and '.join(offered())}."
             )
 
 
