@@ -19,7 +19,7 @@ ROWS = ("csv", "jsonl")  # formats that print one kind of row
 
 
 def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    from indexer.records.representation import REPRESENTATIONS
+    from indexer.records.representations.registry import REPRESENTATIONS
 
     return [name for name in REPRESENTATIONS if name.startswith(typed)]
 
@@ -130,16 +130,30 @@ def rebuild(atlas: str, output: str, **chosen: Any) -> None:
     emit(library.rebuild(atlas, progress=print_note, **chosen), output)
 
 
-@click.command()
+class _Represent(click.Command):
+    """Its help names the representations, which are only imported for it."""
+
+    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help with the names."""
+        from indexer.records.representations.registry import DEFAULT, REPRESENTATIONS, offered
+
+        super().format_help_text(context, formatter)
+        *names, last = (name for name in REPRESENTATIONS if name != DEFAULT)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                f"NAME is {', '.join(names)} or {last}. A build publishes {DEFAULT} and, if a model of the base has "
+                f"use for them, {' and '.join(offered())}."
+            )
+
+
+@click.command(cls=_Represent)
 @click.argument("name", shell_complete=_representations)
 @options_for(RepresentOptions)
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish another representation from the records.
-
-    NAME is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
-    vocabulary as soon as a model has such a vector.
 
     --vector-length computes the vectors of input again; only their length can be chosen.
     """

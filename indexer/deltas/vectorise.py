@@ -36,7 +36,7 @@ from indexer.listing.parents import Parents, names_itself
 from indexer.names import DeltaKey
 from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, ModelVersion, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.sources.cards.modelcard import head_facts

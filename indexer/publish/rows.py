@@ -27,7 +27,8 @@ from indexer.publish.tables import Row
 from indexer.records.difference import signature_of
 from indexer.records.identity import Unit
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
-from indexer.records.representation import DEFAULT, Representation, Vector
+from indexer.records.representations.registry import DEFAULT
+from indexer.records.representations.representation import Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
@@ -324,10 +325,10 @@ def record_rows(
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
         for one in representations:
-            if not one.is_held_by(record) or (one.of_tokens and not base.vocabulary):
+            if not one.is_held_by(record) or not one.is_defined_for(base):
                 continue
-            if one.of_tokens and record.tokens and record.tokens.base_vocabulary != base.vocabulary:
-                raise InvalidValue(f"the rows of its input embedding are not those of {base.base}")
+            if why := one.mismatch(record, base):
+                raise InvalidValue(why)
             vector = np.asarray(one.vector(record), dtype=np.float32)
             length = one.expected_length(record) or vector.size
             if vector.shape != (length,) or not length or length > MOST_NUMBERS:

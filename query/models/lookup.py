@@ -113,10 +113,12 @@ def _read_unindexed(
     A folder is read in full if the representation needs that: it costs no traffic.
     """
     described, published_base = describe_unindexed(atlas, reference, base)
-    from indexer.records.representation import representation_named
+    from indexer.records.representations.registry import representation_named
 
     chosen = representation_named(representation)
-    needs_full = not chosen.from_samples and not reference.source.is_remote
+    if chosen.from_tables:
+        raise chosen.absent(reference.id)
+    needs_full = chosen.needs_all_rows and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(

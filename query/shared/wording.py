@@ -46,6 +46,11 @@ def decimal(number: float | None, digits: int = 2) -> str:
     return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def two_decimals(number: float | None) -> str | None:
+    """As ``decimal``; None stays None."""
+    return None if number is None else decimal(number)
+
+
 def short(number: float | None) -> float | None:
     """At most four decimals; no minus zero."""
     return None if number is None else round(number, 4) + 0.0

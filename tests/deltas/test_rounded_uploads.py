@@ -18,7 +18,7 @@ from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.difference import ALIKE, difference_of, norms_fit, signature_of, signatures_from
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.sources.registry import ModelRef
 from tests.conftest import BASE

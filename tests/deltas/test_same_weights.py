@@ -12,7 +12,7 @@ import torch
 from indexer.publish.duplicates import Upload, find_duplicates
 from indexer.records import difference
 from indexer.records.difference import ALIKE, LENGTH, MOST, alike, difference_of
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from tests.deltas import made
 from tests.test_record import make_record
 

@@ -66,7 +66,7 @@ def test_values_that_no_publish_writes_are_found(atlas):
 
 
 @pytest.mark.parametrize(
-    "broken", ["indexer.upkeep.verification.depth_vectors", "indexer.upkeep.deep_verification.publish"]
+    "broken", ["indexer.upkeep.verification.read_published", "indexer.upkeep.deep_verification.publish"]
 )
 def test_values_that_end_a_check_are_a_problem(atlas, monkeypatch, broken):
     def fail(*_, **__):

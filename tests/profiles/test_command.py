@@ -110,6 +110,12 @@ def test_depth_is_a_representation_of_profiled_models(shell):
     with Atlas(folder.root) as atlas:
         assert len(atlas.similar("ann/squad-0", representation="depth")) == 3
         assert atlas.purity(representation="depth").models == 4
+        (row,) = atlas.rows("SELECT count(*) - 4 AS others FROM models WHERE NOT is_copy")
+        left_out = atlas.clusters(representation="depth", draws=20).left_out
+        assert (left_out.without, left_out.sampled) == (row["others"], 0)
+        (other,) = atlas.rows("SELECT min(model) AS model FROM models WHERE model NOT IN (SELECT model FROM profiles)")
+        with pytest.raises(AtlasError, match="has no depth profile in this atlas"):
+            atlas.similar(other["model"], representation="depth")
     assert not verify(folder)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError
-from indexer.records.representation import REPRESENTATIONS, representation_named
+from indexer.records.representations.registry import REPRESENTATIONS, representation_named
 from indexer.sources.registry import ModelRef
 from tests.checkpoints import claim, save_lora
 from tests.hubs import served

@@ -16,7 +16,7 @@ from indexer.checkpoints.checkpoint import SEAM_BYTES
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
 from indexer.network.session import HttpLimits, install_session
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
 from tests.halves import a_few

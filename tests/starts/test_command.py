@@ -79,6 +79,15 @@ def test_what_a_file_of_seeds_tells_is_published(built, atlas, seeds):
     assert set(groups(atlas).values()) == {("adapter", 42), ("adapter", SEED)}
 
 
+def test_neighbours_by_output_sides_are_searched_as_there_are_no_lists(built, atlas):
+    (full,) = read_rows(atlas / "atlas.duckdb", "SELECT min(model) FROM models WHERE vector_group = 'full'")[0]
+    asked = ("--representation", "adapter_output", "--atlas", str(atlas))
+    ran = built("query", "similar", MODELS[0], *asked, "--json")
+    assert {row["model"] for row in json.loads(ran.out)} == {"ann/usual", MODELS[1]}
+    ran = built("query", "similar", full, *asked)
+    assert f"{full} has no 'adapter_output' vector: full fine-tunes have none." in ran.err
+
+
 def test_a_build_says_how_many_starts_are_not_known(built, atlas):
     ran = built("index", "build", "--base", BASE, "--atlas", str(atlas.with_name("other")))
     assert "2 of 3 adapters began with random numbers that are not known" in ran.err

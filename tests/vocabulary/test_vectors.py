@@ -9,7 +9,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.records.record import Record
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.tokens import MISSING, UNSURE
 from indexer.vectors.centre import centre_of
 from tests.test_representation import random_matrices, record_of

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
+from indexer.records.representations.registry import DEFAULT
 from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.own_files import read_own, write_own
 from query.models.resolved import READERS
@@ -65,8 +66,8 @@ class Reader:
     """
 
     def __init__(self, atlas: AtlasReader, base: str, own: Texts | None = None, device: str = "cpu") -> None:
-        row = atlas.base_row(base)
-        self._base, self._commit, self._keys = base, str(row["commit"]), [str(key) for key in row["deltas"]]
+        self._base, self._commit = base, str(atlas.base_row(base)["commit"])
+        self._keys = [str(key) for key in atlas.delta_keys(base, DEFAULT)]
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
         self._loaded: BaseModel | None = None

@@ -163,6 +163,7 @@ class Depth(Drawn):
         "own_delta": "The same for this layer alone.",
     }
     ROWS = "layers"
+    TABLE = "measured"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
@@ -185,10 +186,9 @@ class Depth(Drawn):
         """How it differs from the model that it is compared with."""
         return f"{self.model}: {self.sentence}"
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """A row for each layer: the measures that it has, without errors; ``details``: everything."""
-        if details:
-            return self.to_rows()
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """A row for each layer: the measures that it has, without errors."""
         present = [name for name in SHOWN if any(row[name] is not None for row in self.layers)]
         return [{"layer": row["layer"], **{name: row[name] for name in (*present, "delta")}} for row in self.layers]
 

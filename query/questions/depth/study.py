@@ -15,7 +15,7 @@ from query.contract.columns import Authors, BaseId, Datasets, ModelId, Models, N
 from query.contract.figures import Panels, add_legend, add_title, in_rows, label
 from query.contract.options import Base
 from query.contract.registry import question
-from query.contract.results import Doc, Drawn, Hidden, ThemeName, plain, to_frame
+from query.contract.results import Detail, Doc, Drawn, Hidden, Shown, ThemeName
 from query.models.sampled import SAMPLE
 from query.questions.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.shared.statistics.authors import FEWEST_AUTHORS, AuthorRuns, spearman, too_few
@@ -23,7 +23,6 @@ from query.shared.statistics.neighbours import codes_of
 from query.shared.wording import counted
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -35,6 +34,7 @@ _DATA_SHARE = Doc(
     "Share of the variance between sweeps (an author's models on one dataset) that their datasets explain, from 0 to 1."
 )
 
+_CORRELATIONS = "Spearman within layers, with ‖δW‖ up to the layer"
 DRAWS = 1000
 _LEAST_MODELS = 5
 # Measures that may depend on where the weights changed. All but _AGAINST_BASE are studied as differences to the base's.
@@ -114,8 +114,9 @@ class DepthStudy(Drawn):
     and permutations move whole sweeps.
     """
 
-    HAS_DETAILS = True
     ROWS = "layers"
+    FRAME = "profile_rows"
+    SHEET = ("means", "correlations", "all_correlations", "losses", "explained")
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded."
     }
@@ -149,32 +150,51 @@ class DepthStudy(Drawn):
             f"{len(self.forgetful)} keep less of their input than the base does."
         )
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The same for eighty columns; ``details``: agreement layer by layer as well."""
-        pooled = [one for one in self.agreement if one.of == "delta" and (details or one.layer is None)]
-        means = [
+    @property
+    def means(self) -> Annotated[list[dict[str, Any]], Shown("mean (± sd over models)")]:
+        """The rows for eighty columns."""
+        return [
             {name: row[name] if name == "layer" else f"{row[name]:.2f} ± {row[f'{name}_sd']:.2f}"
              for name in row if name == "layer" or f"{name}_sd" in row}
             for row in self.layers
         ]  # fmt: skip
-        return {
-            "mean (± sd over models)": means,
-            "Spearman within layers, with ‖δW‖ up to the layer": [
-                {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
-                 "95 %": "" if one.low is None else f"{one.low:.2f} to {one.high:.2f}"}
-                for one in pooled
-            ],
-            "lose their input": [
-                {"model": one.model, "measure": one.measure, "from layer": one.layer,
-                 "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
-                for one in self.forgetful
-            ],
-            "explained by the data set (η²)": [plain(one) for one in self.data_share],
-        }  # fmt: skip
 
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each model and layer with everything; rows are means over models."""
-        return to_frame([{"model": one.model, **row} for one in self.profiles for row in one.layers])
+    @property
+    def correlations(self) -> Annotated[list[dict[str, Any]], Shown(_CORRELATIONS, in_details=False)]:
+        """Those within all layers together."""
+        return self._correlations([one for one in self.agreement if one.layer is None])
+
+    @property
+    def all_correlations(self) -> Annotated[list[dict[str, Any]], Shown(_CORRELATIONS), Detail()]:
+        """Those of each layer as well."""
+        return self._correlations(self.agreement)
+
+    @staticmethod
+    def _correlations(agreement: Sequence[Agreement]) -> list[dict[str, Any]]:
+        return [
+            {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
+             "95 %": "" if one.low is None else f"{one.low:.2f} to {one.high:.2f}"}
+            for one in agreement if one.of == "delta"
+        ]  # fmt: skip
+
+    @property
+    def losses(self) -> Annotated[list[dict[str, Any]], Shown("lose their input")]:
+        """Where models keep less of their input than the base."""
+        return [
+            {"model": one.model, "measure": one.measure, "from layer": one.layer,
+             "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
+            for one in self.forgetful
+        ]  # fmt: skip
+
+    @property
+    def explained(self) -> Annotated[tuple[DataShare, ...], Shown("explained by the data set (η²)")]:
+        """What the datasets explain."""
+        return self.data_share
+
+    @property
+    def profile_rows(self) -> list[dict[str, Any]]:
+        """A row for each model and layer with everything; rows of the answer are means over models."""
+        return [{"model": one.model, **row} for one in self.profiles for row in one.layers]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A small panel for each model, largest drift first: the change of the weights and of the function by layer.

@@ -156,6 +156,7 @@ class Lineage(Drawn, Listed[Edge]):
 
     ROWS = "edges"
     EACH_ROW = ("bytes_read", "answered_at", "verdict")
+    IN_A_BATCH = ("model",)
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("residual", "coefficient", "method", "direction", "evidence", "probability")
 
@@ -259,14 +260,6 @@ class Lineages(Rows[Lineage], Drawn):
     def edges(self) -> tuple[Edge, ...]:
         """The edges of all models."""
         return tuple(edge for one in self.models for edge in one.edges)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The rows of every answer, one for each edge, with its model."""
-        return [{"model": one.model, **row} for one in self.models for row in one.to_rows()]
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The same as a table."""
-        return [{"model": one.model, **row} for one in self.models for row in one.table(details=details)]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""

@@ -20,7 +20,7 @@ from query.contract.columns import FAMILY, LAYER, LEFT_OUT, BaseId, Models, Note
 from query.contract.figures import Panels, add_legend, add_title, label
 from query.contract.options import Base
 from query.contract.registry import question
-from query.contract.results import Doc, Drawn
+from query.contract.results import Detail, Doc, Drawn, If, Shown, Spread
 from query.models.population import LeftOut
 from query.models.sampled import note_on_sampled
 from query.questions.rank.fits import Fit, best_fit, fit_forms
@@ -101,9 +101,10 @@ class RankStudy(Drawn):
     singular values, and ``left_out`` counts those that a study never includes; neither are in the mean.
     """
 
-    HAS_DETAILS = True
     ROWS = "ranks"
-    IS_SHEET = True
+    SHEET = (
+        "base", "model", "measured", "models", "relations", "without_spectra", "best_fits", "all_fits", "by_layer"
+    )  # fmt: skip
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("form", "loo_error", "aicc", "parameters")
 
@@ -112,8 +113,8 @@ class RankStudy(Drawn):
     threshold: Annotated[float, Doc("Share of the energy Σσ² that the rank must hold.")]
     models: Models
     families: Annotated[Mapping[str, FamilyRanks], Doc("The ranks of each family.")]
-    model: Annotated[str | None, Doc("The one model asked for; empty for all.")]
-    relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all.")]
+    model: Annotated[str | None, Doc("The one model asked for; empty for all."), If(in_tables=True)]
+    relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all."), If(in_tables=True)]
     whole: Annotated[bool, Doc("Whether fused matrices were taken whole.")]
     left_out: Annotated[LeftOut, LEFT_OUT]
     lacking: Annotated[tuple[str, ...], Doc("Models whose records lack singular values.")]
@@ -152,21 +153,44 @@ class RankStudy(Drawn):
             f"{self.model or counted(self.models, 'model')}{between}."
         )
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The numbers of ``to_dict``, shorter: the best form of each family (``details``: all forms) and mean ranks."""
-        fits: list[dict[str, Any]] = [
+    @property
+    def measured(self) -> Annotated[str, Shown("rank of")]:
+        """What has the rank, in words."""
+        return SYMBOLS[self.of] + f" at {100 * self.threshold:g} % of the energy"
+
+    @property
+    def without_spectra(self) -> Annotated[int, Shown("lacking spectra")]:
+        """How many models are ``lacking``."""
+        return len(self.lacking)
+
+    @property
+    def best_fits(self) -> Annotated[list[dict[str, Any]], Shown("best fit (x = layer)", in_details=False)]:
+        """The best form of each family."""
+        fits = [(name, family.fit) for name, family in self.families.items() if family.fit]
+        return [
             {"family": name, "equation": fit.equation, "loo_error": fit.loo_error, "form": fit.form}
-            | ({"aicc": fit.aicc, "parameters": fit.parameters} if details else {})
-            for name, family in self.families.items()
-            for fit in (family.fits if details else filter(None, [family.fit]))
+            for name, fit in fits
         ]
-        panels: dict[str, list[str]] = {}  # families shown together: those of one stack, cross-attention separately
+
+    @property
+    def all_fits(self) -> Annotated[list[dict[str, Any]], Shown("all fits (x = layer)"), Detail()]:
+        """All forms of each family."""
+        return [
+            {"family": name, "equation": fit.equation, "loo_error": fit.loo_error, "form": fit.form, "aicc": fit.aicc,
+             "parameters": fit.parameters}
+            for name, family in self.families.items() for fit in family.fits
+        ]  # fmt: skip
+
+    @property
+    def by_layer(self) -> Annotated[dict[str, list[dict[str, Any]]], Shown(), Spread()]:
+        """The mean ranks: a table for the families of each stack, and one for those of cross-attention."""
+        panels: dict[str, list[str]] = {}
         for name in self.families:
             stack, _, family_name = name.rpartition(".")
             cross = "cross-attention" if family_name.startswith("cross_") else ""
             title = ", ".join(filter(None, (stack, cross)))
             panels.setdefault(f" ({title})" if title else "", []).append(name)
-        by_layer = {
+        return {
             f"mean rank{title}": [
                 {"layer": layer}
                 | {
@@ -176,16 +200,6 @@ class RankStudy(Drawn):
                 for layer, ranks in enumerate(zip_longest(*(self.families[name].ranks for name in names)))
             ]
             for title, names in panels.items()
-        }
-        return {
-            "base": self.base,
-            **({"model": self.model} if self.model else {}),
-            "rank of": SYMBOLS[self.of] + f" at {100 * self.threshold:g} % of the energy",
-            "models": self.models,
-            **({"relations": list(self.relations)} if self.relations else {}),
-            "lacking spectra": len(self.lacking),
-            ("all fits" if details else "best fit") + " (x = layer)": fits,
-            **by_layer,
         }
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:

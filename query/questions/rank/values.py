@@ -124,9 +124,7 @@ def read_ranks(
 
 def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
     """In the order of STACKS, then of FAMILIES, by layer; a fused matrix comes where its first part would."""
-    if (names := atlas.base_row(base)["deltas"]) is None:
-        raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
-    keys = [DeltaKey.parse(name) for name in names]
+    keys = atlas.delta_keys(base)
     keys.sort(key=lambda key: (STACKS.index(key.stack), FAMILIES.index(key.family), key.layer))
     if not whole:
         return keys

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text, require
-from indexer.records.representation import DEFAULT
+from indexer.records.representations.registry import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from indexer.sources.registry import ModelRef
 from query.contract.columns import BaseId, ModelId, Notes
 from query.contract.options import Base, Model, Read
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import Doc, If, Result
+from query.contract.results import Detail, Doc, If, Result, Shown, Spread
 from query.models.lookup import resolve_model
 from query.models.resolved import READERS, ResolvedModel, unrelated_notes
 from query.models.texts import read_texts
@@ -65,9 +65,9 @@ _HIDDEN = 0.15
 class TracedModel(Result):
     """What the embeddings of ``model`` say of its training text. None is what is not known."""
 
-    HAS_DETAILS = True
     SHOW_HEADLINE = True
     ROWS = "words"
+    SHEET = ("known", "first_words", "more_words", "scripts", "verdicts")
 
     model: ModelId
     base: BaseId
@@ -97,7 +97,7 @@ class TracedModel(Result):
     words: Annotated[
         tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
     ]
-    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met.")]
+    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met."), If(in_tables=True)]
     text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
     notes: Notes
 
@@ -127,23 +127,31 @@ class TracedModel(Result):
             return f"{sentence} None of the tokens of {texts} was read."
         return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
-    def table(self, *, details: bool = False) -> Any:
-        """Fewer facts than the object: those that are known, the words and, with texts, what is said of each."""
+    @property
+    def known(self) -> Annotated[dict[str, Any], Shown(), Spread()]:
+        """The facts that are known, and what is known of all texts together."""
         facts = self.to_dict()
-        tables: dict[str, Any] = {
-            "words": [{"word": one.word, "score": one.score} for one in self.words[: WORDS if details else 10]],
-            "scripts": facts.pop("scripts"),
-        }
-        if self.text is not None and self.text.by_text is not None:
-            tables["by_text"] = [
-                {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
-                for one in self.text.by_text
-            ]
         text = facts.pop("text", {})
-        text.pop("by_text", None)
-        del facts["words"], facts["notes"]
-        known = {name: value for name, value in (facts | text).items() if value is not None}
-        return known | {name: rows for name, rows in tables.items() if rows}
+        tables = ("words", "scripts", "notes", "by_text")
+        return {name: value for name, value in (facts | text).items() if value is not None and name not in tables}
+
+    @property
+    def first_words(self) -> Annotated[list[dict[str, Any]], Shown("words", in_details=False), If()]:
+        """The first ten words with their scores."""
+        return [{"word": one.word, "score": one.score} for one in self.words[:10]]
+
+    @property
+    def more_words(self) -> Annotated[list[dict[str, Any]], Shown("words"), Detail(), If()]:
+        """As many words as are worth reading."""
+        return [{"word": one.word, "score": one.score} for one in self.words[:WORDS]]
+
+    @property
+    def verdicts(self) -> Annotated[list[dict[str, Any]], Shown("by_text"), If()]:
+        """What is said of each text."""
+        return [
+            {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
+            for one in (self.text.by_text if self.text is not None else None) or ()
+        ]
 
 
 def _command(call: Invocation, **options: Any) -> None:
