@@ -26,8 +26,9 @@ from huggingface_hub.errors import (
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.hub_ids import is_hub_id
 from indexer.network.addresses import ForbiddenAddressError
+from indexer.network.proxies import UnusableProxyError, proxy_for
 from indexer.network.session import INVALID_TOKEN, current_session
-from indexer.network.transport import UnusableProxyError, certificate_problem, proxy_for
+from indexer.network.transport import certificate_problem
 from indexer.untrusted import printable, tidy
 
 _LONGEST = 200

@@ -27,8 +27,9 @@ import httpx2
 from huggingface_hub.errors import HfHubHTTPError
 
 from indexer.errors import ModelError
+from indexer.network.proxies import RefusedByProxyError, UnusableProxyError
 from indexer.network.rate_limit import RateLimiter, Say, limit_name, requested_wait
-from indexer.network.transport import RefusedByProxyError, UnusableProxyError, certificate_problem
+from indexer.network.transport import certificate_problem
 
 Result = TypeVar("Result")
 

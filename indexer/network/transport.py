@@ -1,8 +1,7 @@
 """The transport of all requests: one pool of connections, with a minimum throughput, through the environment's proxies.
 
 A host that a server named is asked only if it may be (``indexer.network.addresses``), and never without TLS if the
-endpoint has it. ``NO_PROXY`` is read as curl, Go and most tools read it: names with their subdomains, addresses,
-networks (``10.0.0.0/8``), wildcards (``*``, ``192.168.*``), each with or without a port.
+endpoint has it.
 
 Every response has a minimum throughput. A read timeout alone lets a server that sends one byte a second hold a
 connection for as long as it likes, in the status line and headers as well as in the body. So everything a connection
@@ -13,27 +12,20 @@ limit, an SVD) does not count.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import ipaddress
-import os
 import re
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 import httpcore2
 import httpx2
 from huggingface_hub import constants
 
-from indexer.errors import without_user
-from indexer.network.addresses import ForbiddenAddressError, check_written, permitted, written_address
-from indexer.untrusted import printable
+from indexer.network.addresses import ForbiddenAddressError, check_written, permitted
+from indexer.network.proxies import RefusedByProxyError, proxy_of, shown_proxy, usable_proxy
 
 # For the status line and headers, including those of interim responses (103 Early Hints).
 _MOST_HEAD_BYTES = 128 << 10
@@ -167,103 +159,6 @@ def certificate_problem(error: BaseException | None) -> str:
     return ""
 
 
-_PROXY_VARIABLES = tuple(
-    spelled.encode()
-    for name in ("http", "https", "all", "no")
-    for spelled in (f"{name}_proxy", f"{name}_proxy".upper())
-)
-
-
-@lru_cache(maxsize=64)
-def _proxy_of(scheme: str, host: str, port: int, environment: tuple[bytes | None, ...]) -> str:
-    """The address of the proxy for a host, "" for none. Looking it up takes longer than sending a request."""
-    # As urllib does, the lower-case name first; with no proxy in the environment, the system's settings count.
-    exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if proxy_bypass(host) or is_excepted(host, port, exceptions):
-        return ""
-    proxies = getproxies()
-    return proxies.get(scheme) or proxies.get("all") or ""
-
-
-def is_excepted(host: str, port: int, exceptions: str) -> bool:
-    """Whether ``NO_PROXY`` (``exceptions``) names this host and port."""
-    host = host.lower().strip("[]").rstrip(".")
-    address = written_address(host) if host[:1].isdigit() or ":" in host else None
-    mapped = getattr(address, "ipv4_mapped", None)
-    for entry in exceptions.lower().replace(",", " ").split():
-        name, wanted_port = _split_port(entry)
-        if wanted_port and wanted_port != str(port):
-            continue
-        name = name.strip("[]").rstrip(".")
-        if name == "*":
-            return True
-        if address is not None:
-            with contextlib.suppress(ValueError):
-                network = ipaddress.ip_network(name, strict=False)
-                if any(one is not None and one in network for one in (address, mapped)):
-                    return True
-        bare = name.removeprefix("*").lstrip(".")
-        if bare and (host == bare or host.endswith(f".{bare}")):
-            return True
-        if "*" in name and fnmatch.fnmatchcase(host, name):
-            return True
-    return False
-
-
-def _split_port(entry: str) -> tuple[str, str]:
-    """An entry of NO_PROXY without its port, and the port. An address of IPv6 has one only after brackets."""
-    name, colon, port = entry.rpartition(":")
-    is_port = bool(colon) and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]"))
-    return (name, port) if is_port else (entry, "")
-
-
-def proxy_for(address: str) -> str:
-    """The address of the proxy that requests to ``address`` take, without its password; "" for none."""
-    try:
-        url = httpx2.URL(address)
-    except httpx2.InvalidURL:
-        return ""
-    return _shown(_proxy_of(url.scheme, url.host, _port_of(url), _environment()))
-
-
-def _shown(proxy: str) -> str:
-    try:
-        return printable(without_user(proxy if not proxy or "://" in proxy else f"http://{proxy}"), 200)
-    except ValueError:
-        return "of the environment"
-
-
-def _environment() -> tuple[bytes | None, ...]:
-    return tuple(map(os.environb.get, _PROXY_VARIABLES))
-
-
-def _port_of(url: httpx2.URL) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
-
-
-class UnusableProxyError(httpx2.ProxyError):
-    """The environment names a proxy that cannot be used; trying again does not help."""
-
-
-class RefusedByProxyError(httpx2.ProxyError):
-    """A proxy refuses a request, by a 4xx status of its own; trying again does not help."""
-
-
-def _proxy(address: str, scheme: str) -> httpcore2.Proxy:
-    """The proxy at an address of the environment, which may lack "http://". Raises UnusableProxyError."""
-    variable = f"the proxy in {scheme.upper()}_PROXY or ALL_PROXY"
-    try:
-        through = httpx2.URL(address if "://" in address else f"http://{address}")
-    except httpx2.InvalidURL as error:
-        raise UnusableProxyError(f"{variable} is not an address") from error
-    if through.scheme not in ("http", "https", "socks5", "socks5h") or not through.host:
-        raise UnusableProxyError(f"{variable} is not an address of http, https or socks5")
-    if through.scheme.startswith("socks5") and find_spec("socksio") is None:
-        raise UnusableProxyError(f"{variable} speaks SOCKS, for which the package socksio is needed")
-    auth = (through.username, through.password) if through.username or through.password else None
-    return httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
-
-
 class _WatchedBackend(httpcore2.SyncBackend):
     """Opens connections: to permitted addresses of a host, or to a proxy, which may have any."""
 
@@ -328,7 +223,7 @@ class WatchedTransport(httpx2.BaseTransport):
             if address not in self._pools:
                 self._pools[address] = httpcore2.ConnectionPool(
                     self._tls,
-                    proxy=_proxy(address, scheme) if address else None,
+                    proxy=usable_proxy(address, scheme) if address else None,
                     network_backend=_WatchedBackend(self._minimum, None if address else self._permitted),
                     max_connections=_MOST_CONNECTIONS,
                     max_keepalive_connections=_MOST_IDLE,
@@ -340,7 +235,7 @@ class WatchedTransport(httpx2.BaseTransport):
         """Send one request. Raises httpx2.RequestError if there is no response or it is too slow."""
         url = request.url
         # The connections to this host, or to the proxy that the environment names for it.
-        address = _proxy_of(url.scheme, url.host, _port_of(url), _environment())
+        address = proxy_of(url)
         assert isinstance(request.stream, httpx2.SyncByteStream)
         try:
             with _httpx_errors(request):
@@ -370,7 +265,7 @@ class WatchedTransport(httpx2.BaseTransport):
                     raise
         except httpx2.ProxyError as error:
             kind = RefusedByProxyError if str(error)[:1] == "4" else httpx2.ProxyError
-            raise kind(f"the proxy {_shown(address)}: {error}", request=request) from error
+            raise kind(f"the proxy {shown_proxy(address)}: {error}", request=request) from error
         return answer
 
     def close(self) -> None:
