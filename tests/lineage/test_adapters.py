@@ -84,7 +84,7 @@ def test_measurements_are_those_of_the_formed_matrices():
             [y for _, y in formed.values()],
         )
     )
-    assert found.left == pytest.approx(left / own, rel=1e-5)
+    assert found.residual == pytest.approx(left / own, rel=1e-5)
     along = sum(np.vdot(x - y, y) for x, y in formed.values())
     assert found.cosine == pytest.approx(along / np.sqrt(left * other), abs=1e-6)
     kept = []

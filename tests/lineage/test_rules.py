@@ -351,4 +351,4 @@ def test_nothing_more_is_read_if_no_group_explains_the_model(planted):
     rules = LineageRules(candidate(90), m, BASE, None, Thresholds(max_models=2), dates=True)
     search = Search(lambda one: read[one.model_id], rules, store, candidates, ReadLog())
     assert not search.run([]).edges
-    assert len(search.read) <= 2
+    assert len(search.samples) <= 2
