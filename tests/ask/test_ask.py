@@ -222,7 +222,7 @@ def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
             Reader(atlas, BASE).reference()
         monkeypatch.setattr(Reader, "_moments", lambda self: None)
         with pytest.raises(AtlasError, match=r"org/tiny-base knows none of the tokens of snow\.txt"):
-            Reader(atlas, BASE).of(Texts("snow.txt", ("☃ ☄",), 1))
+            Reader(atlas, BASE).features_of(Texts("snow.txt", ("☃ ☄",), 1))
 
 
 @pytest.mark.slow

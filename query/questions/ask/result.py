@@ -140,7 +140,7 @@ class TextsOfModel(Rows[LikelyTexts]):
     def headline(self) -> str:
         """The answer. Files are named without their folders if that is enough to tell them apart."""
         paths = [row.file for row in self.files]
-        names = [Path(one).name for one in paths]
+        names = [Path(path).name for path in paths]
         short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
             return f"No match: none of these files resembles the training text of {self.model} clearly enough."

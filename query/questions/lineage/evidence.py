@@ -280,7 +280,7 @@ class SparseMerges:
         return masked
 
     def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> tuple[float, float, NDArray[np.bool_]]:
-        """The commonest ratio of m's entries to p's, ``among`` the entries of a mask and where rounding is small enough.
+        """The commonest ratio of m's entries to p's, in the mask ``among`` and where rounding leaves the ratio precise.
 
         Returns the share of comparable entries with this ratio, how much denser it is than the ratios around it, and a
         mask of these entries.
