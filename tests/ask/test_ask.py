@@ -48,7 +48,7 @@ class Planted:
     def pooled_rates(self):
         return np.full(ROWS, 1 / ROWS, np.float32)
 
-    def of(self, texts) -> Features:
+    def features_of(self, texts) -> Features:
         drawn = self.random.normal(size=self.population.vectors.shape[1]) * 0.05
         for place, datasets in enumerate(self.population.datasets):
             if any(name in texts.texts[0] for name in datasets):

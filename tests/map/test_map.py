@@ -143,7 +143,7 @@ def test_neighbours_are_the_nearest_on_the_map(atlas):
     for row, found in enumerate(drawn.neighbours):
         cosines = vectors @ vectors[row]
         expected = sorted((other for other in range(8) if other != row), key=lambda other: -cosines[other])
-        assert [near.place for near in found] == expected
+        assert [near.row for near in found] == expected
         assert [near.cosine for near in found] == pytest.approx(cosines[expected], abs=1e-5)
 
 
@@ -236,7 +236,7 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
         drawn = pca(atlas)
         for point, near in zip(drawn.points, drawn.neighbours, strict=True):
             known = {one.model: one.background for one in atlas.similar(point.model, k=10)}
-            assert all(one.background == pytest.approx(known[KEPT[one.place]]) for one in near)
+            assert all(one.background == pytest.approx(known[KEPT[one.row]]) for one in near)
         answer = [one.background for near in drawn.neighbours for one in near]
         assert min(answer) >= 0.001
         assert any(0.1 < one < 0.9 for one in answer)

@@ -29,7 +29,7 @@ def test_the_rest_shares_a_grey():
     assert [group.group for group in groups.shown] == [f"d{number}" for number in range(LEGEND)]
     assert [group.models for group in groups.rest] == [30 - LEGEND, 29 - LEGEND, 28 - LEGEND]
     assert groups.codes.count(-1) == 2
-    assert groups.of(len(names)) is None
+    assert groups.name_of(len(names)) is None
 
 
 def texts_of(figure):

@@ -77,7 +77,7 @@ def example_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
                 downloads,
                 float(x),
                 float(y),
-                groups.of(number),
+                groups.name_of(number),
                 None,
                 LICENCES[number % len(LICENCES)],
             )
