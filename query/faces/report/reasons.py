@@ -1,4 +1,4 @@
-"""Why a model is not in the atlas, and what claims its base: every code in plain words."""
+"""The codes for why a model is not in the atlas, and for the sources of claims, in plain words."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ UNEXPLAINED = "No explanation is known; see the details of the example."
 
 
 def claim_in_words(claimed_by: str | None) -> str:
-    """What claims the base, to follow "claimed by"."""
+    """The source of the claim, to follow "claimed by"."""
     kind = (claimed_by or "").partition(":")[0]
     return CLAIMS.get(kind, claimed_by or "nothing on record")
