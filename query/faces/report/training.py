@@ -137,7 +137,8 @@ def trace_section(source: Source, section: Section) -> dict[str, Any]:
             },
             [
                 (
-                    traced.model, ", ".join(word.word for word in traced.words[:_WORDS]), traced.share_met, traced.longest_input,
+                    traced.model, ", ".join(word.word for word in traced.words[:_WORDS]), traced.share_met,
+                    traced.longest_input,
                     *(None if value is None else "yes" if value else "no" for value in (traced.masked, traced.pairs)),
                 )
                 for traced in traces

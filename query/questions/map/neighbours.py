@@ -69,10 +69,10 @@ def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neigh
     """Every row of the table ``neighbours`` between indexed models of ``base``."""
     columns = atlas.connection.execute(
         "SELECT near.model_id, near.neighbour_id, near.similarity, "
-        "least(mine.vector_group, theirs.vector_group) AS one_group, "
-        "greatest(mine.vector_group, theirs.vector_group) AS other_group "
-        "FROM neighbours AS near JOIN records AS mine USING (model_id) "
-        "JOIN records AS theirs ON theirs.model_id = near.neighbour_id "
+        "least(model.vector_group, neighbour.vector_group) AS one_group, "
+        "greatest(model.vector_group, neighbour.vector_group) AS other_group "
+        "FROM neighbours AS near JOIN records AS model USING (model_id) "
+        "JOIN records AS neighbour ON neighbour.model_id = near.neighbour_id "
         "JOIN fine_tunes ON fine_tunes.model_id = near.model_id "
         "WHERE base = ? AND representation = ? ORDER BY near.model_id, rank",
         [base, representation],

@@ -222,10 +222,12 @@ def trace(
     comparison = None
     if texts is not None:
         assert tokenizer is not None
-        kept = max_length or kept_tokens(length, evidence.pairs)
-        comparison = compare_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
+        token_limit = max_length or kept_tokens(length, evidence.pairs)
+        comparison = compare_texts(
+            texts.texts, tokenizer, evidence, met_probabilities(evidence), token_limit, each=each
+        )
         notes += texts.notes
-        notes += _on_texts(kept) if evidence.kind == EXACT else ()
+        notes += _on_texts(token_limit) if evidence.kind == EXACT else ()
     # With a tied head a number of tokens is only expected.
     met = round(float(met_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
     return TracedModel(
@@ -313,13 +315,14 @@ def _named(tokenizer: Tokenizer, evidence: TokenEvidence, others: NDArray[np.flo
     )
 
 
-def _on_texts(kept: int | None) -> tuple[str | Text, ...]:
-    """The meaning of "certainly not used"; ``kept``: the number of tokens to which training cut texts, if known."""
+def _on_texts(token_limit: int | None) -> tuple[str | Text, ...]:
+    """The meaning of "certainly not used"; ``token_limit``: the tokens to which training cut texts, if known."""
     unknown = Text(
-        "", *(() if kept else (", because it is not known where training cut texts (", Call(max_length="N"), ")"))
+        "",
+        *(() if token_limit else (", because it is not known where training cut texts (", Call(max_length="N"), ")")),
     )
     return (
-        f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
+        f"Only the first {token_limit or USUAL_LENGTH} tokens of a text count"
         + unknown
         + ". “Certainly not used” means that no "
         "training step that changed a number of the embedding had the text as it is written here, at the start of an "
