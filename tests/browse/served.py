@@ -61,8 +61,8 @@ class Served:
         """The answer to a path under the token, or to one that begins with a slash as it is."""
         connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
         try:
-            whole = path if path.startswith("/") else f"/{self.token}/{path}"
-            connection.request(method, whole, headers={"Host": host or self.host})
+            full_path = path if path.startswith("/") else f"/{self.token}/{path}"
+            connection.request(method, full_path, headers={"Host": host or self.host})
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         finally:
@@ -95,12 +95,12 @@ def publish_again(folder: Path) -> None:
 
 def children(running: Served) -> list[str]:
     """Numbers of the processes that the command has started and that have not ended."""
-    found = []
+    numbers = []
     for number in (name for name in os.listdir("/proc") if name.isdigit()):
         state, parent = state_of(number)
         if parent == running.process.pid and state != "Z":
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def state_of(number: str) -> tuple[str, int]:

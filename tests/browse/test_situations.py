@@ -62,12 +62,12 @@ def test_only_rows_in_sight_are_in_the_document(page):
 
 
 @pytest.mark.slow
-def test_a_new_generation_is_announced_and_shown(browser, own):
-    with Served(own) as running:
+def test_a_new_generation_is_announced_and_shown(browser, atlas_copy):
+    with Served(atlas_copy) as running:
         running.placed()
         opened(browser, running.address + f"#model={quote(FIRST, safe='')}")
         assert browser.run("return part('notice').hidden")
-        publish_again(own)
+        publish_again(atlas_copy)
         browser.run("return look()")
         assert browser.text("#notice span") == "The atlas was published again since this page was made."
         browser.click("#notice button")
@@ -80,8 +80,8 @@ def test_a_new_generation_is_announced_and_shown(browser, own):
 
 
 @pytest.mark.slow
-def test_another_base_and_one_without_a_map(browser, own):
-    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+def test_another_base_and_one_without_a_map(browser, atlas_copy):
+    with duckdb.connect(str(atlas_copy / "atlas.duckdb")) as connection:
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [OTHER])
         connection.execute(
             "INSERT INTO fine_tunes (model_id, model, base, author, status, relation) "
@@ -89,7 +89,7 @@ def test_another_base_and_one_without_a_map(browser, own):
             [OTHER],
         )
         connection.execute("INSERT INTO records (model_id, record_key) VALUES (900, 'k'), (901, 'k')")
-    with Served(own) as running:
+    with Served(atlas_copy) as running:
         running.placed()
         opened(browser, running.address)
         assert browser.texts("#base option") == ["org/base", OTHER]

@@ -11,8 +11,8 @@ from query.questions.map.neighbours import NearPoint, Parent
 def middle(page):
     """The window's pixel where the first model lies."""
     box = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
-    place = page.run("return [screenX(0), screenY(0)]")
-    return box[0] + place[0], box[1] + place[1]
+    position = page.run("return [screenX(0), screenY(0)]")
+    return box[0] + position[0], box[1] + position[1]
 
 
 def shown(page):

@@ -68,7 +68,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, payload: bytes) -> Layout:
-        """Read what ``to_json`` wrote; raises one of WRONG_KINDS for anything else."""
+        """Read the output of ``to_json``; raises one of WRONG_KINDS for anything else."""
         fields = json.loads(payload)
         ids, x, y = tuple(map(int, fields["ids"])), tuple(map(float, fields["x"])), tuple(map(float, fields["y"]))
         clusters = tuple(None if cluster is None else str(cluster) for cluster in fields["clusters"])
@@ -104,7 +104,7 @@ def _compute_layout(atlas: AtlasReader, base: str, method: str | None = None) ->
 
 
 def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
-    """A hash of what a layout depends on: the vectors' file, which models count and what they name, the method."""
+    """A hash of the inputs of a layout: the file of vectors, the models with their flags and datasets, the method."""
     files = atlas.rows("SELECT faiss_file FROM indexes WHERE base = ? AND representation = 'input'", [base])
     (models,) = atlas.rows(
         "SELECT md5(string_agg(concat_ws(' ', model_id, is_copy, is_unrelated, duplicate_of, datasets), ';' "

@@ -53,7 +53,7 @@ REASONS = {
     "worker_error": "The process that read it met an unexpected error.",
 }
 
-# What claims that a model was made from the base; "alias:<id>" stands for a claim with another name of the base.
+# The sources of a claim that a model was made from the base; "alias:<id>" is a claim with another name of the base.
 CLAIMS = {
     "tag": "the Hub's base_model tag",
     "alias": "a tag with another name of the base",

@@ -1,4 +1,4 @@
-"""The sections made from studies: purity, map, clusters, ranks, and what layers keep."""
+"""The sections made from studies: purity, map, clusters, ranks and depth."""
 
 from __future__ import annotations
 

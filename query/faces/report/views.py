@@ -314,7 +314,7 @@ def claims(source: Source, section: Section) -> dict[str, Any]:
 
 
 def models(source: Source, _section: Section) -> dict[str, Any]:
-    """Every indexed model, to look up what the sections above mention."""
+    """Every indexed model, to look up models that the sections above mention."""
     rows = source.rows(
         "SELECT model, relation, datasets, licence, downloads, created, is_copy, is_unrelated, is_partly_frozen, "
         "copy_evidence, duplicate_of FROM models WHERE base = ? ORDER BY downloads DESC NULLS LAST, model"
@@ -344,7 +344,7 @@ def models(source: Source, _section: Section) -> dict[str, Any]:
 def method(source: Source, _section: Section) -> dict[str, Any]:
     """The commands that make this page, then the caveats."""
     options = source.crawled.options
-    if options is None:  # an atlas that does not keep them: those that its records imply
+    if options is None:  # an atlas that does not store them: use the options that its builds imply
         rows = source.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC LIMIT 1")
         spec = json.loads(rows[0]["spec"] or "{}") if rows else {}
         rank = str(spec.get("rank", _USUAL_RANK))

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _TILE_BYTES = 4 << 20
-_FEWEST_MODELS = 3  # whose rows have a mean worth subtracting
+_FEWEST_MODELS = 3  # with fewer models, the mean of their rows is not subtracted
 _NOTHING_LEFT = 1e-10  # of a squared norm; less is rounding
-# The size that each code stands for; 0 for an unsure or a missing row.
+# The size of each code; 0 for an unsure or a missing row.
 _SIZES = np.nan_to_num(sizes_of(np.arange(256, dtype=np.uint8))).astype(np.float32)
 
 

@@ -1,6 +1,6 @@
 """How likely it is that a score is chance: against sets of texts that no model was trained on, and other models.
 
-A raw score is a cosine between a set of texts and a model. Models differ in what a set of arbitrary texts scores, and
+A raw score is a cosine between a set of texts and a model. Models differ in their scores for arbitrary texts, and
 sets of texts differ in how widely models' scores spread. So a score becomes a z-score twice: among the scores that sets
 of reference texts, each of one kind, have with the same model; then among the models. Hits lie above the others, so the
 second spread is that of the lower half. A p-value is the share of z-scores of reference sets that are at least as high.

@@ -3,7 +3,7 @@
 If the training text has v_f tokens of file f, in which a token t has the rate r_f(t), then t occurs Σ v_f r_f(t) times
 on average, and is met with probability 1 − exp(−Σ v_f r_f(t)) (Poisson). The v_f ≥ 0 are the most likely ones, found by
 expectation–maximisation, where only zero or not is known of each count (Dempster, Laird & Rubin, 1977). One more
-component stands for other text: tokens as common as they are in the other models of the base.
+component is other text: tokens as common as they are in the other models of the base.
 
 How far a row moved adds little about how often its token was met: on planted mixtures, shares from counts estimated by
 sizes were wrong by .20 on average, these by .03 to .09.
@@ -31,7 +31,7 @@ STEPS, STEPS_OF_A_DRAW = 300, 80
 CONFIDENCE = 0.95
 # Texts of one kind differ more than those of one file, so the intervals of the draws are too narrow by about this.
 WIDENED = 1.5
-_FLOOR = 1e-3  # of a file's rates is spread over all tokens: a file holds only some texts
+_FLOOR = 1e-3  # of a file's rates is spread over all tokens, because a file contains only some texts
 _FEWEST_OTHERS = 3
 
 

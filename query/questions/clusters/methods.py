@@ -42,9 +42,9 @@ def coordinates(vectors: npt.NDArray[np.float32]) -> Floats:
 def default_size(models: int) -> int:
     """HDBSCAN's smallest cluster: half the cube root of the number of models, but at least three.
 
-    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Of 2 to 15, three found planted clusters of 20 to 200
-    models best (with clusters of Zipf's sizes, of one size, with related clusters, with adapters); at 1,000 three to
-    five did equally well, and for 10,000 the table of clusters should stay readable.
+    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Of the sizes 2 to 15, three found planted clusters
+    of 20 to 200 models best (with clusters of Zipf's sizes, of one size, with related clusters, with adapters); at
+    1,000 three to five did equally well, and for 10,000 the table of clusters should stay readable.
     """
     return max(_SMALLEST, round(math.cbrt(models) / 2))
 

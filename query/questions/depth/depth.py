@@ -128,7 +128,7 @@ class Depth(Drawn):
     """
 
     HAS_DETAILS = True
-    # Of a row, whose columns are those of the table ``depth_of_models``.
+    # The columns of a row, as in the table ``depth_of_models``.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
         "tolerance": (
@@ -287,7 +287,7 @@ def depth(
     Note:
         ``model``: an indexed id, a base, any other Hub id or a local folder.
         ``against``: base, untrained, or another profiled model.
-        ``recover``, and what follows it, are arguments of `index profile`, and apply to a model without a profile.
+        ``recover`` and the arguments after it are those of `index profile`, for a model without a profile.
 
     Raises:
         AtlasError: the model cannot be read, or ``against`` has no profile of the same probe.

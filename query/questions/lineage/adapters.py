@@ -3,7 +3,7 @@
 A LoRA's change is a product of factors that are small, so whole matrices are compared. Two adapters that began with one
 seed have nearly the same A, which is no evidence: B began as zero, and their changes point in different directions.
 An adapter that was continued from another contains the other's whole change; one that PEFT merged
-(``add_weighted_adapter``) is a sum of the factors or of the changes of others, or holds many of their entries.
+(``add_weighted_adapter``) is a sum of the factors or of the changes of others, or contains many of their entries.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Adapter:
 
     @cached_property
     def square(self) -> float:
-        """‖δ‖² of what ``products`` or ``sampled_products`` gives."""
+        """‖δ‖² of ``products`` or ``sampled_products``."""
         return sum(
             product.inner(product) for product in (self.products if self.is_whole else self.sampled_products).values()
         )
@@ -573,7 +573,7 @@ class AdapterRules:
             direction = "unknown"
         is_same_data = bool(parent.datasets) and parent.datasets == self.target.datasets
         if is_same_data and not has_order and parent.author != self.target.author:
-            # Strangers who train at one time with one seed on the same data may make nearly the same adapter.
+            # Two authors with the same seed and data may train nearly the same adapter at the same time.
             kind, direction = CONTINUED_OR_RUN, "unknown"
             evidence = "it holds the other's change; both name the same data, and no date says which came first"
         elif not is_run:

@@ -201,11 +201,13 @@ class FactorStore:
         """How well each candidate's change by its factors, d, fits the changes R = ``deltas``.
 
         Returns two arrays (candidates,), as shares of ‖R‖²: the gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the
-        best coefficient for each matrix, ⟨R, d⟩²/‖d‖². Both compare the part of R that the candidate's record holds.
+        best coefficient for each matrix, ⟨R, d⟩²/‖d‖². Both compare the part of R that the candidate's record contains.
         """
         plain, fitted, total = (np.zeros(len(candidates)) for _ in range(3))
         for name, delta in deltas.items():
-            indices_of: dict[tuple[int, int], list[int]] = {}  # full and sampled records hold parts of different sizes
+            indices_of: dict[
+                tuple[int, int], list[int]
+            ] = {}  # full and sampled records contain parts of different sizes
             for index, candidate in enumerate(candidates):
                 indices_of.setdefault(self._factors[candidate.model_id][name].shape, []).append(index)
             for (rows, columns), indices in indices_of.items():
@@ -243,7 +245,7 @@ class FactorStore:
     ) -> tuple[Floats, Floats, float]:
         """⟨d_i, d_j⟩ of the candidates' changes by their factors, ⟨d_i, δ⟩, and ‖δ‖², summed over all matrices.
 
-        Each matrix is cut to the part that all these records hold.
+        Each matrix is cut to the part that all these records contain.
         """
         count = len(candidates)
         gram, right, total = np.zeros((count, count)), np.zeros(count), 0.0

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from query.contract.results import ThemeName
     from query.models.reader import AtlasReader, IndexedModel
 
-# Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
+# Failures of the Hub, not of the model: an answer without the model's weights would be wrong.
 _UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
 # After this many models in a row for which the Hub did not answer, no more are read.
 _MAX_FAILURES = 5
@@ -255,7 +255,7 @@ def _lineage(
 
 
 class _Expected(NamedTuple):
-    """What a model should be made from: a base of the atlas, or one of its models, with its base."""
+    """The expected parent of a model: a base of the atlas, or one of its models, with its base."""
 
     name: str
     base: str

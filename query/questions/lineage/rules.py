@@ -1,4 +1,4 @@
-"""The rules that decide, from measurements on weights, what a model was made from. This module reads no files."""
+"""The rules that decide the parents of a model from measurements on weights. This module reads no files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Above this share of equal entries, two models have the same weights.
 _SAME = 0.9999
-# The largest difference between the base's weight in a SLERP and what the other two weights imply.
+# The largest difference between the base's weight in a SLERP and the value that the other two weights imply.
 _SLERP_ERROR = 5e-3
 # If weights spread over the matrices by more than this, the sum has no single recipe for all of them.
 _ONE_RECIPE = 1e-3
@@ -59,7 +59,7 @@ class LineageRules:
         m: its weights.
         base: the base's weights.
         tokens: the base with its embeddings, if they can be read.
-        thresholds: what counts as what.
+        thresholds: all thresholds of the rules.
         dates: whether creation dates may be used; candidates are then only the earlier models.
     """
 

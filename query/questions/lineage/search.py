@@ -59,7 +59,7 @@ class Search:
         self.unreadable: list[tuple[float, Candidate]] = []
         self.originals: list[Candidate] = []
         thresholds, is_adapter = rules.thresholds, rules.adapters is not None
-        # The factors of an adapter are small; a merge of factors holds less of each parent than one of weights.
+        # The factors of an adapter are small; a merge of factors contains less of each parent than a merge of weights.
         self.max_models = thresholds.max_adapters if is_adapter else thresholds.max_models
         self.min_gain = thresholds.min_adapter_gain if is_adapter else thresholds.min_gain
 

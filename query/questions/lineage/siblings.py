@@ -39,9 +39,10 @@ _LEADING = 8
 class SharedUpdates:
     """Counts of token embeddings that model m, model p, or both changed.
 
-    Training does not change the row of a token that it never sees (weight decay scales all such rows alike). So a row
-    that p changed and that is equal in m was inherited from p (``shared``). If m was made from p, no row that p changed
-    is still the base's in m (``only_p``). ``both``: rows that both changed, to different values.
+    Training does not change the row of a token that does not occur in its data; weight decay scales all such rows by
+    the same factor. So a row that p changed and that is equal in m was inherited from p (``shared``). If m was made
+    from p, no row that p changed is still the base's in m (``only_p``). ``both``: rows that both changed, to different
+    values.
     """
 
     shared: int
@@ -80,7 +81,7 @@ class RowUpdates:
     """For each token, (tokens,): whether m differs from p, and how even the update m − p is.
 
     Evenness is (mean |x|)² / mean x² over the entries of the row; 0 where nothing changed. Adam moves all entries by
-    steps of nearly the same size, so one training run that sees a token a few times changes its row evenly: near 1.
+    steps of nearly the same size, so one training run with a few occurrences of a token changes its row evenly: near 1.
     Where the updates of several runs add up or cancel, the evenness is nearer to 2/π, its value for a Gaussian.
     """
 
@@ -286,7 +287,7 @@ class Siblings:
         return not is_ordered and abs(fit.cosine) > abs(fit.reverse) + self.thresholds.reversed_cosine
 
     def _inherited(self, fit: ParentFit, updates: SharedUpdates | None, is_ordered: bool) -> _Verdict | None:
-        """The verdict on a model whose matrices or embeddings are equal in m; None if embeddings say too little."""
+        """The verdict on a model whose matrices or embeddings are equal in m; None if the evidence is too weak."""
         is_known = is_ordered or fit.is_upright
         shared = 0 if updates is None else updates.shared
         if updates is None or fit.equal > 0:

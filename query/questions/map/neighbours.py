@@ -142,7 +142,7 @@ class Parent(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How the model was made from it, and what the card says about it."""
+        """The kind of step, and whether the card agrees."""
         kind = self.kind if self.coefficient == 1 else f"{self.kind}, weight {self.coefficient:.2f}"
         direction = "" if self.is_known else ", or the other way round"
         return clean(f"{kind}{direction}; card: {self.card}")

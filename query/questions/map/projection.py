@@ -148,7 +148,7 @@ def _umap(vectors: Vectors, plane: Positions, seed: int, near: Near) -> Position
     require("A map by UMAP", "umap")
     import umap
 
-    # Let numba cache what it compiles of UMAP, in UMAP's folder or in the user's cache, which UMAP does not do.
+    # Let numba cache its compiled functions of UMAP, in UMAP's folder or in the user's cache; UMAP does not do that.
     # Otherwise every process would compile for six seconds; with the cache it takes 0.4 s.
     from numba.core.dispatcher import Dispatcher
 

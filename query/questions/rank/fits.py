@@ -2,7 +2,7 @@
 
 x is the layer, from 0. Each nonlinear form is nonlinear in one parameter only; given that one, the others follow
 exactly (variable projection: Golub & Pereyra, 1973), so a search along a line is enough.
-All layers have equal weight: the spread over models says how much models differ, not how well their mean is known.
+All layers have equal weight: the spread over models measures how much models differ, not how certain their mean is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEEPEST_POWER = 5.0
 _LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is practically a parabola
 # Residuals below this share of the largest rank are rounding errors: forms that leave less fit equally well.
 _ROUNDING = 1e-6
-# A smaller difference in AIC does not say which form is better (Burnham & Anderson, 2002).
+# A smaller difference in AIC is no evidence for either form (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
 _FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 
@@ -234,7 +234,7 @@ def _sum(parameters: Mapping[str, float]) -> str:
 
 
 def _plus(*terms: tuple[float, str]) -> str:
-    """A sum of terms (coefficient, factor), without those whose coefficient is zero."""
+    """A sum of terms (coefficient, factor), without terms of coefficient zero."""
     first, *others = [term for term in terms if term[0]] or [terms[0]]
     signed = [f"{'−' if number < 0 else '+'} {rounded(abs(number))}{factor}" for number, factor in others]
     return " ".join([rounded(first[0]) + first[1], *signed])

@@ -95,7 +95,7 @@ def compare_texts(
     all_untouched = set(np.flatnonzero(is_untouched).tolist())
     is_exact = evidence.kind == "exact"
     by_text: list[ComparedText] = []
-    texts_with: dict[int, int] = {}  # rows that were read: the number of texts that hold the token
+    texts_with: dict[int, int] = {}  # rows that were read: the number of texts with the token
     total, weight, certain = 0.0, 0, 0
     for text in texts:
         core = _LAST_MARKS.sub("", text)
@@ -151,10 +151,11 @@ def kept_tokens(longest: int | None, pairs: bool | None) -> int | None:
 def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_]) -> float:
     """An upper limit, with 95 % confidence, on the share f of the texts that was used.
 
-    ``counts`` (m,): how many of the texts hold a token; ``untouched`` (m,): whether its row did not move. If each text
-    was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Of the T tokens of
-    n texts or more U are untouched, and by Markov's inequality P(U ≥ u) ≤ T·(1 - f)^n / u. The limit is the lowest over
-    several n, each with its part of the error (Bonferroni); it holds however tokens depend on each other.
+    ``counts`` (m,): how many of the texts contain a token; ``untouched`` (m,): whether its row did not move. If each
+    text was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Let U be the
+    number of untouched tokens among the T tokens of n texts or more. By Markov's inequality P(U ≥ u) ≤ T·(1 - f)^n / u.
+    The limit is the lowest over several n, each with its part of the error (Bonferroni); it is valid however tokens
+    depend on each other.
     """
     floors = [1 << power for power in range(int(np.log2(max(1, counts.max(initial=1)))) + 1)]
     limit = 1.0

@@ -52,7 +52,7 @@ NONE = "none"
 WORDS = 20
 MOST_OTHERS = 512  # models that a word is compared with
 
-# Position rows before the first token: the padding's and what is before it. Others begin with row 0.
+# Position rows before the first token: the padding's row and the rows before it. Other models begin with row 0.
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "xlm-roberta-xl": 2, "camembert": 2, "longformer": 2, "opt": 2, "bart": 2,
             "mbart": 2, "data2vec-text": 2, "mpnet": 2, "xmod": 2, "ernie_m": 2, "blenderbot": 0}  # fmt: skip
 _MASKS = ("[MASK]", "<mask>")

@@ -189,7 +189,7 @@ def words_of(ids: NDArray[np.int64], pieces: Sequence[str], scores: NDArray[np.f
 
 
 def scripts_of(pieces: Sequence[str]) -> list[Script]:
-    """The scripts of the pieces that hold a letter, the most common first."""
+    """The scripts of the pieces with a letter, the most common first."""
     counts: Counter[str] = Counter()
     for piece in pieces:
         letter = next((character for character in piece if character.isalpha()), None)

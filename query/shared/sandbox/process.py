@@ -153,7 +153,7 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
 def _kind(statement: duckdb.Statement) -> str:
     try:
         name = str(statement.type.name)
-    except ValueError:  # the client does not have a name for every kind that its parser knows
+    except ValueError:  # the client does not have a name for every kind that its parser accepts
         return "this"
     return "PIVOT" if name == "MULTI" else name.replace("_", " ")
 

@@ -56,7 +56,7 @@ def codes_of(values: Sequence[Any]) -> Integers:
 def leave_out(order: Order, excluded: Integers) -> None:
     """Remove the models of a row's own group (equal ``excluded``) from its list, in place.
 
-    The end of the list is filled with n, which stands for no model.
+    The end of the list is filled with n, the code for no model.
     """
     count = len(order)
     group_of = np.append(excluded, -1)
