@@ -234,7 +234,7 @@ def _token_codes(
             -1, rows
         )
         indices = np.searchsorted(ids, batch_ids).clip(max=max(len(ids) - 1, 0))
-        wanted = np.flatnonzero(ids[indices] == batch_ids) if len(ids) else np.zeros(0, np.intp)
-        codes[indices[wanted]] = batch_codes[wanted]
-        is_share[indices[wanted]] = np.asarray(batch.column("is_share"))[wanted]
+        matches = np.flatnonzero(ids[indices] == batch_ids) if len(ids) else np.zeros(0, np.intp)
+        codes[indices[matches]] = batch_codes[matches]
+        is_share[indices[matches]] = np.asarray(batch.column("is_share"))[matches]
     return codes, is_share

@@ -229,7 +229,7 @@ class AdapterRules:
         twins = {copied.edges[0].parent, *copied.edges[0].same} if copied else set()
         samples = self._distinct([sample for sample in samples if sample.candidate.model not in twins])
         rules = (self._sum, self._sparse, self._compressed, self._continued)
-        decision = next((found for rule in rules if (found := rule(samples)) is not None), None)
+        decision = next((result for rule in rules if (result := rule(samples)) is not None), None)
         if copied is None:
             return decision
         decision = decision or Decision()

@@ -115,7 +115,7 @@ class LineageRules:
             if sample.candidate.model not in twins and not self._is_coarse_copy(sample, samples)
         ]
         rules = (self._quantised, self._exact_sum, self._lora, self._sparse_merge, self._continued)
-        decision = next((found for rule in rules if (found := rule(samples)) is not None), Decision())
+        decision = next((result for rule in rules if (result := rule(samples)) is not None), Decision())
         return replace(decision, edges=(*decision.edges, *copied.edges)) if copied else decision
 
     def _edge(

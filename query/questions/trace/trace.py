@@ -209,7 +209,7 @@ def trace(
         raise AtlasError(Text("The texts cannot be split into tokens: ", reason), "")
     tokens = _NamedTokens()
     if tokenizer is not None:
-        tokens = _named(tokenizer, evidence, None if all_rows else _others(atlas, resolved, evidence))
+        tokens = _named(tokenizer, evidence, None if all_rows else _ranks_of_other_models(atlas, resolved, evidence))
     notes.append(Text("Its words are not named: ", reason) if tokenizer is None else tokens.note(resolved.base))
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
@@ -284,34 +284,34 @@ def _without_trace(resolved: ResolvedModel, evidence: TokenEvidence | None, note
 class _NamedTokens:
     """The words, scripts and mask of the tokens that were met; empty without a tokenizer.
 
-    ``others``: the number of models that the words are compared with.
+    ``models_compared``: the number of models whose words are compared with these.
     """
 
     words: tuple[Word, ...] = ()
     scripts: tuple[Script, ...] = ()
     masked: bool | None = None
-    others: int = 0
+    models_compared: int = 0
 
     def note(self, base: str) -> str:
         """A note on the models that the words are compared with; empty without words."""
-        if self.others:
-            return f"Words are compared with those of {counted(self.others, 'other model')} of {base}."
+        if self.models_compared:
+            return f"Words are compared with those of {counted(self.models_compared, 'other model')} of {base}."
         return "Words are compared with tokens of the model's own that are about as common." if self.words else ""
 
 
-def _named(tokenizer: Tokenizer, evidence: TokenEvidence, others: NDArray[np.float64] | None) -> _NamedTokens:
-    """Name the tokens that were met, except special ones; ``others``: (m, n) the ranks of other models."""
+def _named(tokenizer: Tokenizer, evidence: TokenEvidence, other_ranks: NDArray[np.float64] | None) -> _NamedTokens:
+    """Name the tokens that were met, except special ones; ``other_ranks``: (m, n) the ranks of other models."""
     special = np.array(tokenizer.special_ids, dtype=np.int64)
     is_word = evidence.is_met & ~np.isin(evidence.rows, special)
     ids = evidence.rows[is_word].tolist()
     batches = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
     pieces = [piece for batch in batches for piece in batch]
-    scores = distinctive_scores(evidence.ranks, others)
+    scores = distinctive_scores(evidence.ranks, other_ranks)
     return _NamedTokens(
         words=tuple(words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)),
         scripts=tuple(scripts_of(pieces)),
         masked=_masked(tokenizer, evidence),
-        others=0 if others is None else len(others),
+        models_compared=0 if other_ranks is None else len(other_ranks),
     )
 
 
@@ -331,7 +331,9 @@ def _on_texts(token_limit: int | None) -> tuple[str | Text, ...]:
     )
 
 
-def _others(atlas: AtlasReader, resolved: ResolvedModel, evidence: TokenEvidence) -> NDArray[np.float64] | None:
+def _ranks_of_other_models(
+    atlas: AtlasReader, resolved: ResolvedModel, evidence: TokenEvidence
+) -> NDArray[np.float64] | None:
     """(m, n) the ranks of other models of the base of the same kind, without its duplicates."""
     rows = atlas.rows(  # ids first, so that only the codes of these models are read
         f"SELECT model_id, {', '.join(COLUMNS)} FROM records WHERE model_id IN (SELECT model_id FROM fine_tunes "

@@ -145,14 +145,14 @@ class Script:
     tokens: Annotated[int, Doc("Number of the tokens that were met.")]
 
 
-def distinctive_scores(ranks: NDArray[np.float64], others: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """(n,) z-scores of a model's ``ranks`` (n,) among the ``others`` (m, n), or else among its own neighbouring rows.
+def distinctive_scores(ranks: NDArray[np.float64], other_ranks: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """(n,) z-scores of a model's ``ranks`` (n,) among ``other_ranks`` (m, n), or else among its own neighbouring rows.
 
     NaN where a row is missing or was not met.
     """
-    if others is not None and len(others) >= FEWEST_MODELS:
+    if other_ranks is not None and len(other_ranks) >= FEWEST_MODELS:
         with np.errstate(invalid="ignore"):
-            mean, spread = np.nanmean(others, axis=0), np.nanstd(others, axis=0)
+            mean, spread = np.nanmean(other_ranks, axis=0), np.nanstd(other_ranks, axis=0)
         scores = (ranks - mean) / (spread + _SPREAD)
     else:
         ranks_or_zero = np.where(np.isnan(ranks), 0.0, ranks)
