@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served(folder):
     with Served(folder) as running:
-        yield running.placed()
+        yield running.wait_for_layout()
 
 
 @pytest.fixture

@@ -69,12 +69,12 @@ class Served:
             connection.close()
 
     def json(self, path: str, **words: str) -> Any:
-        """What it says, as JSON."""
+        """The answer to a path, read as JSON."""
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in words.items())
         return json.loads(self.ask(f"{path}?{query}" if query else path)[2])
 
-    def placed(self) -> Served:
-        """Itself, once the map is made."""
+    def wait_for_layout(self) -> Served:
+        """Wait until the layout of the map is computed, or has failed; returns itself."""
         wait_for(lambda: self.json("state")["places"] != "working")
         return self
 
@@ -84,7 +84,7 @@ class Served:
 
 
 def publish_again(folder: Path) -> None:
-    """As a publish does it: a changed copy is renamed over the database."""
+    """Rename a changed copy over the database, as a publish does."""
     copy = folder / "next.duckdb"
     shutil.copyfile(folder / "atlas.duckdb", copy)
     with duckdb.connect(str(copy)) as connection:

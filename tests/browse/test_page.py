@@ -11,7 +11,7 @@ import pytest
 from tests.browse.atlases import MERGED
 from tests.browse.served import ENDLESS, FIRST, children, choose, model_page, opened
 from tests.browser import KEYS
-from tests.map_page.example import drawn, settle, shown
+from tests.map_page.example import drawn, settle, shown_heading
 from tests.patience import wait_for
 from tests.report.conftest import EVIL
 
@@ -20,7 +20,7 @@ def test_what_is_there_at_first(page):
     assert page.text("h1") == page.run("return document.title") == "42 fine-tunes of org/base"
     assert "PCA" in page.text("#subtitle")
     assert "left out: 2 copies of the base, 1 unrelated to the base, 1 duplicate" in page.text("#subtitle")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     assert page.texts("#legend button")[:3] == ["data/set0\n8", "data/set1\n8", "data/set2\n7"]
     assert page.texts("#shown thead th") == [
         "model", "dataset", "relation", "cluster", "author", "licence", "predicted", "downloads ↓", "likes", "created",
@@ -38,7 +38,7 @@ def test_what_is_there_at_first(page):
 def test_histograms_facets_map_and_table_filter_each_other(page):
     before = drawn(page)
     page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
-    assert shown(page) == "Models shown (8 of 42)"
+    assert shown_heading(page) == "Models shown (8 of 42)"
     assert drawn(page) != before
     assert page.texts("#filters details:nth-child(2) .option") == ["finetune\n8", "adapter\n0"]
     bars = "return [...document.querySelectorAll('.histogram:nth-child(3) .now')].filter((bar) => bar.style.height !== '0%').length"
@@ -57,16 +57,16 @@ def test_histograms_facets_map_and_table_filter_each_other(page):
         "return numbers[3].values.filter((v) => v !== null && v >= arguments[0] && v <= arguments[1]).length", low, high
     )
     assert 0 < models < 40
-    assert shown(page) == f"Models shown ({models} of 42)"
+    assert shown_heading(page) == f"Models shown ({models} of 42)"
     assert page.text("#active span") == "Narrowed by norm"
     dates = page.run(
         "return [part('least-created').type, part('least-created').labels.length, part('least-created').ariaLabel]"
     )
     assert dates == ["date", 0, "created, at least"]
     page.click("#clear")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     page.run("const i = part('least-created'); i.value = '2026-02-20'; i.dispatchEvent(new Event('input'))")
-    assert shown(page) == "Models shown (9 of 42)"
+    assert shown_heading(page) == "Models shown (9 of 42)"
     page.run("writeView()")
     assert page.run("return location.hash") == "#created=2026-02-20.."
 
@@ -84,7 +84,7 @@ def test_a_condition_in_sql_filters(page, served):
     opened(page, address)
     page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
     page.click("#clear")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     assert page.run("return part('where').value") == ""
     assert all("400" in line for line in page.console())  # the refused condition
 
@@ -155,7 +155,7 @@ def test_the_view_is_in_the_address(page, served):
     page.run("writeView()")
     assert page.run("return location.href") == address
     opened(page, served.address + "#page=magic&model=%FF&where=&likes=x..y&base=no/such&sort=&created=never..")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
 
 
 def test_hostile_names_are_text(page, served):

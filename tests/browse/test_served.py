@@ -205,13 +205,18 @@ def test_errors_are_in_a_browsers_words(served, folder):
 
 def test_a_new_generation_is_noticed_and_shown_after_a_reload(atlas_copy):
     with Served(atlas_copy) as running:
-        assert running.placed().json("state") == {"generation": 3, "isOvertaken": False, "places": "ready", "why": ""}
+        assert running.wait_for_layout().json("state") == {
+            "generation": 3,
+            "isOvertaken": False,
+            "places": "ready",
+            "why": "",
+        }
         publish_again(atlas_copy)
         assert running.json("state")["isOvertaken"]
         assert running.json("state")["generation"] == 3
         assert running.columns()["generation"] == 3
         assert running.ask()[0] == 200  # for each page that is loaded
-        running.placed()
+        running.wait_for_layout()
         answer = running.columns()
         assert answer["generation"] == 4
         assert next(number for number in answer["numbers"] if number["name"] == "downloads")["values"][0] == 123456
@@ -241,7 +246,7 @@ def asking(running, *paths):
 @pytest.mark.parametrize("path", ["sql", "where"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_statement_does_not_delay_the_end(folder, number, code, path):
-    running = Served(folder).placed()
+    running = Served(folder).wait_for_layout()
     question = ENDLESS if path == "sql" else f"({ENDLESS}) > 0"
     with asking(running, *[f"{path}?q={quote(question, safe='')}"] * 60):
         started = wait_for(lambda: children(running))

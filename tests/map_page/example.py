@@ -15,7 +15,7 @@ def middle(page):
     return box[0] + position[0], box[1] + position[1]
 
 
-def shown(page):
+def shown_heading(page):
     return page.text("#shown summary")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from query.contract.figures import THEMES
 from tests.browser import KEYS
-from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown
+from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown_heading
 
 
 def test_filters_combine(page):
@@ -17,10 +17,10 @@ def test_filters_combine(page):
     ]  # fmt: skip
     assert page.texts("#filters details:nth-child(2) .option")[:2] == ["ann\n2", "bob\n2"]
     page.click("#filters details:nth-child(1) input[type=checkbox]", 0)  # imdb
-    assert shown(page) == "Models shown (3 of 7)"
+    assert shown_heading(page) == "Models shown (3 of 7)"
     assert page.texts("#filters details:nth-child(2) .option")[:3] == ["ann\n1", "bob\n1", "local\n1"]
     page.click("#filters details:nth-child(2) input[type=checkbox]", 1)  # bob
-    assert shown(page) == "Models shown (1 of 7)"
+    assert shown_heading(page) == "Models shown (1 of 7)"
     page.click("#shown summary")
     page.wait("document.querySelector('#shown tbody tr')")
     assert page.texts("#shown tbody th") == ["bob/bert-imdb-lora"]
@@ -34,7 +34,7 @@ def test_filters_combine(page):
     assert "Hidden by the filters" in page.text("#selected")
     for number in (1, 2):
         page.click(f"#filters details:nth-child({number}) button")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     page.type("#filters details:nth-child(2) input[type=search]", "ANN")
     assert page.texts("#filters details:nth-child(2) .option") == ["ann\n2"]
 
@@ -45,7 +45,7 @@ def test_downloads_and_an_area_filter_too(page):
     assert page.texts("#shown tbody th") == ["ann/bert-mrpc", "bob/bert-imdb-lora"]
     assert page.texts("#legend button .number") == ["1", "1", "0", "0"]
     page.click("#clear")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     box = page.run("return [...screenOf(-2.5, 1.2), ...screenOf(-0.5, -1.2)]")
     corner = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
     page.run(
@@ -72,7 +72,7 @@ def test_a_drag_over_a_histogram_filters(page):
     )
     x = [box[0] + (bin_of[model] + 0.5) * box[2] / 24 for model in (2, 3)]  # 7 and 50 downloads
     page.pointer(("move", x[1], box[1] + 9), ("down", 0, 0), ("move", x[0], box[1] + 20), ("up", 0, 0))
-    assert shown(page) == "Models shown (2 of 7)"
+    assert shown_heading(page) == "Models shown (2 of 7)"
     assert page.run("return state.range.downloads") == [7, 50]
     assert page.run("return ['least', 'most'].map((end) => document.getElementById(`${end}-downloads`).value)") == [
         "7",
@@ -82,7 +82,7 @@ def test_a_drag_over_a_histogram_filters(page):
     assert page.run("return location.hash") == "#downloads=7..50"
     assert page.run("return document.querySelectorAll('.bin.out').length") > 0
     page.click(".histogram button")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     page.run("location.hash = '#downloads=..6'")
     page.wait("document.querySelector('#shown summary').innerText.includes('(2 of 7)')")
 
@@ -128,7 +128,7 @@ def test_the_view_is_in_the_address(page, file):
     assert page.run("return location.hash") == address
     page.open(file, "#dataset=no/such&hide=%3Dzz&at=1,2&sort=-flavour&color=taste&area=a,b,c,d&downloads=-7&model=%FF")
     page.wait("document.querySelector('#legend button')")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
 
 
 def test_names_stand_next_to_their_groups(browser, tmp_path):
@@ -163,7 +163,7 @@ def test_the_legend_hides_groups(page):
     before = drawn(page)
     page.click("#legend button", 0)
     assert page.run("return document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"
-    assert shown(page) == "Models shown (4 of 7)"
+    assert shown_heading(page) == "Models shown (4 of 7)"
     assert drawn(page) != before
     x, y = middle(page)
     page.click("#legend button", 2)  # that of the model in the middle
@@ -171,11 +171,11 @@ def test_the_legend_hides_groups(page):
     settle(page)
     assert page.run("return document.getElementById('tooltip').hidden")
     page.click("#toggle-all")
-    assert (shown(page), page.text("#toggle-all")) == ("Models shown (7 of 7)", "Hide all")
+    assert (shown_heading(page), page.text("#toggle-all")) == ("Models shown (7 of 7)", "Hide all")
     page.click("#toggle-all")
-    assert shown(page) == "Models shown (0 of 7)"
+    assert shown_heading(page) == "Models shown (0 of 7)"
     page.click("#legend button", 3)
-    assert shown(page) == "Models shown (1 of 7)"
+    assert shown_heading(page) == "Models shown (1 of 7)"
 
 
 def test_another_colour(page):

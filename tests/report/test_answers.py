@@ -47,7 +47,7 @@ def words(text: str) -> str:
 )
 def test_headlines_and_notes_are_those_of_the_answers(answered, section, ask):
     atlas, page = answered
-    answer, text = ask(atlas), words(page.said(section))
+    answer, text = ask(atlas), words(page.section_text(section))
     assert words(answer.headline) in text
     for note in answer.notes:
         assert words(note) in text
@@ -75,8 +75,8 @@ def test_tables_are_those_that_the_commands_print(answered):
 def test_purity_has_the_caveat_on_habits(answered):
     atlas, page = answered
     assert atlas.purity().on_habits
-    assert "But a habit goes with the labels" in page.said("purity")
-    assert "(--within head)" in page.said("purity")
+    assert "But a habit goes with the labels" in page.section_text("purity")
+    assert "(--within head)" in page.section_text("purity")
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_predictions_are_those_of_one_call(answered, monkeypatch):
     assert table.column("model") == [answer.model for answer in many]
     assert table.column("probability") == [f"{answer.best.probability:.4f}" for answer in many]
     assert table.column("dataset") == [answer.answers[0].dataset for answer in many]
-    text = page.said("prediction")
+    text = page.section_text("prediction")
     assert f"{percent(many[0].unknown_share)} of the models are assumed to be tuned on data that no other" in text
     assert words(many[0].headline) in words(text)
     # One by one they are the same answers with another prior.
@@ -113,4 +113,4 @@ def test_five_models_are_no_headline_of_a_hundred_percent(tmp_path, monkeypatch)
     (meaning,) = [meaning for meaning in page.key_numbers if "hidden datasets" in meaning]
     assert page.key_numbers[meaning] == "5 of 5"
     assert "few models: 5 models by 3 authors, too few authors for an interval" in meaning
-    assert "100\u00a0% of" not in page.said("prediction")
+    assert "100\u00a0% of" not in page.section_text("prediction")

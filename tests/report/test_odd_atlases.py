@@ -77,7 +77,7 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     for item in report.missing:
         assert item.why in page.missing(item.section)
         assert len(item.why) > 20
-    assert all(page.said(section) for section in SECTIONS if section != "words")
+    assert all(page.section_text(section) for section in SECTIONS if section != "words")
 
 
 def test_an_atlas_without_any_representation(tmp_path):

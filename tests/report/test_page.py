@@ -115,7 +115,7 @@ def test_every_reason_of_the_indexer_is_explained():
 
 def test_what_was_read_and_when(page):
     models = indexed(population())
-    text = page.said("crawl")
+    text = page.section_text("crawl")
     assert f"To index {len(models)} models, {len(models)}.0\u00a0kB of the {5 * len(models)}" in text
     assert "on 1 March 2026" in text
     assert "generation 3, published on 1 March 2026 by vectors-in-the-wild 0.1.0" in text
@@ -139,14 +139,14 @@ def test_datasets_with_spellings_merged_and_the_share_of_the_largest_author(page
     assert table["data/set0"]["as spelt"] == "Data/SET0, data/set0"
     assert list(table) == sorted(counts, key=lambda name: (-counts[name], name))
     documented = sum(bool(model.datasets) for model in models)
-    assert f"{documented} indexed models name a dataset" in page.said("names")
-    assert "4 datasets in 6 spellings" not in page.said("names")
-    assert f"together they name {len(counts)} datasets in {len(counts) + 1} spellings" in page.said("names")
+    assert f"{documented} indexed models name a dataset" in page.section_text("names")
+    assert "4 datasets in 6 spellings" not in page.section_text("names")
+    assert f"together they name {len(counts)} datasets in {len(counts) + 1} spellings" in page.section_text("names")
 
 
 def test_authors(page):
     models = indexed(population())
-    counts = Counter(one.owner for one in models)
+    counts = Counter(model.owner for model in models)
     table = page.table("Authors by number of models").by_first()
     assert {name: int(row["models"]) for name, row in table.items()} == counts
     downloads = Counter()
@@ -199,7 +199,9 @@ def test_purity_is_what_plain_loops_give(page, representation):
         assert low <= purity + 0.005
         assert purity - 0.005 <= high
     if representation == "input":
-        assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.said("purity")
+        assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.section_text(
+            "purity"
+        )
 
 
 def test_clusters_are_the_groups_of_the_atlas(page):
@@ -215,14 +217,14 @@ def test_clusters_are_the_groups_of_the_atlas(page):
     agreement = page.table("Agreement and its chance level")
     rows = [row for row in agreement.rows if row[:3] == ["datasets", "homogeneity", "clustered"]]
     assert float(rows[0][3]) > 0.9
-    assert "agree to 1.00 of 1 by adjusted mutual information" in page.said("clusters")
+    assert "agree to 1.00 of 1 by adjusted mutual information" in page.section_text("clusters")
 
 
 def test_the_undocumented_model_gets_the_dataset_of_its_group(page):
     table = page.table("Probable datasets of undocumented models")
     assert table.column("model") == ["zoe/silent"]
     assert table.column("dataset") == ["data/set0"]
-    assert "1 model that was compared names no dataset" in page.said("prediction")
+    assert "1 model that was compared names no dataset" in page.section_text("prediction")
 
 
 def test_prediction_is_shown_next_to_the_baselines(folder, page):
@@ -290,7 +292,7 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
     pairs_shown = [(float(row[2]), frozenset(row[:2])) for row in table.rows]
     assert [similarity for similarity, _ in pairs_shown] == [round(similarity, 3) for similarity, *_ in best[:20]]
     assert {names for _, names in pairs_shown} == {frozenset(names) for _, *names in best[:20]}
-    more, command = re.search(r"and ([\d,]+) more\. All: (query sql .*)", page.said("pairs")).groups()
+    more, command = re.search(r"and ([\d,]+) more\. All: (query sql .*)", page.section_text("pairs")).groups()
     assert int(more.replace(",", "")) + 20 == len(best)
     with Atlas(folder) as atlas:
         assert len(atlas.sql(shlex.split(command)[-1]).rows) == len(best)
@@ -299,7 +301,7 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
 def test_suspicious_claims(page):
     (row,) = page.table("1 claim that the weights contradict").rows
     assert row == ["kim/stranger", "kim", "finetune", "the Hub's base_model tag", "−0.012", "7"]
-    assert "For 1 model this cannot be checked" in page.said("claims")
+    assert "For 1 model this cannot be checked" in page.section_text("claims")
 
 
 def test_hints_can_be_copied(page):

@@ -97,7 +97,9 @@ def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
     with Atlas(folder) as atlas:
         page = Page(atlas.report().html)
         assert len(page.table("Datasets by number of models").rows) == 25
-        more, command = re.search(r"and (\d+) more\. All: (query sql .*dataset_counts.*)", page.said("names")).groups()
+        more, command = re.search(
+            r"and (\d+) more\. All: (query sql .*dataset_counts.*)", page.section_text("names")
+        ).groups()
         assert int(more) == 15
         assert len(atlas.sql(shlex.split(command)[-1]).rows) == 40
 
