@@ -26,7 +26,7 @@ from query.shared.wording import counted, decimal
 if TYPE_CHECKING:
     pass
 
-# What several fields mean.
+# Documentation that several fields share.
 _DATASETS = Doc("Datasets of the members, and how many models each has.")
 _CLUSTER = Doc("Number of the cluster, the largest being 0; -1 for a model in none.")
 
@@ -36,9 +36,10 @@ AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline
 
 @dataclass(frozen=True)
 class Member:
-    """One model that was clustered. ``dataset``: see ``leading_datasets``; ``task``: see ``population.tasks_of``.
+    """One model that was clustered.
 
-    ``strength``: HDBSCAN's probability, or of k-means the cosine with the centre. ``nearest``: a cosine.
+    ``dataset``: see ``leading_datasets``. ``task``: see ``population.tasks_of``. ``strength``: HDBSCAN's probability,
+    or, for k-means, the cosine with the centre. ``nearest``: a cosine.
     """
 
     model_id: ModelNumber
@@ -97,9 +98,12 @@ def _method_in_words(method: str, min_size: int | None) -> str:
 class Clusters(Result):
     """The clusters of one base, numbered from 0 by size, ties by their lowest model id.
 
-    ``members``: every model that took part, by ascending id. ``min_size``: HDBSCAN's setting. ``count``: the number of
-    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level. ``by``: task if the
-    clusters were also compared with tasks, which the headline is then about; else dataset.
+    Attributes:
+        min_size: HDBSCAN's setting.
+        count: the number of clusters given to k-means or chosen by it.
+        members: every model that was clustered, by ascending id.
+        agreement: every measure with its chance level.
+        by: task if the clusters were also compared with tasks, which the headline then mentions; else dataset.
     """
 
     ROWS = "clusters"
@@ -139,12 +143,12 @@ class Clusters(Result):
 
     @property
     def models(self) -> Annotated[int, CLUSTERED_MODELS]:
-        """All that took part."""
+        """The number of members."""
         return len(self.members)
 
     @property
     def documented(self) -> Annotated[int, Doc("Number of models that name a dataset.")]:
-        """Those that agreement with datasets is about."""
+        """The models that count in the agreement with datasets."""
         return sum(member.dataset is not None for member in self.members)
 
     @property
@@ -209,7 +213,7 @@ class Clusters(Result):
     def silhouette(
         self,
     ) -> Annotated[float | None, Doc("How much closer models are to their own group than to the next, from −1 to 1.")]:
-        """That of the clusters."""
+        """The silhouette of the clusters."""
         return self.value("clusters", "silhouette", "clustered")
 
     @property
@@ -218,16 +222,16 @@ class Clusters(Result):
         if self.by != "task":
             return []
         names = sorted({member.task for member in self.members if member.task is not None})
-        of_task = {name: [one for one in self.members if one.task == name] for name in names}
+        members_of_task = {name: [member for member in self.members if member.task == name] for name in names}
         return [
             ClusteredTask(
                 task=name,
                 models=len(members),
-                datasets=sorted({one.dataset for one in members if one.dataset}),
-                clusters=sorted({one.cluster for one in members if one.cluster != OUTLIER}),
-                outliers=sum(one.cluster == OUTLIER for one in members),
+                datasets=sorted({member.dataset for member in members if member.dataset}),
+                clusters=sorted({member.cluster for member in members if member.cluster != OUTLIER}),
+                outliers=sum(member.cluster == OUTLIER for member in members),
             )
-            for name, members in of_task.items()
+            for name, members in members_of_task.items()
         ]
 
     @property
@@ -248,20 +252,20 @@ class Clusters(Result):
     @property
     def headline(self) -> str:
         """How many models are in how many clusters, and whether clusters and datasets agree."""
-        placed = self.clustered
-        if not placed:
+        clustered = self.clustered
+        if not clustered:
             return f"None of {counted(len(self.members), 'model')} lies in a cluster."
-        found = (
-            f"Of {counted(len(self.members), 'model')} {placed:,} lie in {counted(len(self.clusters), 'cluster')}, "
-            f"{len(self.members) - placed:,} in none."
+        sentence = (
+            f"Of {counted(len(self.members), 'model')} {clustered:,} lie in {counted(len(self.clusters), 'cluster')}, "
+            f"{len(self.members) - clustered:,} in none."
         )
-        asked = (f"{self.by}s", *AGREE[1:])
-        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == asked), None)
+        key = (f"{self.by}s", *AGREE[1:])
+        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == key), None)
         if row is None or row.value is None:
-            return found
+            return sentence
         chance = "" if row.chance is None else f" (chance {decimal(row.chance)}, p {row.p_value:.2g})"
-        agree = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
-        return f"{found} {agree}{chance}."
+        agreement = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
+        return f"{sentence} {agreement}{chance}."
 
     @property
     def cluster_rows(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""How the rank of δW, or of W, moves with depth: the mean over models by family and layer, and the law that fits best.
+"""How the rank of δW, or of W, varies with depth: the mean over models by family and layer, and the law that fits best.
 
-The rank at a threshold is the smallest r for which the r largest singular values hold that share of Σ σ²
+The rank at a threshold is the smallest r for which the r largest singular values contain that share of Σ σ²
 (``indexer.records.record``). Each model counts once: copies of the base, unrelated models and duplicates are left out.
 """
 
@@ -54,9 +54,11 @@ KINDS = ("cross", "ssm", "conv", "expert")  # families of other kinds begin with
 class FamilyRanks:
     """One family of one stack; every column is by layer, from 0.
 
-    ``ranks``: the mean over models, None where no model is known or changed. ``spread``: the standard deviation over
-    models (n − 1 in the denominator; None for fewer than two). ``counts``: the number of models behind both.
-    ``fit``: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`).
+    Attributes:
+        ranks: the mean over models, None where no model is known or changed.
+        spread: the standard deviation over models (n − 1 in the denominator; None for fewer than two).
+        counts: the number of models behind both.
+        fit: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`).
     """
 
     ranks: Annotated[
@@ -70,8 +72,8 @@ class FamilyRanks:
     @property
     def mean(self) -> float | None:
         """The mean over the known layers."""
-        known = [rank for rank in self.ranks if rank is not None]
-        return sum(known) / len(known) if known else None
+        ranks = [rank for rank in self.ranks if rank is not None]
+        return sum(ranks) / len(ranks) if ranks else None
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,11 @@ class LayerRank:
 class RankStudy(Drawn):
     """The ranks of one base's models, or of one ``model``, by family and layer.
 
-    ``of``: "delta" or "weights". ``models`` is how many are in the mean. ``lacking`` names models whose records lack
-    singular values, and ``left_out`` counts those that a study never includes; neither are in the mean.
+    Attributes:
+        of: "delta" or "weights".
+        models: the number of models in the mean.
+        lacking: models whose records lack singular values; they are not in the mean.
+        left_out: counts of the models that a study never includes.
     """
 
     ROWS = "ranks"
@@ -134,23 +139,23 @@ class RankStudy(Drawn):
     @property
     def mean_rank(self) -> float | None:
         """The mean over families of their means over layers; None if no rank is known."""
-        known = [family.mean for family in self.families.values() if family.mean is not None]
-        return sum(known) / len(known) if known else None
+        means = [family.mean for family in self.families.values() if family.mean is not None]
+        return sum(means) / len(means) if means else None
 
     @property
     def headline(self) -> str:
         """The mean rank, and the families with the lowest and the highest."""
-        known = {name: family.mean for name, family in self.families.items() if family.mean is not None}
-        if not known:
+        means = {name: family.mean for name, family in self.families.items() if family.mean is not None}
+        if not means:
             return f"No rank of {SYMBOLS[self.of]} is known for {self.base}."
-        low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-        between = (
-            f", from {decimal(known[low], 1)} ({low}) to {decimal(known[high], 1)} ({high})" if low != high else ""
+        low, high = min(means, key=lambda name: means[name]), max(means, key=lambda name: means[name])
+        range_text = (
+            f", from {decimal(means[low], 1)} ({low}) to {decimal(means[high], 1)} ({high})" if low != high else ""
         )
         return (
             f"{100 * self.threshold:g} % of the energy of {SYMBOLS[self.of]} lies in "
             f"{decimal(self.mean_rank, 1)} directions on average over the layers of "
-            f"{self.model or counted(self.models, 'model')}{between}."
+            f"{self.model or counted(self.models, 'model')}{range_text}."
         )
 
     @property
@@ -205,8 +210,8 @@ class RankStudy(Drawn):
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A panel for each family, all with one scale: its mean with the spread, and the best fit dashed.
 
-        Rows: attention, cross-attention, feed-forward and others of each stack. The others of a row are grey behind
-        each.
+        Rows: attention, cross-attention, feed-forward and others of each stack. Behind each family, the others of its
+        row are grey.
         """
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
@@ -222,7 +227,7 @@ class RankStudy(Drawn):
         figure, colours = panels.figure, panels.colours
         # None becomes NaN; the band is the mean ± spread, cut off at zero.
         ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}
-        spread = {name: np.nan_to_num(np.array(one.spread, dtype=float)) for name, one in self.families.items()}
+        spread = {name: np.nan_to_num(np.array(family.spread, dtype=float)) for name, family in self.families.items()}
         highest = max(float(np.nan_to_num(ranks[name] + spread[name]).max()) for name in ranks)
         for names, row in zip(rows, panels.rows, strict=True):
             for name, panel in zip(names, row, strict=True):
@@ -232,7 +237,7 @@ class RankStudy(Drawn):
                 family, bare_name = self.families[name], name.rpartition(".")[2]
                 if bare_name.partition("_")[0] in KINDS:
                     bare_name = bare_name.partition("_")[2]
-                shades = [place for place, one in enumerate(_COLOURED) if bare_name.startswith(one)]
+                shades = [index for index, prefix in enumerate(_COLOURED) if bare_name.startswith(prefix)]
                 colour = colours.palette[(shades or [names.index(name)])[0] % len(colours.palette)]
                 layers = np.arange(len(family.ranks))
                 low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
@@ -253,8 +258,8 @@ class RankStudy(Drawn):
         for panel in panels.rows[-1]:
             panel.set_xlabel("layer x", fontsize=8)
 
-        which = "rank of this family" if self.model else "mean rank of this family"
-        handles: list[Any] = [Line2D([], [], color=colours.ink, label=which, **mean)]
+        curve_name = "rank of this family" if self.model else "mean rank of this family"
+        handles: list[Any] = [Line2D([], [], color=colours.ink, label=curve_name, **mean)]
         if self.model is None:
             handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label="± standard deviation over models"))
         handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
@@ -263,8 +268,8 @@ class RankStudy(Drawn):
         legend_columns = 4 if figure.bbox.width / figure.dpi >= _WIDEST_LEGEND else 2
         add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
-        who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
-        title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"
+        models_text = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
+        title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{models_text}"
         add_title(figure, title, colours)
         return figure
 
@@ -326,10 +331,12 @@ def rank_by_depth(
             f"None of the {len(candidates)} models of {canonical} has all its singular values in this atlas.",
             Text("Read them: ", Call("build", canonical, spectra=True)),
         )
-    known = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
-    if np.isnan(known).all():
+    changed = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
+    if np.isnan(changed).all():
         raise AtlasError(f"{model or 'Every model'} changes no matrix of {canonical}: a zero δW has no rank.", "")
-    lacking = tuple(row["model"] for row, is_counted in zip(candidates, counts, strict=True) if not is_counted)
+    lacking = tuple(
+        candidate["model"] for candidate, is_counted in zip(candidates, counts, strict=True) if not is_counted
+    )
     if lacking:
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
@@ -338,25 +345,25 @@ def rank_by_depth(
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 
     columns: dict[str, dict[int, Any]] = {}
-    for column, key in zip(known.T, matrices, strict=True):
+    for column, key in zip(changed.T, matrices, strict=True):
         columns.setdefault(key.family_key, {})[key.layer] = column[~np.isnan(column)]
     families = {}
     for family, layers in columns.items():
-        found = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
-        means = tuple(float(one.mean()) if len(one) else None for one in found)
+        values_by_layer = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
+        means = tuple(float(values.mean()) if len(values) else None for values in values_by_layer)
         fits = fit_forms(means)
         families[family] = FamilyRanks(
             ranks=means,
-            spread=tuple(float(one.std(ddof=1)) if len(one) > 1 else None for one in found),
+            spread=tuple(float(values.std(ddof=1)) if len(values) > 1 else None for values in values_by_layer),
             fit=best_fit(fits),
-            counts=tuple(len(one) for one in found),
+            counts=tuple(len(values) for values in values_by_layer),
             fits=fits,
         )
     return RankStudy(
         base=canonical,
         of=of,
         threshold=threshold,
-        models=len(known),
+        models=len(changed),
         families=families,
         model=candidates[0]["model"] if model is not None else None,
         relations=relations,
