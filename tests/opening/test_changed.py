@@ -150,9 +150,9 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
     with attached(path) as connection:
         found = catalog.examine(connection, path)
     assert found.problems == ()
-    assert found.other_views == []
+    assert found.differing_views == []
     assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
-    assert [one.name for one in found.others] == ["nearest", "similarity_error", "background"]
+    assert [definition.name for definition in found.differing] == ["nearest", "similarity_error", "background"]
 
 
 def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_and_has_no_rows(tmp_path):
