@@ -70,8 +70,8 @@ def adapter_start(
         _, s, vt = np.linalg.svd((factor(module.path) - initial).astype(np.float64), full_matrices=False)
         singular = Learned(s[:rank].astype(np.float32), vt[:rank].T.astype(np.float32))
         learned |= {matrix.key: singular for matrix in located[module.path]}
-    located_modules = [module for module in modules if module.path in start.places]
-    first = min(located_modules, key=lambda module: start.places[module.path])
+    located_modules = [module for module in modules if module.path in start.offsets]
+    first = min(located_modules, key=lambda module: start.offsets[module.path])
     return (
         AdapterStart(
             generator=start.scheme.distribution,
@@ -79,7 +79,7 @@ def adapter_start(
             offset=start.offset,
             prefix=start.offset - start.scheme.words_before(first),
             with_weights=start.scheme.weights > 0,
-            found=len(start.places),
+            found=len(start.offsets),
             modules=len(modules),
             distance=start.distance,
             has_learned=is_trained,
@@ -95,7 +95,7 @@ def _module(checkpoint: Checkpoint, plan: AdapterPlan, path: str) -> LoraModule:
 
 
 def _distributions(plan: AdapterPlan) -> tuple[Distribution, ...]:
-    """The possible distributions of A₀. Files without a configuration are from diffusers (normal) or kohya (uniform)."""
+    """The possible distributions of A₀. Files without a configuration come from diffusers (normal) or kohya."""
     stated = plan.config.get("init_lora_weights", True)
     if stated == "gaussian":
         return (NORMAL,)

@@ -24,7 +24,7 @@ Keys = tuple[DeltaKey, ...]
 
 
 class Spectra:
-    """The spectra of one model: call ``of`` for every delta once, then ``fused_matrices``."""
+    """The spectra of one model: call ``singular_values`` for every delta once, then ``fused_matrices``."""
 
     def __init__(self, base: BaseMatrices, device: str) -> None:
         self._base = base
@@ -33,7 +33,7 @@ class Spectra:
         self._waiting: dict[Keys, dict[DeltaKey, Delta]] = {}
         self._fused_records: dict[Keys, FusedMatrixRecord] = {}
 
-    def of(self, delta: Delta) -> tuple[Values | None, Values]:
+    def singular_values(self, delta: Delta) -> tuple[Values | None, Values]:
         """Singular values of δW (None if it is zero) and of W, each (min(out, in),), descending.
 
         Raises Skipped("not_finite") if an adapter's weights overflow.

@@ -378,7 +378,7 @@ class _DeltaReader:
     def _add(self, delta: DenseDelta | LoraDelta, factors: Factors, inner: float) -> None:
         record = self._record(delta.key, factors, inner)
         if self.spectra is not None:
-            changes, weights = self.spectra.of(delta)
+            changes, weights = self.spectra.singular_values(delta)
             record = replace(record, spectrum=changes, weights=weights)
         self._records[delta.key] = record
 

@@ -115,7 +115,7 @@ def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
         a, b = (0.1 * rng.normal(size=shape).astype(np.float32) for shape in ((rank, 24), (24, rank)))
         changed[24 * place : 24 * place + 24] = 0.5 * b.astype(np.float64) @ a
         delta = LoraDelta(DeltaKey("", 1, family), torch.tensor(a), torch.tensor(b), 0.5)
-        values, _ = spectra.of(delta)
+        values, _ = spectra.singular_values(delta)
         assert np.count_nonzero(values) == rank
     untouched, whole = spectra.fused_matrices()
     assert untouched.spectrum is None
@@ -134,7 +134,7 @@ def test_parts_that_come_apart_and_in_another_order_make_the_same_whole(tmp_path
     deltas = list(dense_deltas(checkpoint, layout_against(checkpoint, base), base, with_weights=True))
     spectra, waiting = Spectra(base, "cpu"), []
     for delta in sorted(deltas, key=lambda delta: (delta.key.family, -delta.key.layer)):
-        spectra.of(delta)
+        spectra.singular_values(delta)
         waiting.append(sum(map(len, spectra._waiting.values())))
     assert waiting == [0, 0, 0, 0, 1, 2, 2, 2, 3, 4, 2, 0]  # two layers of key, then query, then value
     for one, other in zip(spectra.fused_matrices(), record.fused_matrices, strict=True):

@@ -62,13 +62,13 @@ def moved(factors: dict, by: float, seed: int = 1) -> dict:
 def check(start: Start | None, modules: list[LoraModule], initial: dict, seed: int) -> None:
     assert start is not None
     assert start.seed == seed
-    assert set(start.places) == {one.path for one in modules}
+    assert set(start.offsets) == {module.path for module in modules}
     for module, drawn in draws_of(start, modules):
         np.testing.assert_allclose(drawn, initial[module.path], atol=1e-6)
 
 
 def prefix(start: Start, modules: list[LoraModule]) -> int:
-    first = min(modules, key=lambda one: start.places[one.path])
+    first = min(modules, key=lambda module: start.offsets[module.path])
     return start.offset - start.scheme.words_before(first)
 
 
@@ -129,8 +129,8 @@ def test_a_module_that_was_not_drawn_like_the_others_is_left_out(table):
     factors[other] = np.random.default_rng(0).normal(size=factors[other].shape).astype(np.float32)
     start = find_start(modules, factors.__getitem__, table)
     assert start is not None
-    assert other not in start.places
-    assert len(start.places) >= len(modules) - 2
+    assert other not in start.offsets
+    assert len(start.offsets) >= len(modules) - 2
 
 
 def random_adapters(count: int) -> Iterator[tuple[list[LoraModule], dict]]:

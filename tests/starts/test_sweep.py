@@ -70,7 +70,7 @@ def test_adapters_that_were_moved_far_are_found_at_usual_places(base, rank, draw
     if found:
         start = FurtherSearch((), 0, tuple(found))(modules, factors.__getitem__, distribution)
         assert start is not None
-        assert (start.seed, len(start.places)) == (SEED, len(modules))
+        assert (start.seed, len(start.offsets)) == (SEED, len(modules))
         assert find_start(modules, factors.__getitem__, usual_seeds(), distribution) is None
 
 
