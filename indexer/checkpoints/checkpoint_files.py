@@ -8,7 +8,7 @@ The first matching row wins, relative to the repository or the requested subfold
 | 2 | adapter_model.bin, else adapters.safetensors (mlx-lm) | relation adapter |
 | 3 | model.safetensors | a full model |
 | 4 | the shards of model.safetensors.index.json | a full model |
-| 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
+| 5 | a safetensors conversion of row 6 or 7, if the caller has one | a full model |
 | 6 | pytorch_model.bin | a full model |
 | 7 | the shards of pytorch_model.bin.index.json, else pytorch_model_fsdp.bin (accelerate) | a full model |
 | 8 | the only other *.safetensors, or else the only model.<variant>.safetensors | a full model |
@@ -93,9 +93,9 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    for folder in ("", "0_Transformer/", _likeliest(holding)):
-        if folder in holding:
-            return holding[folder]
+    for candidate in ("", "0_Transformer/", _likeliest(holding)):
+        if candidate in holding:
+            return holding[candidate]
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")

@@ -24,7 +24,7 @@ from indexer.untrusted import shown
 _PLAIN = regex.compile(r"[\w.\-]+")
 _BLANK = "\n"  # occurs in no plain key and in no name
 # The parts of an expression that ``re`` and ``regex`` understand alike: groups, look-around, alternatives, repetitions
-# and single characters or classes. Not back references, conditions, flags for the whole, and what only one of them has.
+# and single characters or classes. Not back references, conditions, global flags, and parts that only one of them has.
 _PART = regex.compile(
     r"""(?P<open>\((?:\?(?:[:=!>]|<[=!]|P<[a-zA-Z_]\w*>|[im]:))?) | (?P<close>\)) | (?P<bar>\|)
       | (?P<repeat>[*+?]|\{(?:(?P<least>\d{1,4})(?:,\d{0,4})?|,\d{1,4})\})[?+]?
@@ -121,7 +121,7 @@ class NamePatterns:
         if len(key) > _LONGEST or not _is_small(pattern):
             raise self._unsafe(f"the regular expression {shown(key)}")
         try:
-            re.compile(pattern)  # what PEFT does with it
+            re.compile(pattern)  # as PEFT does
             return regex.compile(pattern, regex.VERSION0)
         except (re.error, regex.error, OverflowError) as error:
             raise Skipped("malformed", f"{self._name} has a key that is not a valid pattern: {shown(key)}") from error

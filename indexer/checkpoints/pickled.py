@@ -202,7 +202,7 @@ def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 class _Machine:
-    """Pickle's stack machine, with stand-ins for everything that is not plain data."""
+    """Pickle's stack machine, with stand-ins for all objects that are not plain data."""
 
     def __init__(self, filename: str) -> None:
         self.stack: list[Any] = []

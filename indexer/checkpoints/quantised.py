@@ -46,7 +46,9 @@ _PIECE = 1 << 20  # numbers that are decoded at a time
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """How one matrix (out, in) is stored: the tensor of codes first, then those of its scales.
+    """The stored form of one matrix (out, in).
+
+    ``parts``: the names of the tensor of codes and of the tensors of scales.
 
     ``block``: the (rows, columns) that share a scale; ``signs``: +1 if a scale multiplies, −1 if it divides.
     """

@@ -90,13 +90,13 @@ class Differences:
 @cache
 def definitions() -> tuple[Definition, ...]:
     """The CREATE statements of schema.sql, in their order."""
-    made = []
+    parsed = []
     for text in re.split(r"(?<=;)\n\n+", schema_sql()):
         if match := _CREATED.search(text):
             statement = text[match.start() :]
             comment, of_columns = _comments_in(text[: match.start()], statement if match[1] == "TABLE" else "")
-            made.append(Definition(match[1].lower(), match[2], statement, comment, of_columns))
-    return tuple(made)
+            parsed.append(Definition(match[1].lower(), match[2], statement, comment, of_columns))
+    return tuple(parsed)
 
 
 def _comments_in(above: str, table: str) -> tuple[str, dict[str, str]]:

@@ -50,7 +50,7 @@ _MOST_MEMORY, _MOST_REMEMBERED = 1 << 20, 1_000
 
 _FOREIGN = "published"  # the name of the attached file
 _ASK = "Ask its publisher, or rebuild it from its records: index rebuild"
-# People and agents read these, so sentences in their place could harm.
+# People and agents read these ids, so a sentence instead of an id could mislead them.
 _IDS = {("bases", "base"): "base", ("bases", "aliases"): "unnest(aliases)", ("fine_tunes", "base"): "base",
         ("fine_tunes", "model"): "model"}  # fmt: skip
 
@@ -263,8 +263,8 @@ def _odd_value(
     ]
     if checks:
         counts = ", ".join(f"count(*) FILTER ({condition})" for _, _, condition in checks)
-        found = connection.execute(f"SELECT {counts} FROM {name}").fetchall()[0]
-        for (column, words, _), count in zip(checks, found, strict=True):
+        fault_counts = connection.execute(f"SELECT {counts} FROM {name}").fetchall()[0]
+        for (column, words, _), count in zip(checks, fault_counts, strict=True):
             if count:
                 return f"{table}.{column} holds {words}"
     for column, kind in kinds.items():

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _COPY_NOTE = "another program has the database open for writing; reading a private copy"
 _LOG_NOTE = "the changes in {name} were not published and are not read"
 
-# Increased when a comparison checks more than before, so that earlier ones no longer count.
+# Increased when a comparison checks more than before, so that earlier comparisons are repeated.
 _COMPARISON = 1
 
 # A file that changed less than this long ago is not remembered if other users may write to it: two changes within a

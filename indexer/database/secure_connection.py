@@ -23,7 +23,7 @@ NAME = "atlas"
 # How often to retry if the database is republished while it is being opened.
 OPEN_RETRIES = 20
 
-# The order matters: each setting removes what could undo the one before. A read-only file without external access could
+# The order matters: each setting prevents that the one before is undone. A read-only file without external access could
 # still be a target of COPY; without a local file system there are no paths at all.
 _FIRST = (
     "SET autoinstall_known_extensions = false",

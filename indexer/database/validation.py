@@ -68,7 +68,7 @@ def valid_rows(table: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 
 def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
-    """What is wrong with the values of a column; None if nothing is."""
+    """The problem of the first invalid value of a column, in words; None if all are valid."""
     kind, is_nullable = columns()[table][column]
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
@@ -114,7 +114,7 @@ class Kind:
 
 
 def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
-    """What is wrong with values, none of them null, of a column of this type; None if nothing is."""
+    """The problem of invalid values of a column of this type, in words; None if all are valid. No value is null."""
     # Exactly these types: True is not an int.
     allowed: tuple[type, ...] = {
         "list": (list,), "struct": (dict,), "boolean": (bool,), "timestamp": (datetime,), "varchar": (str,),

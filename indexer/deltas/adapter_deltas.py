@@ -307,7 +307,7 @@ def _initial_product(
     if start == "pissa":
         u, s, vh = torch.linalg.svd(weight, full_matrices=False)
         return s[:rank, None] * vh[:rank], u[:, :rank]
-    # PEFT factors the matrix as it lies in memory.
+    # PEFT decomposes the matrix in its orientation in memory.
     q, r = torch.linalg.qr(weight.mT if transposed else weight)
     return (q[:, :rank].mT, r[:rank].mT) if transposed else (r[:rank], q[:, :rank])
 
@@ -318,7 +318,7 @@ Product = tuple[torch.Tensor, torch.Tensor]  # B and A
 def _products(kind: str, parts: Mapping[str, torch.Tensor]) -> tuple[Product, Product]:
     """The two products B @ A that LoHa multiplies element by element and LoKr by Kronecker's product.
 
-    A matrix that LoKr stores whole is multiplied by an identity.
+    If LoKr stores a matrix itself instead of its factors, the other factor is an identity.
     """
     if kind == "LOHA":
         return (parts["hada_w1_a"], parts["hada_w1_b"]), (parts["hada_w2_a"], parts["hada_w2_b"])

@@ -90,7 +90,7 @@ class BaseMatrices(StoredBase):
     def lines(self, key: DeltaKey, lines: NDArray[np.int64]) -> torch.Tensor:
         """Some rows of one matrix, or some input coordinates (out, n) of one that checkpoints store transposed.
 
-        They stay in memory, because all models need the same ones. Do not write to them.
+        They stay in memory, because all models need the same rows. Do not write to them.
         """
         block = self._lines.get((key, lines.tobytes()))
         if block is None:
@@ -201,7 +201,7 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
 
 
 def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
-    """The block matrices of a full checkpoint; if it is partly quantised, those that can be read.
+    """The block matrices of a full checkpoint; if it is partly quantised, only the readable matrices.
 
     Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
     """

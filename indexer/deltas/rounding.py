@@ -36,8 +36,8 @@ _STEPS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 _ROUNDOFF: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float16 flushed": 2.0**-11}
 
-# Longer chains give the same values as one of these: a float16 value stays one when rounded to bfloat16, and a bfloat16
-# value when rounded to float16.
+# Longer chains give the same values as one of these, because a float16 value rounded to bfloat16 is still a float16
+# value, and the reverse.
 _INTO_NARROW: tuple[Chain, ...] = (
     ("bfloat16", "float16"),
     ("float16", "bfloat16"),

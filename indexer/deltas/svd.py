@@ -78,8 +78,8 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     shape = (matrix.shape[0], matrix.shape[1])
     if norm == 0:
         return _zeros(shape, rank, matrix.device)
-    # Both methods take the tall matrix: the basis lies on the shorter side, where it costs least to keep orthogonal,
-    # and LAPACK needs a quarter of the time.
+    # Both methods take the tall matrix: a basis of the shorter side is the cheapest to keep orthogonal, and LAPACK
+    # needs a quarter of the time.
     is_wide = shape[0] < shape[1]
     tall = scaled.t() if is_wide else scaled
     effective_rank = min(rank, *shape)
@@ -121,8 +121,8 @@ def sample_svd(matrices: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.T
 def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Factors:
     """The ``rank`` leading singular triplets of scale · b · a, for ``a`` (k, in) and ``b`` (out, k).
 
-    Uses the factors alone, in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are those of the small
-    matrix R_b R_aᵀ, rotated by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
+    They are computed from the factors alone, in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are the triplets of
+    the small matrix R_b R_aᵀ, rotated by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
 
     Raises ValueError: shapes that do not multiply, NaN or Inf, ``rank`` below 1.
     """
@@ -169,8 +169,8 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
 def _block_krylov(tall: torch.Tensor, rank: int, block: int, seed: int) -> Factors | None:
     """Leading triplets from a Krylov space of AᵀA; None if the iteration does not converge.
 
-    Blocks of basis vectors are added until the residuals are small enough. Vectors of the shorter side lie in rows,
-    those of the longer side as the products leave them, so that nothing is transposed in memory.
+    Blocks of basis vectors are added until the residuals are small enough. Vectors of the shorter side are rows,
+    vectors of the longer side have the orientation of the products, so that no matrix is transposed in memory.
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
     start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)

@@ -1,7 +1,7 @@
 """Checksums of files, and checks that are run once and then remembered.
 
-A large file is hashed once and not by every command that opens it. The memory lies in the user's cache, outside every
-atlas, and is used only if no other user can have written it.
+A large file is hashed once and not by every command that opens it. The results are remembered in the user's cache,
+outside every atlas, and are used only if no other user can have written them.
 """
 
 from __future__ import annotations

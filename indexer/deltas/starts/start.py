@@ -103,7 +103,7 @@ class Scheme:
 SCHEMES = (
     Scheme("uniform"),  # PEFT, kohya's scripts, torchtune
     Scheme("uniform", 1, 2, 2),  # PEFT before 0.6, of modules with a bias
-    Scheme("uniform", 1, 2, 0),  # and of those without one
+    Scheme("uniform", 1, 2, 0),  # PEFT before 0.6, of modules without a bias
     Scheme("uniform", 0),  # A alone
     Scheme("uniform", 0, 2, 2),  # loralib
     Scheme("normal"),
@@ -336,12 +336,12 @@ def _after_gap(stream: _Stream, end: int, a: Floats, module: LoraModule, distrib
     return end + peak if is_certain(float(scores[peak]) / np.sqrt(len(expected)), len(expected)) else None
 
 
-# Standard deviations by which a number lies away from where a bit of it changes, so that the bit is known.
+# A bit of a number is known if the number is this many standard deviations away from the nearest change of the bit.
 _KNOWN_FROM = 3.5
 # The leading bits of a number that are used; each needs half the movement of the one before it.
 _USED_BITS = 6
 _SMALLEST_MOVE = 1e-3
-# Numbers from which bits are chosen: more of them lie far apart, and take longer.
+# Numbers from which bits are chosen. More numbers would extend over more words, and take longer.
 _CHOSEN_FROM = 300_000
 
 
