@@ -56,8 +56,8 @@ def test_views_and_macros_of_the_file_are_never_used(own_atlas, near, name):
     with Atlas(own_atlas) as opened:
         assert opened.similar(NAMES[0]) == near
         chosen = opened.similar(NAMES[0], where="model <> 'x'", k=3)
-        assert [one.model for one in chosen] == [one.model for one in near[:3]]
-        assert opened.sql("SELECT model FROM nearest('org/model-0')").rows == [[one.model] for one in near]
+        assert [neighbour.model for neighbour in chosen] == [neighbour.model for neighbour in near[:3]]
+        assert opened.sql("SELECT model FROM nearest('org/model-0')").rows == [[neighbour.model] for neighbour in near]
         assert opened.sql("SELECT count(*), any_value(model) LIKE 'org/%' FROM models").rows == [[6, True]]
         assert opened.sql("FROM failures").rows == []
         assert opened.show(NAMES[0])["model"] == NAMES[0]
@@ -79,7 +79,9 @@ def test_a_publish_puts_our_own_views_and_macros_in_their_place(own_atlas, near)
         assert opened.similar(NAMES[0]) == near
     # Read by DuckDB alone, as people do.
     with duckdb.connect(str(folder.database), read_only=True) as plain:
-        assert plain.execute("SELECT model FROM nearest('org/model-0')").fetchall() == [(one.model,) for one in near]
+        assert plain.execute("SELECT model FROM nearest('org/model-0')").fetchall() == [
+            (neighbour.model,) for neighbour in near
+        ]
         uncommented = "SELECT view_name FROM duckdb_views() WHERE comment IS NULL AND NOT internal"
         assert plain.execute(uncommented).fetchall() == []
 
@@ -148,11 +150,11 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
         connection.execute(schema_sql())
         connection.execute(f"INSERT INTO atlas_info VALUES ({SCHEMA_VERSION}, 1, NULL, NULL, 1)")
     with attached(path) as connection:
-        found = catalog.examine(connection, path)
-    assert found.problems == ()
-    assert found.differing_views == []
+        differences = catalog.examine(connection, path)
+    assert differences.problems == ()
+    assert differences.differing_views == []
     assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
-    assert [definition.name for definition in found.differing] == ["nearest", "similarity_error", "background"]
+    assert [definition.name for definition in differences.differing] == ["nearest", "similarity_error", "background"]
 
 
 def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_and_has_no_rows(tmp_path):
@@ -165,11 +167,14 @@ def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_an
         "SELECT comment, view_name, sql FROM duckdb_views()",
         "SELECT comment, function_name, macro_definition, parameters FROM duckdb_functions()",
     )
-    new, made = (
-        [duckdb_rows(tmp_path / f"{name}.duckdb", f"{one} WHERE database_name = '{name}'") for one in statements]
+    new, uncommented = (
+        [
+            duckdb_rows(tmp_path / f"{name}.duckdb", f"{statement} WHERE database_name = '{name}'")
+            for statement in statements
+        ]
         for name in ("new", "made")
     )
-    for with_comments, without in zip(new, made, strict=True):
+    for with_comments, without in zip(new, uncommented, strict=True):
         assert sorted(str(row[1:]) for row in with_comments) == sorted(str(row[1:]) for row in without)
         assert all(row[0] for row in with_comments)
     assert {row[-1] for row in new[1]} == {0}

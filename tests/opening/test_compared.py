@@ -27,7 +27,7 @@ def comparisons(own_atlas, tmp_path, monkeypatch):
     """How often a file was compared, of an atlas that has lain there for an hour."""
     counted = []
     examine = reading.examine
-    monkeypatch.setattr(reading, "examine", lambda *given: counted.append(given) or examine(*given))
+    monkeypatch.setattr(reading, "examine", lambda *arguments: counted.append(arguments) or examine(*arguments))
     monkeypatch.setattr(reading, "clock", lambda: time.time() + 3600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return counted
@@ -35,7 +35,9 @@ def comparisons(own_atlas, tmp_path, monkeypatch):
 
 def opened(folder):
     with Atlas(folder) as atlas:
-        return [one.model for one in atlas.similar(NAMES[0])], atlas.sql("SELECT count(*) FROM nearest('x')").rows
+        return [neighbour.model for neighbour in atlas.similar(NAMES[0])], atlas.sql(
+            "SELECT count(*) FROM nearest('x')"
+        ).rows
 
 
 def test_the_same_file_is_compared_once(own_atlas, comparisons):
@@ -184,31 +186,33 @@ main(sys.argv[1:])
 @pytest.mark.parametrize("words", [["similar", NAMES[0], "-k", "2"], ["sql", "SELECT count(*) AS n FROM models"]])
 def test_a_read_only_folder_answers_without_a_word_and_with_a_full_cache(own_atlas, tmp_path, words):
     (tmp_path / "cache").mkdir()
-    ran = run_python(
+    command = run_python(
         "-c", _READ_ONLY, *words, "--atlas", "atlas", "--json",
         cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    if ran.code == 77:
+    if command.code == 77:
         pytest.skip("nothing can be mounted on this machine (unshare -Urm)")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out
+    assert (command.code, command.err) == (0, "")
+    assert command.out
 
 
 def test_an_earlier_database_is_opened_once_and_a_damaged_table_hides_no_other(tmp_path, monkeypatch):
     path, opened = tmp_path / "atlas.duckdb", []
-    with duckdb.connect(str(path)) as made:
+    with duckdb.connect(str(path)) as writer:
         for table in ("whole", "broken"):
-            made.execute(f"CREATE TABLE {table} AS SELECT '{table} ' || hash(i) AS word FROM range(100000) t(i)")
+            writer.execute(f"CREATE TABLE {table} AS SELECT '{table} ' || hash(i) AS word FROM range(100000) t(i)")
     attached = reading.attached
-    monkeypatch.setattr(reading, "attached", lambda *given: opened.append(given) or attached(*given))
-    asked = [([table], [f"SELECT count(DISTINCT word) AS n FROM {table}"]) for table in ("whole", "broken", "whole")]
+    monkeypatch.setattr(reading, "attached", lambda *arguments: opened.append(arguments) or attached(*arguments))
+    questions = [
+        ([table], [f"SELECT count(DISTINCT word) AS n FROM {table}"]) for table in ("whole", "broken", "whole")
+    ]
     with reading.earlier_database(path) as rows:
-        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]]] * 3
+        assert [rows(*question) for question in questions] == [[[{"n": 100_000}]]] * 3
     assert len(opened) == 1
 
     content = bytearray(path.read_bytes())
-    places = [found.start() for found in re.finditer(b"broken ", content)]
-    content[places[len(places) // 2]] ^= 1  # of a value: the first ones belong to the file's catalog
+    positions = [match.start() for match in re.finditer(b"broken ", content)]
+    content[positions[len(positions) // 2]] ^= 1  # of a value: the first ones belong to the file's catalog
     path.write_bytes(content)
     with reading.earlier_database(path) as rows:
-        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]], None, [[{"n": 100_000}]]]
+        assert [rows(*question) for question in questions] == [[[{"n": 100_000}]], None, [[{"n": 100_000}]]]

@@ -25,7 +25,7 @@ from tests.patience import PATIENCE
 QUERY = [sys.executable, "-m", "query"]
 
 
-def asked(folder, *words, limits=()):
+def run_query(folder, *words, limits=()):
     def lower():
         for limit, most in limits:
             resource.setrlimit(limit, (most, most))
@@ -40,10 +40,10 @@ def asked(folder, *words, limits=()):
     "limit", a_few([(resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_NOFILE, 64)], 1)
 )
 def test_statements_run_under_lower_hard_limits(own_atlas, limit):
-    done = asked(own_atlas, "sql", "SELECT count(*) AS n FROM models", limits=[limit])
-    assert (done.returncode, done.stderr) == (0, "")
-    done = asked(own_atlas, "similar", NAMES[0], "--where", "model <> 'x'", "-k", "2", limits=[limit])
-    assert (done.returncode, done.stderr) == (0, "")
+    process = run_query(own_atlas, "sql", "SELECT count(*) AS n FROM models", limits=[limit])
+    assert (process.returncode, process.stderr) == (0, "")
+    process = run_query(own_atlas, "similar", NAMES[0], "--where", "model <> 'x'", "-k", "2", limits=[limit])
+    assert (process.returncode, process.stderr) == (0, "")
 
 
 def test_a_closed_atlas_raises_a_clear_error(own_atlas):
@@ -100,15 +100,15 @@ def test_ctrl_c_ends_a_query_with_130_and_one_line(own_atlas, words):
         "from query.faces.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code, *words, "--atlas", str(own_atlas)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    assert done.returncode == 130
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("Stopped")
+    assert process.returncode == 130
+    assert process.stdout == ""
+    assert process.stderr.count("\n") == 1
+    assert process.stderr.startswith("Stopped")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
@@ -129,7 +129,7 @@ def test_only_regular_files_are_opened(atlas, tmp_path, kind):
     vectors = next(atlas.root.glob("*.faiss"))
     for number, path in enumerate((listing, record, base, vectors)):
         put(path, f"moved-{number}")
-    assert {one.kind for one in verify(atlas)} >= {"listing", "record", "base", "vectors"}
+    assert {problem.kind for problem in verify(atlas)} >= {"listing", "record", "base", "vectors"}
     RecordStore(atlas).discard(record.stem)
 
 
