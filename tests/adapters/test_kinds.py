@@ -145,7 +145,7 @@ def test_against_peft(tmp_path: Path, name: str, kind: str, settings: dict[str, 
     torch.manual_seed(0)
     model = BUILDERS[architecture]()
     if "feedforward_modules" in settings:
-        inputs = [one for one in settings["feedforward_modules"] if one in ATTENTION[architecture]]
+        inputs = [name for name in settings["feedforward_modules"] if name in ATTENTION[architecture]]
         settings = settings | {"feedforward_modules": inputs}
     base = stored(model, tmp_path)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}

@@ -69,11 +69,11 @@ def test_pairs_are_those_of_a_loop(monkeypatch, cells):
         cosines = {other: float(signatures[row] @ signatures[other]) for other in range(200) if other != row}
         near = sorted((other for other in cosines if cosines[other] >= ALIKE), key=cosines.__getitem__)[-MOST:]
         expected |= {(row, other) for other in near}
-    assert max(sum(row == one for row, _ in expected) for one in rows.tolist()) == MOST
+    assert max(sum(first == row for first, _ in expected) for row in rows.tolist()) == MOST
     pairs = [
-        (int(one), int(other))
+        (int(first), int(second))
         for first_rows, second_rows in alike(signatures, rows)
-        for one, other in zip(first_rows, second_rows, strict=True)
+        for first, second in zip(first_rows, second_rows, strict=True)
     ]
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == expected

@@ -371,12 +371,12 @@ def main() -> None:
     kinds = sys.argv[4:] or list(files_by_kind(AtlasFolder(source)))
     load()
     for kind in kinds:
-        found = outcomes(source, kind, range(count), way)
-        seen = Counter(found.values())
-        for said in seen.keys() - {"fine"}:
-            first = next(seed for seed in found if found[seed] == said)
-            print(f"--- {kind} {first} ({seen[said]} times)\n{said}", flush=True)
-        print(f"{kind}: {seen['fine']} of {count} fine", flush=True)
+        outcome_of_seed = outcomes(source, kind, range(count), way)
+        counts = Counter(outcome_of_seed.values())
+        for outcome in counts.keys() - {"fine"}:
+            first = next(seed for seed in outcome_of_seed if outcome_of_seed[seed] == outcome)
+            print(f"--- {kind} {first} ({counts[outcome]} times)\n{outcome}", flush=True)
+        print(f"{kind}: {counts['fine']} of {count} fine", flush=True)
 
 
 if __name__ == "__main__":

@@ -322,9 +322,9 @@ def test_blocks_that_work_in_place_change_no_result():
     def doubled(hidden):
         return hidden.mul_(2)
 
-    found = rows_of(Layers(vocabulary(), [doubled, nn.ReLU(inplace=True)]), RECOVERY)
+    rows = rows_of(Layers(vocabulary(), [doubled, nn.ReLU(inplace=True)]), RECOVERY)
     expected = rows_of(Layers(vocabulary(), [lambda hidden: 2 * hidden, nn.ReLU()]), RECOVERY)
-    assert [row.values for row in found] == [row.values for row in expected]
+    assert [row.values for row in rows] == [row.values for row in expected]
 
 
 def test_modules_in_training_mode_are_measured_in_evaluation_mode():
@@ -365,15 +365,15 @@ def test_the_padding_row_of_an_embedding_is_never_drawn():
 def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
     """Patches as they are, 8 by 8 of them: patch 20 is the fifth of the third row."""
     layers = Layers(lambda pixels: patchify(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
-    (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
-    assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
-    assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
+    (feature,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
+    assert feature.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
+    assert feature.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
 
 
 def test_public_names_stay_functions_after_their_modules_are_imported():
     """A module of the name of its function took its place from the second import on."""
     names = [getattr(indexer.profiles, name) for name in indexer.profiles.__all__ for _ in range(2)]
-    assert not [one for one in names if isinstance(one, ModuleType)]
+    assert not [value for value in names if isinstance(value, ModuleType)]
 
 
 def test_an_index_beyond_a_table_is_found_before_it_is_used():
