@@ -88,7 +88,7 @@ class BaseMatrices(StoredBase):
         return weight
 
     def lines(self, key: DeltaKey, lines: NDArray[np.int64]) -> torch.Tensor:
-        """Some rows of one matrix, or some input coordinates (out, n) of one that checkpoints store transposed.
+        """Some rows of a matrix; of a matrix that checkpoints store transposed, some input coordinates (out, n).
 
         They stay in memory, because all models need the same rows. Do not write to them.
         """

@@ -54,7 +54,7 @@ def describe(reference: ModelRef) -> Described:
 
 
 def read_model(described: Described, base: PublishedBase, read: str = "sample") -> Record:
-    """Vectorise a described model against one base of an atlas, from a ``sample`` of its rows or in ``full``.
+    """Vectorise a described model against one base of an atlas. ``read``: "sample", or "full" for all rows.
 
     Raises ModelError and AtlasError.
     """
@@ -116,5 +116,5 @@ def names_another_model(name: str, model: str, base: str) -> bool:
 
 
 def _letters(name: str) -> str:
-    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
+    """Only the letters and digits, in lower case, so that gemma3-270m and Gemma-3-270m are equal."""
     return "".join(filter(str.isalnum, name.lower()))

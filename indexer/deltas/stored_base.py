@@ -195,7 +195,7 @@ class StoredBase:
 
     @property
     def component(self) -> str:
-        """The folder of its weights in a repository of diffusers; "" in any other."""
+        """The folder of its weights in a repository of diffusers; "" in other repositories."""
         return str(self.description["component"])
 
     def reference(self, model: ModelRef, filenames: Collection[str] | None) -> ModelRef:

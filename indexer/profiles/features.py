@@ -90,7 +90,11 @@ def find_features(
     seed: int = 0,
     probe: torch.Tensor | None = None,
 ) -> list[Feature]:
-    """An image for each neuron's mean activation over patches, or at ``patch`` alone; None: all neurons together.
+    """For each of ``neurons`` an image that raises its activation.
+
+    - ``neurons``: their numbers; None stands for all neurons together.
+    - ``patch``: the patch at which the activation is raised; by default its mean over all patches.
+    - ``probe``: images whose activations are compared with that of the result.
 
     Raises AtlasError if a neuron or a patch does not exist.
     """
@@ -112,9 +116,9 @@ def find_features(
         if patch is not None:
             hidden = hidden[:, patch : patch + 1]
         values = [
-            image if neuron is None else image[:, neuron] for image, neuron in zip(hidden, neuron_of_image, strict=True)
+            state if neuron is None else state[:, neuron] for state, neuron in zip(hidden, neuron_of_image, strict=True)
         ]
-        return torch.stack([image.sum() if is_sum else image.mean() for image in values])
+        return torch.stack([value.sum() if is_sum else value.mean() for value in values])
 
     drawn = torch.rand(shape, generator=seeded_generator(seed, "features")).to(layers.device)
     low, high = ascent.start

@@ -69,8 +69,8 @@ def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int 
             if layer not in sums:
                 sizes = ((rows.shape[1], rows.shape[1]), (rows.shape[1], width), (rows.shape[1],), (width,))
                 sums[layer] = tuple(torch.zeros(size, dtype=torch.float64, device=rows.device) for size in sizes)
-            added = (rows.T @ rows, rows.T @ targets, rows.sum(dim=0), targets.sum(dim=0))
-            for total, addend in zip(sums[layer], added, strict=True):
+            addends = (rows.T @ rows, rows.T @ targets, rows.sum(dim=0), targets.sum(dim=0))
+            for total, addend in zip(sums[layer], addends, strict=True):
                 total += addend
     # The sums of a layer are freed once its map is computed: those of twelve layers of width 768 take 100 MB.
     maps = {layer: _ridge_regression(sums.pop(layer), ids.numel()) for layer in list(sums)}

@@ -61,10 +61,10 @@ def tolerances(
     grams = {
         layer: torch.zeros(len(probes), 2, most_candidates, most_candidates, dtype=torch.float64) for layer in varying
     }
-    for number_of_probe, (number, position, candidates) in enumerate(probes):
+    for token, (number, position, candidates) in enumerate(probes):
         # One input with each of the candidates at one position.
-        values_of_input = inputs[number][None] if layers.patch is None else patchify(inputs[number][None], layers.patch)
-        changed = values_of_input.repeat(len(candidates), 1, 1)
+        original = inputs[number][None] if layers.patch is None else patchify(inputs[number][None], layers.patch)
+        changed = original.repeat(len(candidates), 1, 1)
         changed[:, position] = candidates
         if layers.patch is not None and layers.image_shape is not None:
             changed = unpatchify(changed, layers.patch, layers.image_shape)
@@ -72,8 +72,8 @@ def tolerances(
             states_changed = layers.states(changed, varying)
         for layer in varying:
             difference = (states_changed[layer] - states[layer][number]).double()
-            flat, own_noise = difference.flatten(1), (difference @ factors[layer].T).flatten(1)
-            grams[layer][number_of_probe] = torch.stack([flat @ flat.T, own_noise @ own_noise.T])
+            flat, projected = difference.flatten(1), (difference @ factors[layer].T).flatten(1)
+            grams[layer][token] = torch.stack([flat @ flat.T, projected @ projected.T])
     constant: Measures = {"tolerance": (0.0, 0.0), "tolerance_own": (0.0, 0.0)}
     draws = torch.randn(DRAWS, CANDIDATES, generator=seeded_generator(seed, "tolerance"), dtype=torch.float64)
     measures = dict.fromkeys(chosen, constant)

@@ -114,7 +114,7 @@ def _functionals(bit: int, times: Sequence[int]) -> NDArray[np.uint8]:
 
 
 def _eliminate(matrix: NDArray[np.uint64], unknowns: int) -> tuple[list[tuple[int, int]], int]:
-    """Bring ``matrix`` into echelon form in place; the pivots, (row, column), and the rank.
+    """Bring ``matrix`` into echelon form in place. Returns the pivots, (row, column), and the rank.
 
     Eight columns at a time by a table of all sums of their pivot rows ("method of the four Russians": Arlazarov,
     Dinic, Kronrod & Faradzhev, 1970).

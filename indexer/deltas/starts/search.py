@@ -22,7 +22,7 @@ class Search(Protocol):
     """Looks for the start of an adapter; None if it is not found."""
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         ...
 
 
@@ -47,7 +47,7 @@ class FurtherSearch:
     swept: tuple[int, ...] = ()
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         start = in_usual_seeds(modules, factor, distribution)
         for draws in self._tables() if start is None else ():
             start = find_start(modules, factor, _table(draws), distribution)

@@ -51,7 +51,7 @@ class FirstFactors:
     noted: list[FirstFactor] = field(default_factory=list)
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         module = modules[0]
         numbers = centred(as_drawn(factor(module.path), module, distribution)[:_COMPARED])
         schemes = [scheme for scheme in SCHEMES if scheme.distribution == distribution]
