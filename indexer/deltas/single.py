@@ -52,7 +52,7 @@ def describe(reference: ModelRef) -> Described:
 
 
 def read_model(described: Described, base: PublishedBase, read: str = "sample") -> Record:
-    """Vectorise a described model against one base of an atlas, from a ``sample`` of its rows or in ``full``.
+    """Vectorise a described model against one base of an atlas. ``read``: "sample", or "full" for all rows.
 
     Raises ModelError and AtlasError.
     """
@@ -89,19 +89,19 @@ def names_base(described: Described, base: str) -> bool:
     return named_base(described.row) is not None and not names_another(described.row, base)
 
 
-def names_another_model(named: str, model: str, base: str) -> bool:
+def names_another_model(name: str, model: str, base: str) -> bool:
     """Whether the base that an adapter's file names, which could not be resolved, is a model other than this base.
 
     A name without an owner, as old models have, must be called after the base; else it may be a folder. ``model``: the
     adapter's own id.
     """
-    named = named.strip()
-    if _letters(named) in (_letters(base), _letters(base.rpartition("/")[2])):
+    name = name.strip()
+    if _letters(name) in (_letters(base), _letters(base.rpartition("/")[2])):
         return False
-    is_name = is_listed_id(f"owner/{named}")
-    return classify_path(named, model, (base,)) == NO or (is_name and is_named_after(named, (base,)))
+    is_name = is_listed_id(f"owner/{name}")
+    return classify_path(name, model, (base,)) == NO or (is_name and is_named_after(name, (base,)))
 
 
 def _letters(name: str) -> str:
-    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
+    """Only the letters and digits, in lower case, so that gemma3-270m and Gemma-3-270m are equal."""
     return "".join(filter(str.isalnum, name.lower()))

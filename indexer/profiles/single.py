@@ -1,4 +1,4 @@
-"""Questions about one model, answered on the fly: its profile, its input recovered, what its neurons respond to.
+"""Computations on one model for a question: its profile, the recovery of its input, the features of its neurons.
 
 Nothing is stored. This is the only module of this folder that `query` imports.
 """
@@ -61,18 +61,19 @@ _MOST_IMAGES = 6
 MOST_TOKENS = 64
 _LINEAR_STEPS = 150
 _BLANK_STEPS = 400
-# Of a block the matrix whose inputs are the neurons of a module: of attention what its heads found, of the MLP its
-# hidden neurons behind the activation function.
+# The matrix of a block whose inputs are the neurons of a module: the outputs of the attention heads, or the hidden
+# neurons of the MLP after the activation function.
 MODULES = {"attention": "output", "mlp": "feedforward2"}
-Progress = Callable[[int], None]  # called with each layer before it is worked on
+Progress = Callable[[int], None]  # called with each layer before it is computed
 
 
 @dataclass(frozen=True)
 class LayerWords:
-    """What is recovered from one layer: the text, the share of right tokens, and the ``top`` nearest ones of each.
+    """The input recovered from one layer: the text, the share of right tokens, and the nearest tokens of each.
 
-    ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
-    criterion, which is met above 1). ``condition`` and ``directions``: of the Jacobian with respect to the middle token
+    ``top``: for each position the nearest tokens, nearest first. ``closer_ratio``: how many times nearer the output of
+    the recovered input is than that of a shifted input (the original papers' criterion, which is met above 1).
+    ``condition`` and ``directions``: of the Jacobian with respect to the middle token
     (``indexer.profiles.sensitivity.conditioning``).
     """
 
@@ -87,7 +88,7 @@ class LayerWords:
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """Images found from one layer (images, channels, height, width), their error, and its shares by row of patches.
+    """Images recovered from one layer (images, channels, height, width), their error, and its shares by row of patches.
 
     ``high_frequency``: the share of the squared error at high frequencies. ``condition`` and ``directions``: of the
     Jacobian with respect to the middle patch of the first image (``indexer.profiles.sensitivity.conditioning``).
@@ -103,7 +104,7 @@ class ImageLayer:
 
 
 def read_now(version: ModelVersion, device: str = "cpu", *, keep: bool = False) -> Subject:
-    """Read and load a model, an adapter merged into its ``parent``. Raises AtlasError that says why that fails.
+    """Read and load a model, an adapter merged into its ``parent``. Raises AtlasError with the reason if that fails.
 
     ``keep``: its weights stay in the Hugging Face cache, for a model that is read again.
     """
@@ -134,7 +135,7 @@ def read_now(version: ModelVersion, device: str = "cpu", *, keep: bool = False) 
 def profile_now(
     version: ModelVersion, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
 ) -> tuple[Profile, Profile | None, Profile | None]:
-    """The profiles of a model, of its ``parent`` if that is known, and of an untrained twin if asked for."""
+    """The profiles of a model, of its ``parent`` if that is known, and of an untrained twin if requested."""
 
     def identity(kind: str, subject: Subject) -> ProfileIdentity:
         base = version.parent.model.id if version.parent else subject.name
@@ -172,11 +173,13 @@ def invert_words(
     rate: float | None = None,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[str, ...], tuple[LayerWords, ...]]:
-    """Recover ``text`` from the output of each layer: its tokens, and what is recovered from each layer.
+    """Recover ``text`` from the output of each layer. Returns its tokens, and the words recovered from each layer.
 
-    ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
-    embedding, which is independent of the text. original: the original papers' method. ``keep``: use only these output
-    positions. ``restrict``: answer only with tokens of the text.
+    - ``recipe``: "default": a linear map fitted on random tokens, then a few steps of descent. "blank": descent from
+      the mean embedding, which is independent of the text. "original": the original papers' method.
+    - ``top``: how many nearest tokens to return for each position.
+    - ``keep``: use only these output positions.
+    - ``restrict``: recover only tokens of the text.
 
     Raises AtlasError if the model has no words or no tokenizer, or the text is too short or too long.
     """
@@ -194,12 +197,12 @@ def invert_words(
     ids = torch.tensor([numbers])
     answers: Layers = model
     if restrict:
-        others = sorted(set(range(len(model.tokens))) - set(numbers))
-        answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=others)
+        excluded = sorted(set(range(len(model.tokens))) - set(numbers))
+        answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=excluded)
     inputs = model.embed(ids)
     readout = fit_readout(model, chosen, ids.shape[1], seed) if recipe == "default" else {}
     jacobian = singular_values(model, inputs, chosen)
-    found = []
+    recovered = []
     for layer in chosen:
         progress(layer)
         with torch.no_grad():
@@ -219,8 +222,8 @@ def invert_words(
         closer = float(times_closer(*criterion(model, layer, inputs, guess, seed, shift))[0])
         nearest = tuple(tuple(tokenizer.words(row.tolist())) for row in words[0])
         text_found = tokenizer.text(best.tolist())
-        found.append(LayerWords(layer, text_found, right, closer, nearest, *conditioning(jacobian[layer])))
-    return tuple(tokenizer.words(numbers)), tuple(found)
+        recovered.append(LayerWords(layer, text_found, right, closer, nearest, *conditioning(jacobian[layer])))
+    return tuple(tokenizer.words(numbers)), tuple(recovered)
 
 
 def invert_images(
@@ -235,7 +238,7 @@ def invert_images(
     seed: int = 0,
     progress: Progress = lambda layer: None,
 ) -> tuple[torch.Tensor, tuple[ImageLayer, ...], tuple[str, ...]]:
-    """Recover images from the output of each layer: the targets (images, channels, height, width), layers, notes.
+    """Recover images from the output of each layer: targets (images, channels, height, width), layers, notes.
 
     ``files``: image files, by default images of this package. A language model needs a patch embedding (``stem``).
     """
@@ -249,7 +252,7 @@ def invert_images(
         shipped = shipped_images(shape)
         target = torch.cat([shipped[:2], shipped[-2:]])  # two digits and two photographs
     target = target.to(model.device)
-    found = []
+    recovered = []
     chosen = model.choose(layers)
     jacobian = singular_values(model, target[:1], chosen)
     for layer in chosen:
@@ -263,8 +266,8 @@ def invert_images(
         error, _, rows = image_error(model, images, target)
         high = high_frequency(images - target)
         shown = images[:_MOST_IMAGES].clamp(0, 1).cpu()
-        found.append(ImageLayer(layer, shown, error, rows, high, *conditioning(jacobian[layer])))
-    return target[:_MOST_IMAGES].cpu(), tuple(found), notes
+        recovered.append(ImageLayer(layer, shown, error, rows, high, *conditioning(jacobian[layer])))
+    return target[:_MOST_IMAGES].cpu(), tuple(recovered), notes
 
 
 def neuron_features(
@@ -280,7 +283,7 @@ def neuron_features(
     seed: int = 0,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
-    """Images that neurons respond to, by layer and neuron (None: all of them together), and notes.
+    """Images to which neurons respond, by layer and neuron (None: all neurons together), and notes.
 
     ``plain``: without octaves, blur and jitter, as always for a single ``patch``. ``module``: block (its output),
     attention or mlp (``neurons_inside``).
@@ -299,30 +302,30 @@ def neuron_features(
         ascent = original_ascent(takes_words, is_sharp)
         seed = 999
     probe = shipped_images(model.image_shape)
-    found: list[Feature] = []
+    features: list[Feature] = []
     for layer in model.choose(layers):
         progress(layer)
-        found += find_features(model, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
-    return tuple(found), notes
+        features += find_features(model, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
+    return tuple(features), notes
 
 
 def neurons_inside(subject: Subject, layers: HookedLayers, module: str) -> HookedLayers:
-    """``layers`` of ``subject`` with, in place of a block's output, the neurons inside its ``module`` (of MODULES).
+    """``layers`` of ``subject`` with the neurons inside a ``module`` (of MODULES) in place of each block's output.
 
-    Raises AtlasError if the architecture does not say where they are.
+    Raises AtlasError if the architecture does not describe them.
     """
     if module not in MODULES:
         raise AtlasError(f"Unknown module {module!r}.", f"Choose block, {' or '.join(MODULES)}.")
-    shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
-    found = {
+    shapes = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
+    modules = {
         matrix.key.layer: subject.model.get_submodule(matrix.tensor.rpartition(".")[0])
         for matrix in load_architecture(str(subject.config.get("model_type"))).locate(shapes, subject.config).matrices
         if (matrix.key.stack, matrix.key.family) == (subject.stack, MODULES[module])
     }
-    if sorted(found) != list(range(layers.depth)):
+    if sorted(modules) != list(range(layers.depth)):
         raise AtlasError(f"The {module} neurons of {subject.name} cannot be found in every layer.", "Leave it out.")
     inside = copy.copy(layers)
-    inside.blocks, inside.takes_inputs = [found[layer] for layer in sorted(found)], True
+    inside.blocks, inside.takes_inputs = [modules[layer] for layer in sorted(modules)], True
     return inside
 
 

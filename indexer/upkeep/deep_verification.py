@@ -129,7 +129,7 @@ def _check_catalog(path: Path) -> Iterator[Disagreement]:
         return
     for problem in found.problems:
         yield Disagreement("database", path.name, problem)
-    for name in found.other_views:
+    for name in found.differing_views:
         yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
 
 

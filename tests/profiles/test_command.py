@@ -31,9 +31,9 @@ def shell(tiny_store, tmp_path_factory):
 
 
 def profile(shell, *words: str) -> dict:
-    ran = shell("index", "profile", *words, "--json")
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+    command = shell("index", "profile", *words, "--json")
+    assert command.code == 0, command.err
+    return json.loads(command.out)
 
 
 def rows(shell, statement: str) -> list[tuple]:
@@ -94,12 +94,12 @@ def test_the_database_is_made_again_from_the_files(shell):
 def test_a_damaged_profile_is_found(shell):
     folder = folder_of(shell)
     path = folder.profile(next(iter(ProfileStore(folder).digests())))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-4] + b"\0\0\0\1")
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + b"\0\0\0\1")
     try:
-        assert [(one.kind, "altered" in one.problem) for one in verify(folder)] == [("profile", True)]
+        assert [(problem.kind, "altered" in problem.problem) for problem in verify(folder)] == [("profile", True)]
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 @pytest.mark.slow
@@ -159,9 +159,9 @@ def test_a_model_of_another_base(tmp_path):
 
 @pytest.mark.slow
 def test_the_error_of_the_command_for_bad_input(shell):
-    ran = shell("index", "profile", "--base", BASE, "--probe", "image")
-    assert (ran.code, len(ran.err.strip().splitlines())) == (1, 1)
-    assert "takes words" in ran.err
+    command = shell("index", "profile", "--base", BASE, "--probe", "image")
+    assert (command.code, len(command.err.strip().splitlines())) == (1, 1)
+    assert "takes words" in command.err
 
 
 def test_an_unavailable_device():

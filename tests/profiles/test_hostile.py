@@ -70,8 +70,8 @@ def test_a_worker_that_dies_does_not_end_the_run(base, tmp_path):
     sound = [saved(tmp_path / f"sound-{number}", WORDS) for number in range(3)]
     due = [*map(unit, sound[:2]), unit(tmp_path / "deadly", Deadly), unit(sound[2])]
     results = in_processes(due, worker(base, tmp_path), 2)
-    found = {Path(one.unit.identity.model).name: one for one in results}
-    assert {name: one.error and one.error.reason for name, one in found.items()} == {
+    result_of = {Path(result.unit.identity.model).name: result for result in results}
+    assert {name: result.error and result.error.reason for name, result in result_of.items()} == {
         "sound-0": None, "sound-1": None, "sound-2": None, "deadly": "worker_died",
     }  # fmt: skip
 
@@ -81,9 +81,9 @@ def test_a_tokenizer_that_panics_fails_its_own_model_only(base, tmp_path):
     model = saved(tmp_path / "panics", WORDS - 2900)
     content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
     (model / "tokenizer.json").write_bytes(content)
-    done = worker(base, tmp_path)(unit(model))
-    assert done.error is not None
-    assert "The tokenizer" in done.error.detail
+    result = worker(base, tmp_path)(unit(model))
+    assert result.error is not None
+    assert "The tokenizer" in result.error.detail
 
 
 WORD = "embeddings.word_embeddings.weight"
@@ -107,13 +107,13 @@ def test_weights_that_are_not_finite_give_no_measures(base, tmp_path, name, valu
         tensor[rows] = value
 
     model = altered(saved(tmp_path / "model", WORDS), name, change)
-    done = worker(base, tmp_path)(unit(model))
-    if done.error is None:  # a huge word that nothing drew
+    result = worker(base, tmp_path)(unit(model))
+    if result.error is None:  # a huge word that nothing drew
         assert (name, value) == (WORD, 3e38)
-        kept = ProfileStore(AtlasFolder(tmp_path)).read(done.unit.identity.digest)
-        assert all(np.isfinite(values).all() for values in (*kept.values.values(), *kept.errors.values()))
+        profile = ProfileStore(AtlasFolder(tmp_path)).read(result.unit.identity.digest)
+        assert all(np.isfinite(values).all() for values in (*profile.values.values(), *profile.errors.values()))
     else:
-        assert done.error.reason == "not_finite", done.error
+        assert result.error.reason == "not_finite", result.error
 
 
 @pytest.mark.parametrize(
@@ -141,5 +141,5 @@ def test_hostile_adapters(base, tmp_path, shapes, fill, config, reason):
     factors = {f"{path}.lora_{side}.weight": torch.full(shape, fill) for side, shape in zip("AB", shapes, strict=True)}
     save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     with at_most(3 << 30), deadline(20):
-        done = worker(base, tmp_path)(unit(tmp_path / "adapter", relation="adapter"))
-    assert (done.error and done.error.reason) == reason, done.error
+        result = worker(base, tmp_path)(unit(tmp_path / "adapter", relation="adapter"))
+    assert (result.error and result.error.reason) == reason, result.error

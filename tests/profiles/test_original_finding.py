@@ -32,8 +32,8 @@ def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_t
     layers, inputs = gpt2.layers, probe.inputs(gpt2.layers)
     target = layers.state(inputs, 4).detach()
     guess = recover(layers, 4, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 100)
-    found, shifted = criterion(layers, 4, inputs, guess, 0, 1 / 20)
-    assert (found < shifted).all()
+    guess_distances, shifted_distances = criterion(layers, 4, inputs, guess, 0, 1 / 20)
+    assert (guess_distances < shifted_distances).all()
     assert (nearest_tokens(layers, guess)[..., 0] == probe.ids).double().mean() < 0.6
     _, words = invert_words(gpt2, "The value of the parameter is returned as a list.", [1])
     assert words[0].right >= 0.95
@@ -41,6 +41,8 @@ def test_the_criterion_is_met_and_the_words_are_wrong_and_a_linear_start_gives_t
 
 def test_an_untrained_twin_is_easier_to_invert(gpt2):
     probe = text_probe(shipped_text(), gpt2.tokenizer.encode)
-    asked = ProfileRequest(recover=True, layers=(4,))
-    (trained, *_), (untrained, *_) = (measure(one.layers, probe, asked)[0] for one in (gpt2, gpt2.twin(0, "cpu")))
+    request = ProfileRequest(recover=True, layers=(4,))
+    (trained, *_), (untrained, *_) = (
+        measure(subject.layers, probe, request)[0] for subject in (gpt2, gpt2.twin(0, "cpu"))
+    )
     assert untrained.values["recovered"] >= trained.values["recovered"] + 0.5

@@ -66,9 +66,9 @@ def base(tmp_path_factory) -> Subject:
 
 
 def test_added_words_change_nothing(base, tmp_path):
-    found = profiled(base, saved(tmp_path / "more", WORDS + 3), tmp_path)
-    assert found.notes == ()
-    assert (found.values["drift"] >= 0).all()
+    profile = profiled(base, saved(tmp_path / "more", WORDS + 3), tmp_path)
+    assert profile.notes == ()
+    assert (profile.values["drift"] >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_added_words_change_nothing(base, tmp_path):
     ids=["fewer words", "other words"],
 )
 def test_another_vocabulary_leaves_drift_open_and_keeps_tolerance(base, tmp_path, words, tokens):
-    found = profiled(base, saved(tmp_path / "other", words, tokens), tmp_path)
-    assert "vocabulary" in found.notes[0]
-    assert not {"drift", "cka"} & set(found.values)
-    assert (found.values["tolerance"] > 0).all()
-    assert (found.values["readable"] >= 0).all()
+    profile = profiled(base, saved(tmp_path / "other", words, tokens), tmp_path)
+    assert "vocabulary" in profile.notes[0]
+    assert not {"drift", "cka"} & set(profile.values)
+    assert (profile.values["tolerance"] > 0).all()
+    assert (profile.values["readable"] >= 0).all()
 
 
 def test_a_text_that_is_too_short():

@@ -72,12 +72,12 @@ def test_outside_the_selection_it_is_left_as_it_is(shelf):
 
 
 @pytest.mark.parametrize("others", [(), (False,)])
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, asked):
+@pytest.mark.parametrize("spectra_wanted", [False, True])
+def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, spectra_wanted):
     for spectra in others:
         shelf.add_record(spectra)
     key = shelf.add_record(True)
-    planned = shelf.plan(asked)
+    planned = shelf.plan(spectra_wanted)
     assert (planned.unit, planned.record_key, planned.lacks) == (None, key, "")
 
 
@@ -88,10 +88,10 @@ def test_without_the_flag_nothing_is_read_again(shelf, had):
     assert shelf.plan(False).record_key == key
 
 
-@pytest.mark.parametrize(("known", "asked"), [(False, True), (True, False)])
-def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, asked):
+@pytest.mark.parametrize(("known", "spectra_wanted"), [(False, True), (True, False)])
+def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, spectra_wanted):
     shelf.add_outcome(known, Skipped("corrupt_file", "torn"))
-    planned = shelf.plan(asked)
+    planned = shelf.plan(spectra_wanted)
     assert (planned.unit, planned.status) == (None, "skipped")
 
 
@@ -120,17 +120,17 @@ def test_builds_with_and_without_the_flag(tmp_path):
     weights = kind.random(seed=1)
     checkpoints.save(store / "org/base", kind, weights)
     checkpoints.describe(store, "org/base", tags=["transformers"])
-    for place, name in enumerate(("ann/one", "bob/two", "cyd/three")):
-        checkpoints.save(store / name, kind, kind.changed(weights, noise(1e-3 * (place + 1))))
-        checkpoints.claim(store, name, "org/base", month=place + 1)
+    for number, name in enumerate(("ann/one", "bob/two", "cyd/three")):
+        checkpoints.save(store / name, kind, kind.changed(weights, noise(1e-3 * (number + 1))))
+        checkpoints.claim(store, name, "org/base", month=number + 1)
     with served_shell(store) as shell:
         hub = shell.hub
 
         def build(*words):
-            ran = shell("index", "build", "--base", "org/base", "--workers", "1", "--json", *words)
-            assert ran.code == 0, ran.err
-            counts = {name: ran.json[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
-            return list(counts.values()), ran.err
+            command = shell("index", "build", "--base", "org/base", "--workers", "1", "--json", *words)
+            assert command.code == 0, command.err
+            counts = {name: command.json[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
+            return list(counts.values()), command.err
 
         assert build()[0] == [3, 3, 0, 0, 0]
         counts, said = build("--spectra", "--limit", "1", "--sort", "created")
