@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Any, overload
 
 from huggingface_hub import constants
 
@@ -12,8 +12,9 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
-from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
+from indexer.builds.options import AddOptions, BuildOptions, RecordOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
     AtlasError,
@@ -40,94 +41,55 @@ from indexer.upkeep.removal import finish_removals
 
 
 @overload
-def build(
-    base: str,
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    confirm: Confirm | None = ...,
-    **options: Unpack[BuildArguments],
-) -> BuildReport: ...
+def build(base: str, atlas: str | Path = ..., **options: Any) -> BuildReport: ...
 @overload
-def build(
-    base: list[str] | tuple[str, ...],
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    confirm: Confirm | None = ...,
-    **options: Unpack[BuildArguments],
-) -> list[BuildReport]: ...
+def build(base: list[str] | tuple[str, ...], atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
 @plain_arguments
+@with_options(BuildOptions)
 def build(
     base: str | list[str] | tuple[str, ...],
     atlas: str | Path = "atlas",
     *,
-    dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
-    **options: Unpack[BuildArguments],
+    options: BuildOptions,
 ) -> BuildReport | list[BuildReport]:
     """Crawl the fine-tunes of ``base``, read what is new, publish into the folder ``atlas``: what `index build` does.
 
     Run it again at any time: unchanged models are not read again, failures are.
 
-    ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
-    :class:`BuildEvent` for everything that happens. ``confirm`` is called with an :class:`Estimate` before anything is
-    read; if it returns False, nothing is. ``options``, with their defaults:
-
-    - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
-    - ``relation`` ("finetune,adapter,merge"): of finetune, adapter, merge and quantized, separated by commas
-    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag by what their files and names
-      say, "weights" by comparing some rows of their weights with the base's; ``max_candidates`` (5,000, or 1,000 by
-      weights): how many of them one run examines
-    - ``descendants`` (True): also what was made of its fine-tunes, up to ``depth`` (5) steps from the base; at most
-      ``questions`` (500) models are asked for their own, the most downloaded first
-    - ``same_as`` (none): other ids under which the base's weights are on the Hub; the atlas remembers them
-    - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
-    - ``author`` (None): only models of this author
-    - ``checkpoints`` ("last"): of the checkpoints of one training run, in one folder, the last or "all"
-    - ``retry_failed`` (False): try every failure again now
-    - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
-      or all of them; an answer that a sample cannot give says so, and :func:`deepen` reads the rest
-    - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
-    - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor, two for samples): on what and in how many processes the
-      SVD runs; ``connections`` (8): to the Hub, of all workers together
-    - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
-    - ``vector_length`` (8,208): about how many numbers a vector has
-    - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
+    ``progress`` is called with a :class:`BuildEvent` for everything that happens. ``confirm`` is called with an
+    :class:`Estimate` before anything is read; if it returns False, nothing is.
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
     base is published before the next begins. Raises AtlasError if a base is unknown or published at another rank, an
     argument is wrong, another process writes to the atlas, or no process can be started to read models.
     """
-    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
+    watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
-    prepare(chosen, watcher)
-    if chosen.scheduler is not None and not dry_run:
+    prepare(options, watcher)
+    if options.scheduler is not None and not options.dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
-        DaskExecutor(chosen.scheduler).connect().close(timeout=5)  # raises before a long crawl
+        DaskExecutor(options.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         for facts in found:
-            check_rank(folder, facts.id, chosen.rank)
-        if not dry_run:
+            check_rank(folder, facts.id, options.rank)
+        if not options.dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            one = Build(folder, facts, chosen, watcher)
-            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
+            one = Build(folder, facts, options, watcher)
+            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
             one.base.check()
             was_listed = one.listing.path.exists()
-            update_listing(one, counts_only=dry_run)
+            update_listing(one, counts_only=options.dry_run)
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
-            elif dry_run:
+            elif options.dry_run:
                 expected = one.estimate(one.plan())
                 tree, sentences = family_tree(one.selected(), one.crawl_calls)
                 one.report.dry_run = expected.as_row() | {"tree": tree, "api_calls": one.crawl_calls}
@@ -140,37 +102,37 @@ def build(
 
 
 @plain_arguments
+@with_options(AddOptions)
 def add(
     model: str | Path,
     base: str,
     atlas: str | Path = "atlas",
     *,
-    name: str | None = None,
     progress: Progress | None = None,
-    **options: Unpack[RecordArguments],
+    options: AddOptions,
 ) -> BuildReport:
     """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
 
-    The model is listed and built alone; one that was removed comes back. ``name``: what the atlas calls a folder, by
-    default ``local:NAME`` after the folder; its path is not stored. ``options``: read, rank, spectra, keep_factors,
-    device, vector_length and same_as, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises
-    AtlasError where it cannot be found or is the base itself, and as ``build`` does.
+    The model is listed and built alone; one that was removed comes back. The path of a folder is not stored.
+    ``report.problem`` says why a model was not indexed. Raises AtlasError where it cannot be found or is the base
+    itself, and as ``build`` does.
     """
-    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
+    chosen = WorkOptions(**options.part(RecordOptions), workers=1, retry_failed=True)
+    watcher, folder = Watcher(progress), AtlasFolder(atlas)
     prepare(chosen, watcher)
     reference = ModelRef.parse(str(model))
     source = reference.source
-    source.check_name(reference, name)
+    source.check_name(reference, options.name)
     with folder.locked("index add"):
         facts = find_base(folder, base)
-        one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
+        one = Build(folder, facts, chosen, watcher)
         check_rank(folder, facts.id, chosen.rank)
         finish_removals(folder, [facts.id], watcher.say)
         try:
             row = completed(row_of(reference))
         except ModelError as error:
             raise source.explain(error, reference) from error
-        row |= {"id": source.name_in_atlas(reference, row, name, _places(one.listing))}
+        row |= {"id": source.name_in_atlas(reference, row, options.name, _places(one.listing))}
         if row["id"] in facts.ids:
             message = f"{facts.id} is the base itself, not a model tuned from it."
             raise AtlasError(message, "Name one of its fine-tunes.")
@@ -226,7 +188,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         relations=options.relations,
         discover=options.discover,
         descendants=options.descendants,
-        since=options.since,
+        since=options.created_since,
         author=options.author,
         mirrors=build.base.mirrors(build.listing),
         max_questions=options.questions,
@@ -305,7 +267,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     return build.run(build.with_listed(planned), build.base_for(planned, base))
 
 
-def prepare(options: BuildOptions, watcher: Watcher) -> None:
+def prepare(options: WorkOptions, watcher: Watcher) -> None:
     """Check the libraries and the device before anything is fetched. Raises AtlasError."""
     require("Reading weights", "torch", "transformers")
     check_device(options.device)
