@@ -89,7 +89,11 @@ def verify(
 
 
 @plain_arguments
-def prune(atlas: str | Path = "atlas", *, dry_run: bool = False) -> dict[str, Any]:
+def prune(
+    atlas: str | Path = "atlas",
+    *,
+    dry_run: Annotated[bool, Option("Only print what would be removed.")] = False,
+) -> dict[str, Any]:
     """Remove what the atlas does not need, or can make or fetch again: what `index prune` does.
 
     Returns ``atlas``, ``dry_run``, ``bytes`` (freed) and ``removed``, a list of objects with ``kind``, ``what``,

@@ -96,8 +96,8 @@ def test_of_a_run_the_last_checkpoint_is_selected_unless_all_are_asked_for():
     assert [one.id for one in without_earlier(runs, {"local:a-3"})] == ["local:a-3", "local:a-2"], "it was cut short"
     gone = [*runs[:1], listed("local:a-9", {"key": "a", "number": 9}, deleted_at_hub=True)]
     assert "local:a-1" in [one.id for one in without_earlier(gone)]
-    assert BuildOptions.parse().checkpoints == "last"
-    assert BuildOptions.parse(checkpoints="all").as_words() == ["--checkpoints", "all"]
+    assert BuildOptions().checkpoints == "last"
+    assert BuildOptions(checkpoints="all").as_words() == ["--checkpoints", "all"]
 
 
 def test_a_build_selects_the_last_checkpoint_that_can_be_read(tmp_path):
@@ -110,7 +110,7 @@ def test_a_build_selects_the_last_checkpoint_that_can_be_read(tmp_path):
     facts = BaseFacts(BASE, "f" * 40)
 
     def selected(**options):
-        return sorted(one.id for one in Build(folder, facts, BuildOptions.parse(**options)).selected())
+        return sorted(one.id for one in Build(folder, facts, BuildOptions(**options)).selected())
 
     assert selected() == ["me/3"]
     assert selected(checkpoints="all") == ["me/1", "me/2", "me/3"]

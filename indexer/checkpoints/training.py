@@ -58,15 +58,15 @@ def training_paths(names: Collection[str], folder: str) -> list[str]:
 
     The nearest come first, and of one folder those that say most.
     """
-    found: list[tuple[int, int, str]] = []
+    ordered: list[tuple[int, int, str]] = []
     for path in names:
         for depth, above in enumerate(_and_above(folder)):
             rest = path.removeprefix(above)
             if path.startswith(above) and ("/" not in rest or _OF_RUN.fullmatch(rest)) and is_training_file(rest):
                 order = 1 if rest.rpartition("/")[2] == _STATE else 2 if _AFTER.fullmatch(rest) else 0
-                found.append((depth, order, path))
+                ordered.append((depth, order, path))
                 break
-    return [path for _, _, path in sorted(found)]
+    return [path for _, _, path in sorted(ordered)]
 
 
 def _and_above(folder: str) -> Iterator[str]:
@@ -83,16 +83,16 @@ def _contents(
     """Names and contents of the files, those nearest to the weights first."""
     if adapter_config is not None:
         yield _ADAPTER_CONFIG, json.dumps(adapter_config).encode()
-    left = _MOST_REMOTE_BYTES - 2 * _END if is_remote else LARGEST_FILE
+    bytes_left = _MOST_REMOTE_BYTES - 2 * _END if is_remote else LARGEST_FILE
     files: list[tuple[Callable[[str, int], bytes], str, str]] = [
         (repository.read_small, path, path.removeprefix(folder))
         for path in training_paths(repository.filenames, folder)
     ]
     files += [(repository.read_above, path, path) for path in repository.above if is_training_file(path)]
-    files = [one for one in files if one[2].rpartition("/")[2] != _ADAPTER_CONFIG]
+    files = [(read, path, name) for read, path, name in files if name.rpartition("/")[2] != _ADAPTER_CONFIG]
     for read, path, name in files[: _MOST_REMOTE_FILES if is_remote else _MOST_FILES]:
         try:
-            content = read(path, left)
+            content = read(path, bytes_left)
         except Skipped:  # it is longer than the bytes that were left
             is_state = name.rpartition("/")[2] == _STATE and path in repository.filenames
             if is_state and (ends := _ends(repository, path)) is not None:
@@ -100,7 +100,7 @@ def _contents(
             return
         except (ModelError, OSError):  # what it says is a help, and not needed
             continue
-        left -= len(content)
+        bytes_left -= len(content)
         yield name, content
 
 

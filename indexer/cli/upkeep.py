@@ -137,7 +137,7 @@ def rebuild(atlas: str, output: str, **chosen: Any) -> None:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@options_for(library.prune, "dry_run")
 @atlas_option
 @output_options
 def prune(dry_run: bool, atlas: str, output: str) -> None:
@@ -147,16 +147,14 @@ def prune(dry_run: bool, atlas: str, output: str) -> None:
     change depends on the weights). Records, vectors and matrices that no publish uses go, and files that killed
     commands left.
     """
-    from indexer import library
-
-    found = library.prune(atlas, dry_run=dry_run)
+    report = library.prune(atlas, dry_run=dry_run)
     emit(
-        found["removed"] if output in ROWS or output == "table" else found,
+        report["removed"] if output in ROWS or output == "table" else report,
         output,
         columns=["kind", "what", "bytes", "why"],
     )
     if output == "table":
-        say(f"{size_in_words(found['bytes'])} {'would be' if dry_run else 'were'} freed")
+        say(f"{size_in_words(report['bytes'])} {'would be' if dry_run else 'were'} freed")
 
 
 class _Represent(click.Command):

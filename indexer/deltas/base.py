@@ -353,9 +353,9 @@ def reduce_to_sample(path: Path) -> int:
                 if name in base.embeddings:
                     piece = base.embeddings[name]
                 else:
-                    place = base.layout.by_key[DeltaKey.parse(name)]
-                    lines = torch.from_numpy(lines_of(place.lines, sampled_lines(place)))
-                    piece = base.matrix(place.key).index_select(int(place.transposed), lines)
+                    matrix = base.layout.by_key[DeltaKey.parse(name)]
+                    lines = torch.from_numpy(lines_of(matrix.lines, sampled_lines(matrix)))
+                    piece = base.matrix(matrix.key).index_select(int(matrix.transposed), lines)
                 assert tuple(piece.shape) == tuple(shape), name
                 start = file.tell()
                 file.write(piece.contiguous().view(torch.uint8).numpy().data)

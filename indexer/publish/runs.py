@@ -20,7 +20,7 @@ _FEWEST_ENTRIES = 2
 
 
 @dataclass(frozen=True)
-class _Model:
+class _Checkpoint:
     model_id: int
     author: str
     key: str | None
@@ -34,29 +34,29 @@ class _Model:
 def renew_runs(tables: Tables, base: str) -> None:
     """Rewrite the runs of a base, where they have changed."""
     models = [
-        _Model(*(*row[:7], _log_of(row[7])))
+        _Checkpoint(*(*row[:7], _log_of(row[7])))
         for row in tables.rows(
             "SELECT model_id, author, run_key, checkpoint_number, step, epoch, training->>'run_id', training->>'log' "
             "FROM fine_tunes JOIN records USING (model_id) WHERE base = ? AND status = 'indexed' ORDER BY model_id",
             [base],
         )
     ]
-    groups = UnionFind([Upload(one.model_id, None, ()) for one in models])
+    groups = UnionFind([Upload(model.model_id, None, ()) for model in models])
     for first, second in _pairs(models):
         groups.join(first.model_id, second.model_id)
-    members: dict[int, list[_Model]] = {}
-    for one in models:
-        members.setdefault(groups.find(one.model_id), []).append(one)
+    members: dict[int, list[_Checkpoint]] = {}
+    for model in models:
+        members.setdefault(groups.find(model.model_id), []).append(model)
     changes = []
     for run in members.values():
         ordered = _in_order(run)
-        for place, one in enumerate(ordered, 1):
-            is_alone = len(run) == 1
+        is_alone = len(run) == 1
+        for position, model in enumerate(ordered, 1):
             changes.append({
-                "model_id": one.model_id,
-                "run_group": None if is_alone else min(each.model_id for each in run),
-                "run_place": None if is_alone else place,
-                "is_earlier_checkpoint": place < len(run),
+                "model_id": model.model_id,
+                "run_group": None if is_alone else min(checkpoint.model_id for checkpoint in run),
+                "run_place": None if is_alone else position,
+                "is_earlier_checkpoint": position < len(run),
             })  # fmt: skip
     columns = {"run_group": "INTEGER", "run_place": "INTEGER", "is_earlier_checkpoint": "BOOLEAN"}
     tables.update("records", columns, changes)
@@ -65,39 +65,39 @@ def renew_runs(tables: Tables, base: str) -> None:
 def _log_of(text: str | None) -> Sequence[Any]:
     """The start of a log, as JSON that somebody may have written; () for anything else."""
     try:
-        found = json.loads(text or "[]")
+        log = json.loads(text or "[]")
     except ValueError:
         return ()
-    is_log = isinstance(found, list) and all(isinstance(one, list) and len(one) == 3 for one in found)
-    return found if is_log and all(isinstance(n, int | float | None) for one in found for n in one) else ()
+    is_log = isinstance(log, list) and all(isinstance(entry, list) and len(entry) == 3 for entry in log)
+    return log if is_log and all(isinstance(number, int | float | None) for entry in log for number in entry) else ()
 
 
-def _pairs(models: Sequence[_Model]) -> Iterator[tuple[_Model, _Model]]:
+def _pairs(models: Sequence[_Checkpoint]) -> Iterator[tuple[_Checkpoint, _Checkpoint]]:
     """Pairs of models of one author and one run; each model is in few."""
-    first_of: dict[tuple[str, str, Any], _Model] = {}
-    by_start: dict[tuple[str, Any], list[_Model]] = {}
-    for one in models:
-        for kind, value in (("key", one.key), ("id", one.run_id)):
+    first_of: dict[tuple[str, str, Any], _Checkpoint] = {}
+    by_start: dict[tuple[str, Any], list[_Checkpoint]] = {}
+    for model in models:
+        for kind, value in (("key", model.key), ("id", model.run_id)):
             if value:
-                first = first_of.setdefault((one.author, kind, value), one)
-                if first is not one:
-                    yield first, one
-        if one.log:
-            others = by_start.setdefault((one.author, tuple(one.log[0])), [])
-            yield from ((other, one) for other in others if _is_one_log(other.log, one.log))
-            others.append(one)
+                first = first_of.setdefault((model.author, kind, value), model)
+                if first is not model:
+                    yield first, model
+        if model.log:
+            others = by_start.setdefault((model.author, tuple(model.log[0])), [])
+            yield from ((other, model) for other in others if _is_same_log(other.log, model.log))
+            others.append(model)
 
 
-def _is_one_log(log: Sequence[Any], other: Sequence[Any]) -> bool:
+def _is_same_log(log: Sequence[Any], other: Sequence[Any]) -> bool:
     common = min(len(log), len(other))
     has_gradient = log[0][2] is not None and other[0][2] is not None
     return list(log[:common]) == list(other[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
 
 
-def _in_order(run: Sequence[_Model]) -> list[_Model]:
+def _in_order(run: Sequence[_Checkpoint]) -> list[_Checkpoint]:
     """The checkpoints from the first to the last: by their steps, if all are known, else by the numbers in names."""
-    if all(one.step is not None for one in run):
-        return sorted(run, key=lambda one: (one.step or 0, one.number is None, one.number or 0, one.model_id))
-    if any(one.number is not None for one in run) or not all(one.epoch is not None for one in run):
-        return sorted(run, key=lambda one: (math.inf if one.number is None else one.number, one.model_id))
-    return sorted(run, key=lambda one: (one.epoch or 0.0, one.model_id))
+    if all(model.step is not None for model in run):
+        return sorted(run, key=lambda model: (model.step or 0, model.number is None, model.number or 0, model.model_id))
+    if any(model.number is not None for model in run) or not all(model.epoch is not None for model in run):
+        return sorted(run, key=lambda model: (math.inf if model.number is None else model.number, model.model_id))
+    return sorted(run, key=lambda model: (model.epoch or 0.0, model.model_id))

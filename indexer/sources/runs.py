@@ -39,10 +39,10 @@ def checkpoint_at(path: str, beside: Collection[str] = (), inside: Collection[st
     parent, _, name = path.rpartition("/")
     if match := _NUMBERED.fullmatch(name):
         return Checkpoint(parent, int(match[1]))
-    if name.lower() in _FINALS and any(_NUMBERED.fullmatch(one) for one in beside):
+    if name.lower() in _FINALS and any(map(_NUMBERED.fullmatch, beside)):
         return Checkpoint(parent, None)
     # The folder of a run, in which its checkpoints lie.
-    return Checkpoint(path, None) if any(_NUMBERED.fullmatch(one) for one in inside) else None
+    return Checkpoint(path, None) if any(map(_NUMBERED.fullmatch, inside)) else None
 
 
 def checkpoint_of_file(path: str, beside: Collection[str] = ()) -> Checkpoint | None:
@@ -53,8 +53,9 @@ def checkpoint_of_file(path: str, beside: Collection[str] = ()) -> Checkpoint | 
     match = _NAMED.fullmatch(stem) or _OF_FILE.fullmatch(stem)
     if match:
         return Checkpoint(folder + match[1], int(match[2]))
-    others = (other.rpartition(".")[0] for other in beside if other != name)
-    if any((found := _OF_FILE.fullmatch(one) or _NAMED.fullmatch(one)) and found[1] == stem for one in others):
+    other_stems = (other.rpartition(".")[0] for other in beside if other != name)
+    matches = (_OF_FILE.fullmatch(other) or _NAMED.fullmatch(other) for other in other_stems)
+    if any(match and match[1] == stem for match in matches):
         return Checkpoint(folder + stem, None)
     return None
 

@@ -49,13 +49,12 @@ def prune(folder: AtlasFolder, *, dry_run: bool = False) -> dict[str, Any]:
     """
     folder.require()
     with Reading(folder.database) as connection:
-        found = list(_unneeded(folder, connection))
-    freed = 0
-    for one in found:
+        unneeded = list(_unneeded(folder, connection))
+    for item in unneeded:
         if not dry_run:
-            one.remove()
-        freed += one.bytes
-    return {"atlas": str(folder.root), "dry_run": dry_run, "bytes": freed, "removed": [one.as_row() for one in found]}
+            item.remove()
+    freed, rows = sum(item.bytes for item in unneeded), [item.as_row() for item in unneeded]
+    return {"atlas": str(folder.root), "dry_run": dry_run, "bytes": freed, "removed": rows}
 
 
 def keep_sample_if_enough(folder: AtlasFolder, base: str) -> int:
@@ -64,28 +63,29 @@ def keep_sample_if_enough(folder: AtlasFolder, base: str) -> int:
     The caller holds the lock of the writer.
     """
     with Reading(folder.database) as connection:
-        found = list(_bases(folder, connection, base))
-    for one in found:
-        one.remove()
-    return sum(one.bytes for one in found)
+        reducible = list(_bases(folder, connection, base))
+    for item in reducible:
+        item.remove()
+    return sum(item.bytes for item in reducible)
 
 
 def _unneeded(folder: AtlasFolder, connection: Reading) -> Iterator[Unneeded]:
     published = {row["base"]: row["commit"] for row in connection.rows('SELECT base, "commit" FROM bases')}
     store = RecordStore(folder)
-    named = {row["record_key"]: row["model"] for row in connection.rows(
-        "SELECT record_key, model FROM fine_tunes WHERE record_key IS NOT NULL")}  # fmt: skip
+    rows = connection.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")
+    published_keys = {row["record_key"] for row in rows}
     headers = list(store.headers())
-    yield from _records(folder, store, headers, named, published)
+    yield from _records(folder, store, headers, published_keys, published)
     yield from _bases(folder, connection)
     # Matrices of other commits, unless records wait to be published with them.
-    kept = {(one.identity.base, one.identity.base_commit) for one in headers if one.identity.base not in published}
+    identities = [header.identity for header in headers]
+    waiting = {(key.base, key.base_commit) for key in identities if key.base not in published}
     for path in sorted(folder.bases.glob("[!.]*.safetensors")):
         if path.is_symlink() or not path.is_file():
             continue
         stored = StoredBase(path)
         with suppress(AtlasError):  # a damaged one is for `index verify`
-            if stored.commit != published.get(stored.base) and (stored.base, stored.commit) not in kept:
+            if stored.commit != published.get(stored.base) and (stored.base, stored.commit) not in waiting:
                 yield _file("base", path, "matrices of a commit that the atlas does not use")
     of_database = {row["faiss_file"] for row in connection.rows("SELECT faiss_file FROM representations")}
     for path in sorted(folder.root.glob("*.faiss")):
@@ -99,29 +99,31 @@ def _records(
     folder: AtlasFolder,
     store: RecordStore,
     headers: list[RecordHeader],
-    named: dict[str, str],
+    published_keys: set[str],
     published: dict[str, str],
 ) -> Iterator[Unneeded]:
     """Records that no publish can use: of another commit of the base, or behind the published record of the model."""
-    best = {(one.identity.base, one.identity.model): one for one in headers if one.digest in named}
-    below = {name for one in headers for name in one.identity.parent.split(">") if name}
-    for one in headers:
-        identity = one.identity
-        if one.digest in named or f"{identity.model}@{identity.commit}" in below:
+    published_headers = {
+        (header.identity.base, header.identity.model): header for header in headers if header.digest in published_keys
+    }
+    parents = {name for header in headers for name in header.identity.parent.split(">") if name}
+    for header in headers:
+        identity = header.identity
+        if header.digest in published_keys or f"{identity.model}@{identity.commit}" in parents:
             continue
-        other = best.get((identity.base, identity.model))
+        current = published_headers.get((identity.base, identity.model))
         why = ""
         if identity.base in published and identity.base_commit != published[identity.base]:
             why = "made with another commit of the base"
-        elif other is not None and other.identity.spec.rank == identity.spec.rank:
-            is_older = one.made <= other.made or identity.commit == other.identity.commit
-            if is_older and current_record([one, other], other.identity.commit) is other:
+        elif current is not None and current.identity.spec.rank == identity.spec.rank:
+            is_older = header.made <= current.made or identity.commit == current.identity.commit
+            if is_older and current_record([header, current], current.identity.commit) is current:
                 why = "a better or newer record of the model is published"
         if why:
-            path = folder.record(one.digest)
+            path = folder.record(header.digest)
             yield Unneeded(
-                "record", f"{printable(identity.model, 100)} ({one.digest[:12]})", path.stat().st_size, why,
-                partial(store.discard, one.digest),
+                "record", f"{printable(identity.model, 100)} ({header.digest[:12]})", path.stat().st_size, why,
+                partial(store.discard, header.digest),
             )  # fmt: skip
 
 
