@@ -17,7 +17,7 @@ from indexer.builds.options import BuildOptions
 from indexer.errors import AtlasError, Skipped
 from indexer.listing.listed_models import ListedModel, without_earlier
 from indexer.listing.listing import Listing
-from indexer.publish.runs import _is_one_log
+from indexer.publish.runs import _is_same_log
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from indexer.sources.cards.training_files import read_training
@@ -76,11 +76,11 @@ def test_logs_of_one_run_begin_alike():
         return read_training([("trainer_state.json", json.dumps({"log_history": entries}).encode())]).to_dict()["log"]
 
     assert log(history) == log(history[:4])
-    assert _is_one_log(log(history[:2]), log(history))
-    assert not _is_one_log(log(history[:1]), log(history)), "one loss of four digits may be the same by chance"
-    assert not _is_one_log(log(history), log([*history[:1], {"step": 2, "loss": 0.3}]))
+    assert _is_same_log(log(history[:2]), log(history))
+    assert not _is_same_log(log(history[:1]), log(history)), "one loss of four digits may be the same by chance"
+    assert not _is_same_log(log(history), log([*history[:1], {"step": 2, "loss": 0.3}]))
     with_gradient = [entry | {"grad_norm": 1.25} for entry in history]
-    assert _is_one_log(log(with_gradient[:1]), log(with_gradient))
+    assert _is_same_log(log(with_gradient[:1]), log(with_gradient))
 
 
 def test_of_a_run_the_last_checkpoint_is_selected_unless_all_are_asked_for():

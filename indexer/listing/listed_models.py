@@ -96,7 +96,7 @@ def without_earlier(models: Iterable[ListedModel], unreadable: Collection[str] =
                 continue
             numbers[model.id] = key, number
             last[key] = max(last.get(key, number), number)
-    return [one for one in listed if one.id not in numbers or numbers[one.id][1] == last[numbers[one.id][0]]]
+    return [model for model in listed if model.id not in numbers or numbers[model.id][1] == last[numbers[model.id][0]]]
 
 
 def select(

@@ -55,23 +55,24 @@ def difference_of(one: Record, other: Record) -> float:
     return max(norms, 1.0 - cosine)
 
 
-def distance_of(one: Record, other: Record) -> float:
+def distance_of(record: Record, other: Record) -> float:
     """‖δW₁ − δW₂‖ over the larger of the two norms; infinite if that is unknown.
 
     Of full weights it is estimated from those that both records sample, as δW₁ − δW₂ is W₁ − W₂; of others it follows
     from their norms and the cosine of the kept parts.
     """
-    if max(one.norm, other.norm) == 0:
+    if max(record.norm, other.norm) == 0:
         return 0.0
-    is_alike = one.identity.spec.version == other.identity.spec.version and len(one.deltas) == len(other.deltas)
-    if is_alike and one.sample is not None and other.sample is not None and one.sample.shape == other.sample.shape:
-        squares = np.square(one.sample.astype(np.float64) - other.sample.astype(np.float64))
+    is_alike = record.identity.spec.version == other.identity.spec.version and len(record.deltas) == len(other.deltas)
+    sample, other_sample = record.sample, other.sample
+    if is_alike and sample is not None and other_sample is not None and sample.shape == other_sample.shape:
+        squares = np.square(sample.astype(np.float64) - other_sample.astype(np.float64))
         # As many weights of each matrix are sampled.
-        means = squares.reshape(len(one.deltas), -1).mean(axis=1)
-        sizes = [math.prod(delta.shape) for delta in one.deltas]
-        return math.sqrt(float(means @ np.array(sizes, dtype=np.float64))) / max(one.norm, other.norm)
-    cosine = _cosine(one, other)
-    return math.inf if cosine is None else distance_from(one.norm, other.norm, cosine)
+        means = squares.reshape(len(record.deltas), -1).mean(axis=1)
+        sizes = [math.prod(delta.shape) for delta in record.deltas]
+        return math.sqrt(float(means @ np.array(sizes, dtype=np.float64))) / max(record.norm, other.norm)
+    cosine = _cosine(record, other)
+    return math.inf if cosine is None else distance_from(record.norm, other.norm, cosine)
 
 
 def distance_from(norm: float, other: float, cosine: float) -> float:

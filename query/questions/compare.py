@@ -314,10 +314,10 @@ def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> t
 
 def _settings_that_differ(training: str | None, other: str | None) -> list[Fact]:
     """Settings of the training that the files of both models state, and that are not the same."""
-    one, two = ({**(stated := json.loads(text or "{}")), **stated.get("settings", {})} for text in (training, other))
-    names = [name for name in one if name in two and one[name] != two[name] and not isinstance(one[name], dict | list)]
+    a, b = ({**(stated := json.loads(text or "{}")), **stated.get("settings", {})} for text in (training, other))
+    names = [name for name in a if name in b and a[name] != b[name] and not isinstance(a[name], dict | list)]
     of_columns = set(TRAINING_COLUMNS.values())
-    return [Fact(f"{SETTING}{name}", one[name], two[name]) for name in sorted(names) if name not in of_columns]
+    return [Fact(f"{SETTING}{name}", a[name], b[name]) for name in sorted(names) if name not in of_columns]
 
 
 def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:

@@ -91,17 +91,17 @@ class Duplicates(Result):
     @property
     def bytes(self) -> Annotated[int, Doc("Bytes of the weight files of exact duplicates.")]:
         """What exact duplicates take."""
-        return sum(one.bytes for one in self.models if one.kind != "near")
+        return sum(model.bytes for model in self.models if model.kind != "near")
 
     @property
     def near_bytes(self) -> Annotated[int, Doc("Bytes of the weight files of near-duplicates.")]:
         """What near-duplicates take."""
-        return sum(one.bytes for one in self.models if one.kind == "near")
+        return sum(model.bytes for model in self.models if model.kind == "near")
 
     @property
     def headline(self) -> str:
         """How many there are, and what they take."""
-        near = sum(one.kind == "near" for one in self.models)
+        near = sum(model.kind == "near" for model in self.models)
         parts = [
             f"{counted(len(self.models) - near, 'model')} with the weights of others ({size_in_words(self.bytes)})"
         ]
@@ -134,19 +134,21 @@ def duplicates(
         AtlasError: the base is unknown.
     """
     canonical = None if base is None else atlas.base_named(base)
-    found = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
+    repeated = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
     notes: tuple[str, ...] = ()
     if near or within is not None:
         within = WITHIN if within is None else within
         others, notes = _near(atlas, canonical, within)
-        found = sorted([*found, *others], key=lambda one: (one.base, one.of, one.distance, one.model))
-    return Duplicates(tuple(found), within, notes)
+        repeated = sorted([*repeated, *others], key=lambda model: (model.base, model.of, model.distance, model.model))
+    return Duplicates(tuple(repeated), within, notes)
 
 
 def _exact(row: Mapping[str, Any]) -> Duplicate:
-    mine, theirs = (sorted(file["sha256"] or "" for file in row[name] or ()) for name in ("weight_files", "of_files"))
+    hashes, kept_hashes = (
+        sorted(file["sha256"] or "" for file in row[name] or ()) for name in ("weight_files", "of_files")
+    )
     kind: Kind = "same weights" if row["dtype"] == row["of_dtype"] else "rounded"
-    if mine == theirs and mine and all(mine):
+    if hashes == kept_hashes and hashes and all(hashes):
         kind = "same file"
     return _duplicate(row, row["of"], row["of_author"], kind, 0.0)
 
@@ -161,8 +163,8 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
 
     A model that is kept stands for those within the distance of it, not for those within the distance of these.
     """
-    asked = {"base": base, "least": _LEAST_SIMILAR, "within": within, "most": _MOST_PAIRS}
-    pairs = atlas.connection.rows(_PAIRS, asked)
+    parameters = {"base": base, "least": _LEAST_SIMILAR, "within": within, "most": _MOST_PAIRS}
+    pairs = atlas.connection.rows(_PAIRS, parameters)
     ids = sorted({row[name] for row in pairs for name in ("model_id", "neighbour_id")})
     models = {
         row["model_id"]: row
@@ -175,24 +177,25 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
     }
     distances, unread = _distances(atlas, pairs, models)
     near: dict[int, dict[int, float]] = {}
-    for (one, other), distance in distances.items():
+    for (first, second), distance in distances.items():
         if distance <= within:
-            near.setdefault(one, {})[other] = near.setdefault(other, {})[one] = distance
-    found, settled = [], set[int]()
-    for kept in sorted(near, key=lambda one: _order(models[one])):
-        if kept in settled:
+            near.setdefault(first, {})[second] = near.setdefault(second, {})[first] = distance
+    duplicates, seen = [], set[int]()
+    for kept in sorted(near, key=lambda model_id: _order(models[model_id])):
+        if kept in seen:
             continue
-        settled.add(kept)
-        for one, distance in sorted(near[kept].items()):
-            if one not in settled:
-                settled.add(one)
-                found.append(_duplicate(models[one], models[kept]["model"], models[kept]["author"], "near", distance))
+        seen.add(kept)
+        of, of_author = models[kept]["model"], models[kept]["author"]
+        for model_id, distance in sorted(near[kept].items()):
+            if model_id not in seen:
+                seen.add(model_id)
+                duplicates.append(_duplicate(models[model_id], of, of_author, "near", distance))
     notes = []
     if unread:
         notes.append(f"The records of {counted(unread, 'model')} are not here: these were compared by their vectors.")
     if len(pairs) == _MOST_PAIRS:
         notes.append(f"The {_MOST_PAIRS:,} most similar pairs were compared.")
-    return found, tuple(notes)
+    return duplicates, tuple(notes)
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -215,20 +218,20 @@ def _distances(
     from indexer.records.store import RecordStore
 
     read = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
-    found, unread = {}, set[int]()
+    distances, unread = {}, set[int]()
     # In the order of models, so that a record is read few times.
     for row in sorted(pairs, key=lambda row: (row["model_id"], row["neighbour_id"])):
-        ids = one, other = row["model_id"], row["neighbour_id"]
-        records = [read(models[each]["record_key"]) for each in ids]
-        unread |= {each for each, record in zip(ids, records, strict=True) if record is None}
+        ids = row["model_id"], row["neighbour_id"]
+        records = [read(models[model_id]["record_key"]) for model_id in ids]
+        unread |= {model_id for model_id, record in zip(ids, records, strict=True) if record is None}
         distance = math.inf
         if records[0] is not None and records[1] is not None:
             distance = distance_of(*records)
         if not math.isfinite(distance):
-            norms = [models[each]["delta_norm"] for each in ids]
+            norms = [models[model_id]["delta_norm"] for model_id in ids]
             distance = distance_from(norms[0], norms[1], row["similarity"])
-        found[one, other] = distance
-    return found, len(unread)
+        distances[ids] = distance
+    return distances, len(unread)
 
 
 def _reader(store: RecordStore) -> Any:

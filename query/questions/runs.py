@@ -84,7 +84,7 @@ class Runs(Result):
         if not self.runs:
             return "No two indexed models are checkpoints of one training run."
         return (
-            f"{counted(len(self.runs), 'training run')} with {sum(one.checkpoints for one in self.runs):,} checkpoints."
+            f"{counted(len(self.runs), 'training run')} with {sum(run.checkpoints for run in self.runs):,} checkpoints."
         )
 
 
@@ -124,9 +124,9 @@ class RunPath(Result):
         parts = [f"{self.run}: {counted(len(self.checkpoints), 'checkpoint')} of {self.base}"]
         if last.distance is not None:
             parts.append(f"the last one is {decimal(100 * last.distance, 2)} % of the base's norm away from it")
-        stated = [one for one in self.checkpoints if one.eval_loss is not None]
-        if len(stated) > 1:
-            best = min(stated, key=lambda one: (one.eval_loss, one.place))
+        with_loss = [checkpoint for checkpoint in self.checkpoints if checkpoint.eval_loss is not None]
+        if len(with_loss) > 1:
+            best = min(with_loss, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.place))
             parts.append(f"{best.model} has the lowest validation loss ({best.eval_loss:.4g})")
         return f"{'; '.join(parts)}."
 
@@ -150,7 +150,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         AtlasError: the base is unknown.
     """
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
-    found = [
+    listed = [
         Run(
             base=rows[-1]["base"],
             run=_name_of(rows),
@@ -166,7 +166,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         )
         for rows in groups.values()
     ]
-    return Runs(tuple(sorted(found, key=lambda one: (-one.checkpoints, one.base, one.run))))
+    return Runs(tuple(sorted(listed, key=lambda run: (-run.checkpoints, run.base, run.run))))
 
 
 @question(agents=Tool("Show the path of a training run: per checkpoint its distance from the base and its losses."))
@@ -185,13 +185,13 @@ def run_path(atlas: AtlasReader, run: Annotated[str, RUN], *, base: Base = None)
         raise AtlasError(f"{len(named)} runs are called {run}.", f"Name a checkpoint: {ends}.")
     if named:
         return path_of(atlas, named[0])
-    known = atlas.find(ModelRef.parse(run), base)
-    if known is None:
+    model = atlas.find(ModelRef.parse(run), base)
+    if model is None:
         raise unknown_model(atlas, run, Text("The runs of this atlas: ", Call("runs")))
-    rows = next((rows for rows in groups.values() if any(row["model_id"] == known.model_id for row in rows)), None)
+    rows = next((rows for rows in groups.values() if any(row["model_id"] == model.model_id for row in rows)), None)
     if rows is None:
         raise AtlasError(
-            f"{known.model} is alone: no other checkpoint of its run is indexed.", Text("Runs: ", Call("runs"))
+            f"{model.model} is alone: no other checkpoint of its run is indexed.", Text("Runs: ", Call("runs"))
         )
     return path_of(atlas, rows)
 
@@ -205,7 +205,7 @@ def path_around(atlas: AtlasReader, model_id: int) -> list[dict[str, Any]]:
 def path_of(atlas: AtlasReader, rows: Sequence[Mapping[str, Any]]) -> RunPath:
     """The path of a run from the rows of its checkpoints, in order."""
     similarities = _similarities_to_last(atlas, rows)
-    found = tuple(
+    checkpoints = tuple(
         RunCheckpoint(
             place=row["run_place"],
             model=row["model"],
@@ -222,18 +222,18 @@ def path_of(atlas: AtlasReader, rows: Sequence[Mapping[str, Any]]) -> RunPath:
     )
     sampled = sum(row["read"] == SAMPLE for row in rows)
     notes = (f"The distances of {counted(sampled, 'checkpoint')} are estimates: a sample was read.",) if sampled else ()
-    return RunPath(_name_of(rows), rows[-1]["base"], found, notes)
+    return RunPath(_name_of(rows), rows[-1]["base"], checkpoints, notes)
 
 
 def _groups(
     atlas: AtlasReader, base: str | None, where: str = "", *values: Any
 ) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """The rows of all checkpoints, in order, by base and run."""
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     statement = _CHECKPOINTS.replace("ORDER BY", f"{where} ORDER BY")
     for row in atlas.rows(statement, [base, *values]):
-        found.setdefault((row["base"], row["run_group"]), []).append(row)
-    return found
+        groups.setdefault((row["base"], row["run_group"]), []).append(row)
+    return groups
 
 
 def _name_of(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -242,7 +242,7 @@ def _name_of(rows: Sequence[Mapping[str, Any]]) -> str:
         return str(rows[-1]["run"])
     names = {_NUMBER.sub("", row["model"]) or row["model"] for row in rows}
     first, last = min(names), max(names)
-    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     common = first[:length].rstrip("-_./")
     last = str(rows[-1]["model"])
     is_own = len(common) > len(last.partition("/")[0]) if "/" in last else common != "local:"
@@ -259,5 +259,5 @@ def _similarities_to_last(atlas: AtlasReader, rows: Sequence[Mapping[str, Any]])
     ids = np.intersect1d([row["model_id"] for row in rows], index.ids)
     if last not in ids:
         return {}
-    found = index.exact(index.table(np.array([last])), np.zeros(len(ids), np.int64), ids)
-    return dict(zip(ids.tolist(), np.clip(found, -1.0, 1.0).tolist(), strict=True))
+    similarities = index.exact(index.table(np.array([last])), np.zeros(len(ids), np.int64), ids)
+    return dict(zip(ids.tolist(), np.clip(similarities, -1.0, 1.0).tolist(), strict=True))

@@ -12,7 +12,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -71,6 +71,7 @@ _NUMBERS = frozenset((
 _WHOLE = frozenset(("step", "max_steps", "batch_size", "accumulation", "seed", "rank", "length"))
 
 Settings = dict[str, str | int | float | bool]
+_Source = tuple[str, Settings, Mapping[str, Any]]  # a file: its name ("": the weights' header), settings, and content
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class Training:
 
     def to_dict(self) -> dict[str, Any]:
         """What is known, as a JSON object."""
-        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        values = ((attribute.name, getattr(self, attribute.name)) for attribute in fields(self))
         return {
             name: [list(one) if isinstance(one, tuple) else one for one in value]
             if isinstance(value, tuple)
@@ -174,44 +175,44 @@ def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, 
     Files that cannot be read say nothing. Never raises for what a file holds.
     """
     read: list[str] = []
-    found: list[tuple[str, Settings, Mapping[str, Any]]] = []
+    sources: list[_Source] = []
     for name, content in contents:
         if len(content) > LARGEST_FILE:
             continue
         loaded = _load(name, content)
         if flat := _flat(loaded):
-            found.append((name, flat, loaded))
+            sources.append((name, flat, loaded))
             read.append(name.rpartition("/")[2])
     if metadata:
         loaded = _loaded_metadata(metadata)
         if flat := _flat(loaded):
-            found.append(("", flat, loaded))
+            sources.append(("", flat, loaded))
             read.append("safetensors metadata")
-    if not found:
+    if not sources:
         return Training()
     values: dict[str, Any] = {"datasets": ()}
     used: set[str] = set()
-    for one, names in _tables()["fields"].items():
-        if (stated := _first(found, names, one)) is not None:
-            values[one] = stated[1]
+    for kind, names in _tables()["fields"].items():
+        if (stated := _first(sources, names, kind)) is not None:
+            values[kind] = stated[1]
             used.add(stated[0])
     data = dict(values["datasets"])
     values |= {"datasets": tuple(data), "data_files": tuple(name for name, is_file in data.items() if is_file)}
-    best = next((flat[key] for _, flat, _ in found for key in ("best_model_checkpoint",) if key in flat), None)
+    best = next((flat[key] for _, flat, _ in sources for key in ("best_model_checkpoint",) if key in flat), None)
     settings: Settings = {}
-    left = _MOST_CHARACTERS
-    for key, value in ((key, value) for _, flat, _ in found for key, value in flat.items()):
+    characters_left = _MOST_CHARACTERS
+    for key, value in ((key, value) for _, flat, _ in sources for key, value in flat.items()):
         if key in used or key in settings or key == "best_model_checkpoint" or len(settings) >= MOST_SETTINGS:
             continue
-        left -= len(key) + len(str(value))
-        if left >= 0:
+        characters_left -= len(key) + len(str(value))
+        if characters_left >= 0:
             settings[key] = value
     return Training(
         **values,
-        tool=_tool(found),
+        tool=_tool(sources),
         best_checkpoint=_last_part(str(best)) if best else None,
         tags=_caption_words(metadata or {}),
-        log=next((log for _, _, loaded in found if (log := loaded.get(_LOG))), ()),
+        log=next((log for _, _, loaded in sources if (log := loaded.get(_LOG))), ()),
         settings=settings,
         read=tuple(dict.fromkeys(read)),
     )
@@ -281,14 +282,14 @@ def _history_end(history: list[Any]) -> dict[str, Any]:
 
 def _log_start(history: list[Any]) -> tuple[tuple[float, float, float | None], ...]:
     """The first entries with a training loss, as ``Training.log``."""
-    found: list[tuple[float, float, float | None]] = []
+    start: list[tuple[float, float, float | None]] = []
     reader = Reader()
     for entry in history[: 10 * _FIRST_ENTRIES]:
-        if isinstance(entry, dict) and len(found) < _FIRST_ENTRIES:
+        if isinstance(entry, dict) and len(start) < _FIRST_ENTRIES:
             step, loss = (reader.number(entry.get(name)) for name in ("step", "loss"))
             if step is not None and loss is not None:
-                found.append((step, loss, reader.number(entry.get("grad_norm"))))
-    return tuple(found)
+                start.append((step, loss, reader.number(entry.get("grad_norm"))))
+    return tuple(start)
 
 
 def _log_end(text: str) -> dict[str, Any]:
@@ -419,9 +420,9 @@ def state_from_ends(head: bytes, tail: bytes) -> bytes:
     return json.dumps({**scalars, "log_history": entries}).encode()
 
 
-def _first(found: list[tuple[str, Settings, Mapping[str, Any]]], names: list[str], kind: str) -> tuple[str, Any] | None:
+def _first(sources: Iterable[_Source], names: list[str], kind: str) -> tuple[str, Any] | None:
     """The name and value of the first of some settings that a file states; None if none does."""
-    for _, flat, loaded in found:
+    for _, flat, loaded in sources:
         for name in names:
             if kind == "datasets":
                 if stated := _datasets_in(_value_at(loaded, name)):
@@ -498,10 +499,10 @@ def _last_part(text: str) -> str:
     return parts[-1] if parts else ""
 
 
-def _tool(found: list[tuple[str, Settings, Mapping[str, Any]]]) -> str | None:
+def _tool(sources: Sequence[_Source]) -> str | None:
     """The program that wrote the files; the Trainer's own only if no other is recognised."""
-    names = {name.rpartition("/")[2] for name, _, _ in found}
-    keys = {key for _, flat, loaded in found for key in (*flat, *map(str, loaded))}
+    names = {name.rpartition("/")[2] for name, _, _ in sources}
+    keys = {key for _, flat, loaded in sources for key in (*flat, *map(str, loaded))}
     for tool in _tables()["tools"]:
         if not names.isdisjoint(tool.get("files", ())) or not keys.isdisjoint(tool.get("keys", ())):
             return str(tool["name"])
