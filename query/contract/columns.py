@@ -53,6 +53,7 @@ FAMILY = Doc(
 )
 DOWNLOADS = Doc("Downloads in the last 30 days.")
 READ = Doc("What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates.")
+WEIGHT_BYTES = Doc("Bytes of its weight files.")
 COLOUR_GROUP = Doc("The group that gives the point its colour.")
 VOTING_MODELS = Doc("The models that voted for it, the largest vote first.")
 MADE_FROM = Doc(

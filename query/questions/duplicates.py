@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from indexer.console.option import Option
 from indexer.errors import AtlasError
 from indexer.quantities import size_in_words
-from query.contract.columns import Author, BaseId, ModelId, Notes
+from query.contract.columns import WEIGHT_BYTES, Author, BaseId, ModelId, Notes
 from query.contract.options import Base
 from query.contract.registry import Tool, question
 from query.contract.results import Detail, Doc, Format, Result
@@ -71,7 +71,7 @@ class Duplicate:
         float,
         Doc("‖δW₁ − δW₂‖ over the larger norm; 0 of equal weights, 0.1 of changes that differ by a tenth."),
     ]
-    bytes: Annotated[int, Doc("Bytes of its weight files."), Format(size_in_words, in_details=False)]
+    bytes: Annotated[int, WEIGHT_BYTES, Format(size_in_words, in_details=False)]
     author: Annotated[Author, Detail()]
     of_author: Annotated[str, Doc("The account of the model that it repeats."), Detail()]
 

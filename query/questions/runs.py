@@ -13,7 +13,7 @@ from indexer.console.option import Argument
 from indexer.errors import AtlasError, Call, Text
 from indexer.quantities import size_in_words
 from indexer.sources.registry import ModelRef
-from query.contract.columns import SIMILARITY, Author, BaseId, ModelId, Notes
+from query.contract.columns import SIMILARITY, WEIGHT_BYTES, Author, BaseId, ModelId, Notes
 from query.contract.options import Base
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Detail, Doc, Format, Result, Rounded
@@ -101,7 +101,7 @@ class RunCheckpoint:
     similarity: Annotated[float | None, Doc(f"With the last checkpoint. {SIMILARITY.text}"), Rounded(4)]
     train_loss: Annotated[float | None, _TRAIN_LOSS]
     eval_loss: Annotated[float | None, _EVAL_LOSS]
-    bytes: Annotated[int, Doc("Bytes of its weight files."), Format(size_in_words, in_details=False)]
+    bytes: Annotated[int, WEIGHT_BYTES, Format(size_in_words, in_details=False)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

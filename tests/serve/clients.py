@@ -27,7 +27,8 @@ async def client_of(atlas, *options, is_fork=True):
     program, *words = command(atlas, *options)
     if is_fork:
         FORKER.give_back(FORKER.connection())  # it has begun
-        program, *words = [*shlex.split(forking_python() or ""), *words]
+        if python := forking_python():
+            program, *words = [*shlex.split(python), *words]
     parameters = StdioServerParameters(
         command=program, args=words, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(ROOT)
     )
