@@ -19,12 +19,13 @@ _REPAIR = (
 @cache
 def schema() -> Schema:
     """The tables of listing.sql."""
-    return Schema(files("indexer.listing").joinpath("listing.sql").read_text(encoding="utf-8"), _KIND, _VERSION)
+    sql = files("indexer.listing").joinpath("listing.sql").read_text(encoding="utf-8")
+    return Schema(sql, _KIND, _VERSION, name="listing", writer="index build", repair=_REPAIR)
 
 
 def base_database(path: Path) -> SmallDatabase:
     """The database at ``path``, which need not exist yet."""
-    return SmallDatabase(path, schema(), "listing", _REPAIR)
+    return SmallDatabase(path, schema())
 
 
 def plain(text: str) -> str:

@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[tuple[str, ...], list[ListedModel]]:
     if path.suffix == ".sqlite":
         own = Listing(path)
         if problems := own.problems():
-            raise AtlasError(f"The listing {path} is damaged: {problems[0].rstrip('.')}.", own.database.repair)
+            raise AtlasError(f"The listing {path} is damaged: {problems[0].rstrip('.')}.", schema().repair)
         return own.ids(), own.models()
     lines, problems = read_exported(path)
     if problems:

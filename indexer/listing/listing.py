@@ -319,7 +319,7 @@ class Listing:
 
     def _read(self, function: Callable[[ListingTables], Answer]) -> Answer:
         what = f"The listing {self.path} contains values that this program does not write"
-        with malformed(lambda why: AtlasError(f"{what} ({why}).", self.database.repair)):
+        with malformed(lambda why: AtlasError(f"{what} ({why}).", self.database.schema.repair)):
             return self.database.read(lambda tables: function(ListingTables(tables)))
 
     def _write(self, function: Callable[[ListingTables], Answer]) -> Answer:

@@ -7,7 +7,8 @@ that works on network file systems). The next reader undoes the write of a kille
 SQLite's own locks make a reader wait for a writer. Where a file system has no such locks, the lock of the atlas keeps
 writers apart, and a read during which the file has changed is repeated.
 
-Schemas, triggers and views are not trusted: a file whose schema is not exactly the expected one is not read.
+Schemas, triggers and views are not trusted: a file is read only if its schema is the expected one, apart from comments
+and white space.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import sqlite3
 import tempfile
 import threading
@@ -46,6 +48,15 @@ _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _CANNOT_SYNC = (sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC)
 # One transaction at a time in a process: closing a descriptor of a file releases all locks of the process on it.
 _ONE_AT_A_TIME = threading.RLock()
+_TOKEN = re.compile(
+    r"""
+    (?P<space> [ \t\n\f\r]+ | --[^\n]* | /\*.*?(?:\*/|\Z) )
+    | '(?:[^']+|'')*(?:'|\Z) | "(?:[^"]+|"")*(?:"|\Z) | `(?:[^`]+|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
+    | [A-Za-z0-9_$\x80-\U0010ffff]+
+    | .
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 
 class DamagedDatabase(AtlasError):
@@ -54,14 +65,21 @@ class DamagedDatabase(AtlasError):
 
 @dataclass(frozen=True)
 class Schema:
-    """The tables of a kind of database, by SQL; ``kind`` and ``version`` are in the header of each file.
+    """The tables of a kind of database, and what messages say of it.
 
-    The last column of each table is ``checksum``.
+    - ``sql``: the statements that make the tables. The last column of each table is ``checksum``.
+    - ``kind``, ``version``: numbers in the header of each file.
+    - ``name``: what such a database is called, such as "listing".
+    - ``writer``: the command that writes it, such as "index build".
+    - ``repair``: advice about a damaged file.
     """
 
     sql: str
     kind: int
     version: int
+    name: str
+    writer: str
+    repair: str
     objects: tuple[Values, ...] = field(init=False)
     columns: dict[str, tuple[str, ...]] = field(init=False)
     statements: dict[str, _Statements] = field(init=False)
@@ -83,7 +101,14 @@ class Schema:
 
 
 def _objects(connection: sqlite3.Connection) -> tuple[Values, ...]:
-    return tuple(connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name"))
+    """Type, name, table and SQL (see ``_tokens``) of all tables, indexes, triggers and views."""
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name")
+    return tuple((*names, None if sql is None else _tokens(sql)) for *names, sql in rows)
+
+
+def _tokens(sql: str) -> tuple[str, ...]:
+    """The tokens of a statement. SQLite stores it as it was written, with comments and white space."""
+    return tuple(match[0] for match in _TOKEN.finditer(sql) if match["space"] is None)
 
 
 def row_checksum(values: Sequence[Any]) -> str:
@@ -194,15 +219,12 @@ class FileState:
 class SmallDatabase:
     """The database at ``path``, which need not exist yet. There must be one writer at a time.
 
-    ``what``: its name in messages, such as "listing"; ``repair``: advice about a damaged file. Methods raise AtlasError
-    if the file cannot be read or written, and DamagedDatabase.
+    Methods raise AtlasError if the file cannot be read or written, and DamagedDatabase.
     """
 
-    def __init__(self, path: Path, schema: Schema, what: str, repair: str = "") -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
         self.path = path
         self.schema = schema
-        self.what = what
-        self.repair = repair
 
     def exists(self) -> bool:
         """Whether anything exists at the path."""
@@ -358,11 +380,12 @@ class SmallDatabase:
         )
         if kind == self.schema.kind and version != self.schema.version:
             raise AtlasError(
-                f"The {self.what} {self.path} has version {version}; this program reads version {self.schema.version}.",
+                f"The {self.schema.name} {self.path} has version {version}; this program reads version "
+                f"{self.schema.version}.",
                 "Use the version of vectors-in-the-wild that wrote it.",
             )
         if (kind, objects) != (self.schema.kind, self.schema.objects):
-            raise self._damaged("its tables are not those of a listing")
+            raise self._damaged(f"its tables are not those of a {self.schema.name}")
         return True
 
     @contextmanager
@@ -389,23 +412,23 @@ class SmallDatabase:
 
     def _left_open(self) -> AtlasError:
         return AtlasError(
-            f"The {self.what} {self.path} cannot be read: a write was interrupted, or goes on.",
-            "Run `index build` again, which undoes it; that needs the right to write there.",
+            f"The {self.schema.name} {self.path} cannot be read: a write was interrupted, or goes on.",
+            f"Run `{self.schema.writer}` again, which undoes it; that needs the right to write there.",
         )
 
     def _busy(self) -> AtlasError:
         return AtlasError(
-            f"Another process has been using the {self.what} {self.path} for too long.",
+            f"Another process has been using the {self.schema.name} {self.path} for too long.",
             "Wait for it to finish, and run it again.",
         )
 
     def _damaged(self, why: str) -> DamagedDatabase:
-        return DamagedDatabase(f"The {self.what} {self.path} is damaged ({why}).", self.repair)
+        return DamagedDatabase(f"The {self.schema.name} {self.path} is damaged ({why}).", self.schema.repair)
 
     def unusable(self, verb: str, why: str) -> AtlasError:
         """The error for a file that cannot be read or written."""
         return AtlasError(
-            f"The {self.what} {self.path} cannot be {verb}: {why}.", "Check its permissions and the free space."
+            f"The {self.schema.name} {self.path} cannot be {verb}: {why}.", "Check its permissions and the free space."
         )
 
 

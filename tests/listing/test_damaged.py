@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.listing.base_database import schema
 from indexer.listing.exchange import read_exported
 from indexer.listing.listing import ListedModel, Listing, select
 from indexer.listing.listing_tables import ListingTables
@@ -26,7 +29,7 @@ from indexer.sources.claims import Claim
 from indexer.sources.questions import CrawlRequest
 from indexer.storage import small_database
 from indexer.storage.checksummed_jsonl import add_checksum, write_lines
-from indexer.storage.small_database import DamagedDatabase, row_checksum
+from indexer.storage.small_database import DamagedDatabase, SmallDatabase, row_checksum
 from tests.flips import flip
 from tests.hubs import BASE, SHORT, add_base, add_repo, requested, served, tags, update_listing
 from tests.listing.conftest import IDS, ONE, by_id, execute, many
@@ -159,6 +162,71 @@ def test_a_file_of_something_else_is_not_written_to(listed_at, kind):
         assert len(mended(listed_at).models()) == 0
 
 
+REWORDED = {
+    "a comment": lambda sql: sql.replace("-- an id of the base on the Hub", "-- an id; it's the base's"),
+    "no comments": lambda sql: re.sub("--.*", "", sql),
+    "another kind of comment": lambda sql: sql.replace("models (", "models /* all -- of them */ ("),
+    "white space": lambda sql: re.sub("--.*", "", sql).replace("\n", "\r\n\t").replace(" TEXT", "  TEXT"),
+}
+
+
+@pytest.mark.parametrize("kind", REWORDED)
+def test_comments_and_white_space_are_no_part_of_a_schema(listed_at, kind):
+    sql = REWORDED[kind](schema().sql)
+    assert sql != schema().sql
+    database = SmallDatabase(listed_at, replace(schema(), sql=sql))
+    assert database.check() == []
+    assert len(database.read(lambda tables: list(tables.all("models")))) == 5
+    database.write(lambda tables: tables.put("renamed", "a/old", "a/new"))
+    assert Listing(listed_at).problems() == []
+
+
+OTHER_SCHEMAS = {
+    "a column": ("parent TEXT NOT NULL,  -- the", "parent TEXT NOT NULL, more TEXT,  -- the"),
+    "a constraint": ("id TEXT NOT NULL UNIQUE", "id TEXT NOT NULL"),
+    "words without the space between them": ("seen TEXT NOT NULL,\n", "seenTEXT NOT NULL,\n"),
+    "a comment that hides a constraint": ("value TEXT NOT NULL", "value TEXT -- NOT NULL\n"),
+    "a text with the signs of a comment": ("value TEXT NOT NULL", "value TEXT NOT NULL DEFAULT '-- a'"),
+    "white space that SQLite does not know": ("value TEXT", "value\u00a0 TEXT"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_SCHEMAS)
+def test_other_tables_are_not_read(path, kind):
+    path.parent.mkdir(parents=True)
+    before, after = OTHER_SCHEMAS[kind]
+    assert before in schema().sql
+    other = SmallDatabase(path, replace(schema(), sql=schema().sql.replace(before, after)))
+    other.write(lambda tables: tables.put("renamed", "a/old", "a/new"))
+    with pytest.raises(DamagedDatabase, match="its tables are not those of a listing"):
+        Listing(path).models()
+
+
+def test_texts_of_a_schema_are_compared_with_their_white_space_and_dashes(path):
+    path.parent.mkdir(parents=True)
+    texts = ["'a'", "'a '", "'-- a'", "'/* a */'", "''", "'it''s -- a'", '"a"', "[a]", "`a`"]
+    schemas = [replace(schema(), sql=f"CREATE TABLE t (a TEXT DEFAULT {text}, checksum TEXT)") for text in texts]
+    assert len({each.objects for each in schemas}) == len(texts)
+
+
+def test_messages_name_the_kind_of_database_and_its_command(path, monkeypatch):
+    other = replace(schema(), name="catalogue", writer="index fetch", repair="Remove it.")
+    path.parent.mkdir(parents=True)
+    execute(path, "CREATE TABLE t (a)")
+    with pytest.raises(DamagedDatabase) as caught:
+        SmallDatabase(path, other).read(lambda tables: None)
+    assert caught.value.message == f"The catalogue {path} is damaged (its tables are not those of a catalogue)."
+    assert caught.value.hint == "Remove it."
+    path.unlink()
+    SmallDatabase(path, other).write(lambda tables: tables.put("renamed", "a/old", "a/new"))
+    leave_a_journal(path, "renamed", "new")
+    monkeypatch.setattr(small_database, "_has_locks", lambda folder: False)
+    monkeypatch.setattr(small_database, "_WAIT_SECONDS", 0.0)
+    with pytest.raises(AtlasError, match="a write was interrupted") as interrupted:
+        SmallDatabase(path, other).read(lambda tables: None)
+    assert interrupted.value.hint.startswith("Run `index fetch` again")
+
+
 def test_values_that_nobody_writes_end_in_one_line(listed_at):
     """With checksums that fit, as a hostile maker can see to it."""
     values = (2, "a/model3", "yesterday", "2024-01-01", "finetune", "tag", BASE)
@@ -220,7 +288,7 @@ def test_a_file_system_without_locks(listed_at, monkeypatch, writes_here):
                 Listing(listed_at).models()
 
 
-def leave_a_journal(path) -> None:
+def leave_a_journal(path, table="hub_rows", column="row") -> None:
     """What a process leaves that is killed in the middle of a large write."""
     code = (
         "import sqlite3, os, sys\n"
@@ -228,7 +296,7 @@ def leave_a_journal(path) -> None:
         "connection.execute('PRAGMA cache_size = 1')\n"
         "connection.execute('BEGIN IMMEDIATE')\n"
         "for number in range(5):\n"
-        "    connection.execute('UPDATE hub_rows SET row = zeroblob(40000)')\n"
+        f"    connection.execute('UPDATE {table} SET {column} = zeroblob(40000)')\n"
         "os.kill(os.getpid(), 9)\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
