@@ -58,16 +58,16 @@ def plain_value(name: str, value: Any, kinds: frozenset[str]) -> Any:
 def kinds_of(annotation: Any) -> frozenset[str]:
     """What an annotation, a type or its text, allows: int, float, bool, str, None; "other" for any other type."""
     if isinstance(annotation, str):
-        names = [one.strip() for one in annotation.split("|")] if "[" not in annotation else []
+        names = [part.strip() for part in annotation.split("|")] if "[" not in annotation else []
     else:
         annotation = (
             getattr(annotation, "__origin__", annotation) if hasattr(annotation, "__metadata__") else annotation
         )
         parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-        names = [getattr(one, "__name__", "") for one in parts]
-        names = ["None" if one == "NoneType" else one for one in names]
-    known = {"int", "float", "bool", "str", "None"}
-    return frozenset(one if one in known else "other" for one in names) or frozenset({"other"})
+        names = [getattr(part, "__name__", "") for part in parts]
+        names = ["None" if part == "NoneType" else part for part in names]
+    plain_names = {"int", "float", "bool", "str", "None"}
+    return frozenset(part if part in plain_names else "other" for part in names) or frozenset({"other"})
 
 
 def annotation_of(function: Callable[..., Any], annotation: Any) -> Any:
@@ -85,18 +85,20 @@ def _kinds_by_name(function: Callable[..., Any]) -> dict[str, frozenset[str]]:
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
-        one.name: kinds_of(annotation_of(function, one.annotation)) for one in parameters if one.kind not in variable
+        parameter.name: kinds_of(annotation_of(function, parameter.annotation))
+        for parameter in parameters
+        if parameter.kind not in variable
     }
 
 
 def _plain(value: Any) -> Any:
     """Scalars of numpy as Python's own, also in lists; an iterator as a list, so that it can be read again."""
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
-        return type(value)(_plain(one) for one in value)
+        return type(value)(_plain(item) for item in value)
     if type(value) is dict:
-        return {_plain(key): _plain(one) for key, one in value.items()}
+        return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Iterator):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     # Not by the types of numpy, which an argument alone should not import.
     if hasattr(value, "dtype") and hasattr(value, "tolist") and getattr(value, "ndim", 2) < 2:
         return value.tolist()

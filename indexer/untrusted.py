@@ -96,14 +96,14 @@ def load_json(
 
 
 @contextmanager
-def malformed(ours: Callable[[str], Exception]) -> Iterator[None]:
+def malformed(as_error: Callable[[str], Exception]) -> Iterator[None]:
     """Within the block, what values of the wrong kind raise becomes ``ours(why)``; ``why`` is printable and short."""
     try:
         yield
     except WRONG_KINDS as error:
         said = tidy(str(error).partition("\n")[0], 200).rstrip(".")
         kind = type(error).__name__
-        raise ours(said if said and type(error) is ValueError else f"{kind}: {said}" if said else kind) from error
+        raise as_error(said if said and type(error) is ValueError else f"{kind}: {said}" if said else kind) from error
 
 
 def lone_surrogate(text: str) -> str | None:

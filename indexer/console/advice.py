@@ -29,7 +29,7 @@ def written(text: str, write: Callable[[Call], str], argument: Callable[[str], s
     """``text`` with what ``write`` makes of each call, and ``argument`` of each argument in backticks."""
     parts = text.parts if isinstance(text, Text) else (text,)
     return "".join(
-        write(part) if isinstance(part, Call) else _ARGUMENT.sub(lambda found: argument(found[1]), part)
+        write(part) if isinstance(part, Call) else _ARGUMENT.sub(lambda match: argument(match[1]), part)
         for part in parts
     )
 

@@ -50,8 +50,8 @@ def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
         return "<p>no rows</p>"
     head = "".join(f'<th style="text-align:left">{_text(name)}</th>' for name in names)
     body = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>" for row in rows[:MOST_ROWS])
-    rest = len(rows) - MOST_ROWS
-    more = f"<p><small>{rest:,} more rows: to_df() has them all</small></p>" if rest > 0 else ""
+    rows_left_out = len(rows) - MOST_ROWS
+    more = f"<p><small>{rows_left_out:,} more rows: to_df() has them all</small></p>" if rows_left_out > 0 else ""
     return f'<table style="{_TABLE_STYLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}'
 
 

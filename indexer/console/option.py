@@ -161,7 +161,7 @@ def click_parameter(name: str, type_: Any, option: Option | Argument, default: A
 
 def choices_in(type_: Any, option: Option) -> tuple[str, ...]:
     """The only values that an option may have; () if there are others."""
-    literals = (one for part in types_in(type_) if get_origin(part) is Literal for one in get_args(part))
+    literals = (choice for part in types_in(type_) if get_origin(part) is Literal for choice in get_args(part))
     return option.choices or tuple(literals)
 
 

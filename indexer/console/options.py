@@ -39,11 +39,11 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        for one in options_of(type(self)):
-            value = getattr(self, one.name)
-            if value is None and "None" not in kinds_of(one.type):
-                value = one.default
-            self._set(**{one.name: value if value is None else _checked(one, value)})
+        for field in options_of(type(self)):
+            value = getattr(self, field.name)
+            if value is None and "None" not in kinds_of(field.type):
+                value = field.default
+            self._set(**{field.name: value if value is None else _checked(field, value)})
 
     def _set(self, **values: Any) -> None:
         """Set fields to what their values mean; for ``__post_init__`` alone."""
@@ -52,7 +52,7 @@ class Options:
 
     def part(self, options: type[Options]) -> dict[str, Any]:
         """Those that ``options``, a class that this one is derived from, has too, by name."""
-        return {one.name: getattr(self, one.name) for one in fields(options)}
+        return {field.name: getattr(self, field.name) for field in fields(options)}
 
 
 def options_of(options: type[Options]) -> list[Described]:
@@ -67,18 +67,18 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., R]], Callabl
     BadArgument where the data class does.
     """
     described_options = options_of(options)
-    names = {one.name for one in described_options}
+    names = {described.name for described in described_options}
 
     def decorated(function: Callable[..., R]) -> Callable[..., R]:
         @wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> R:
-            given = {name: kwargs.pop(name) for name in names & kwargs.keys()}
-            return function(*args, **kwargs, options=options(**given))
+            values = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+            return function(*args, **kwargs, options=options(**values))
 
         signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-        own = [one for one in signature.parameters.values() if one.name != "options"]
-        added = [inspect.Parameter(one.name, keyword, default=one.default, annotation=one.type)
-                 for one in described_options]  # fmt: skip
+        own = [described for described in signature.parameters.values() if described.name != "options"]
+        added = [inspect.Parameter(described.name, keyword, default=described.default, annotation=described.type)
+                 for described in described_options]  # fmt: skip
         wrapped.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
         wrapped.__options__ = options  # type: ignore[attr-defined]  # for scripts.methods
         about = inspect.cleandoc(function.__doc__ or "")
@@ -88,27 +88,27 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., R]], Callabl
     return decorated
 
 
-def _checked(one: Described, value: Any) -> Any:
+def _checked(described: Described, value: Any) -> Any:
     """The value of an option as a plain value. Raises BadArgument if it is outside its type, choices or bounds."""
-    value, option = plain_value(one.name, value, kinds_of(one.type)), one.option
+    value, option = plain_value(described.name, value, kinds_of(described.type)), described.option
     assert isinstance(option, Option)
-    if (choices := choices_in(one.type, option)) and value not in choices:
-        raise BadArgument(f"`{one.name}` {value!r} is not one of {', '.join(choices)}.", "")
+    if (choices := choices_in(described.type, option)) and value not in choices:
+        raise BadArgument(f"`{described.name}` {value!r} is not one of {', '.join(choices)}.", "")
     if option.least is not None and not option.least <= value <= (value if option.most is None else option.most):
         bounds = f"at least {option.least}" if option.most is None else f"from {option.least} to {option.most:,}"
-        raise BadArgument(f"`{one.name}` is {value}; it must be {bounds}.", "")
+        raise BadArgument(f"`{described.name}` is {value}; it must be {bounds}.", "")
     return value
 
 
 def _listed(options: Iterable[Described]) -> str:
     """Options as a list for a docstring, each with its default and its text."""
     lines = []
-    for one in options:
-        default = "" if one.default in (None, ()) else f" ({one.default!r})"
-        choices = choices_in(one.type, one.option) if isinstance(one.option, Option) else ()
-        about = f"{one.option.brief} One of: {', '.join(choices)}." if choices else one.option.brief
-        if is_negated(one.type, one.option, one.default):  # its text says what leaving it out does
+    for option in options:
+        default = "" if option.default in (None, ()) else f" ({option.default!r})"
+        choices = choices_in(option.type, option.option) if isinstance(option.option, Option) else ()
+        about = f"{option.option.brief} One of: {', '.join(choices)}." if choices else option.option.brief
+        if is_negated(option.type, option.option, option.default):  # its text says what leaving it out does
             about = f"False: {about[:1].lower()}{about[1:]}"
-        text = f"- ``{one.name}``{default}: {about}"
+        text = f"- ``{option.name}``{default}: {about}"
         lines.append(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     return "\n".join(lines)

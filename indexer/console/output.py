@@ -116,14 +116,14 @@ def as_csv(rows: Sequence[Any], columns: Sequence[str] | None, *, cleaned: bool 
     structs: set[str] = set()
 
     def flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        cells: dict[str, Any] = {}
         for name, value in row.items():
             if isinstance(value, dict):
                 structs.add(f"{before}{name}")
-                found |= flat(value, f"{before}{name}.")
+                cells |= flat(value, f"{before}{name}.")
             else:
-                found[f"{before}{name}"] = value
-        return found
+                cells[f"{before}{name}"] = value
+        return cells
 
     rows = [flat(row) for row in rows]
     # The column of an object is empty: its values have columns of their own.
@@ -154,7 +154,7 @@ def _csv_cell(value: Any, cleaned: bool) -> Any:
 def _csv_text(text: str, cleaned: bool) -> str:
     if cleaned:
         text = clean(text)
-    text = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    text = _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
     return "'" + text if _FORMULA.match(text) else text
 
 
@@ -171,13 +171,13 @@ def _table(
     dropped while text has less than _ROOM_FOR_TEXT; then text is cut, then the names of number columns, in the middle.
     Returns the dropped columns.
     """
-    names = kept = _names(rows, names)
+    names = shown_names = _names(rows, names)
     # Every column as texts, its head first.
     columns = {name: [clean(name), *(cell_text(row.get(name)) for row in rows)] for name in names}
     widths = {name: max(map(_width, cells)) for name, cells in columns.items()}
     preferred, narrowest = dict(widths), dict(widths)
     numbers: set[str] = set()
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         values = [row[name] for row in rows if row.get(name) is not None]
         of_head, of_cells = _width(columns[name][0]), max(map(_width, columns[name][1:]), default=0)
         # Ids are copied from the terminal. Unlike plain words, at least one of them has an owner before a slash.
@@ -185,20 +185,22 @@ def _table(
         if all(type(value) in (int, float) for value in values):
             numbers.add(name)
             narrowest[name] = max(_NARROWEST_TEXT, of_cells)
-        elif place > len(numbers) and not are_ids:
+        elif position > len(numbers) and not are_ids:
             preferred[name], narrowest[name] = max(of_head, min(of_cells, _ROOM_FOR_TEXT)), _NARROWEST_TEXT
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
         for name in optional_columns:
-            if sum(preferred[one] + 2 for one in kept) - 2 <= terminal:
+            if sum(preferred[one] + 2 for one in shown_names) - 2 <= terminal:
                 break
-            kept = [one for one in kept if one != name] or kept
-        room = terminal - 2 * (len(kept) - 1)
+            shown_names = [one for one in shown_names if one != name] or shown_names
+        room = terminal - 2 * (len(shown_names) - 1)
         # The widest text is cut first.
-        most = max((widths[name] for name in kept), default=0)
-        while most > _NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in kept) > room:
+        most = max((widths[name] for name in shown_names), default=0)
+        while (
+            most > _NARROWEST_TEXT and sum(min(widths[name], max(most, narrowest[name])) for name in shown_names) > room
+        ):
             most -= 1
-        widths = {name: min(widths[name], max(most, narrowest[name])) for name in kept}
+        widths = {name: min(widths[name], max(most, narrowest[name])) for name in shown_names}
         if sum(widths.values()) > room:
             for at in range(1, len(rows) + 1):
                 lines = [f"{cells[0]}: {cells[at]}" for cells in columns.values() if cells[at]]
@@ -206,10 +208,10 @@ def _table(
             return []
     for at in range(len(rows) + 1):
         line = "  ".join(
-            _fitted(columns[name][at], widths[name], is_number=name in numbers, is_head=at == 0) for name in kept
+            _fitted(columns[name][at], widths[name], is_number=name in numbers, is_head=at == 0) for name in shown_names
         ).rstrip()
         _write((_heading(line) if at == 0 else line) + "\n")
-    return [columns[name][0] for name in names if name not in kept]
+    return [columns[name][0] for name in names if name not in shown_names]
 
 
 def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str = "") -> list[str]:
@@ -218,7 +220,7 @@ def _sheet(row: Mapping[str, Any], optional_columns: Sequence[str], title: str =
     values: dict[str, str] = {}
     nested: dict[str, Any] = {}
     for name, value in row.items():
-        is_table = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
+        is_table = isinstance(value, list) and value and all(isinstance(item, dict) for item in value)
         if is_table or isinstance(value, dict):
             nested[name] = value
         else:  # a name without a value would look as if something were missing
@@ -264,8 +266,8 @@ def _width(text: str) -> int:
     """The width of ``text`` on a terminal, in columns."""
     if text.isascii():
         return len(text)
-    visible = [one for one in text if unicodedata.category(one) not in ("Mn", "Me")]
-    return len(visible) + sum(unicodedata.east_asian_width(one) in "WF" for one in visible)
+    visible = [character for character in text if unicodedata.category(character) not in ("Mn", "Me")]
+    return len(visible) + sum(unicodedata.east_asian_width(character) in "WF" for character in visible)
 
 
 def _fitted(text: str, width: int, *, is_number: bool = False, is_head: bool = False) -> str:

@@ -55,10 +55,10 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number; anything else is a usage error."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return found
+        return number
 
 
 def atlas_option(command: Command) -> Command:
@@ -141,8 +141,8 @@ class AtlasGroup(click.Group):
         """The command, with the options of the group and its example."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and all(option.name != "debug" for option in command.params):
-            taken = {text for option in command.params for text in option.opts}
-            command.params += [one for one in _verbosity_options(hidden=True) if not taken & set(one.opts)]
+            used_options = {text for option in command.params for text in option.opts}
+            command.params += [one for one in _verbosity_options(hidden=True) if not used_options & set(one.opts)]
         if command is not None and command.epilog is None and cmd_name in self.examples:
             command.epilog = f"\b\nExample:\n  {self.examples[cmd_name]}"
         return command
@@ -161,8 +161,8 @@ class AtlasGroup(click.Group):
         """The commands that begin with the typed text, and the group's options."""
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name, help=text) for name, text in self._sentences(ctx) if name.startswith(incomplete)]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        items = [CompletionItem(name, help=text) for name, text in self._sentences(ctx) if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def _sentences(self, ctx: click.Context) -> list[tuple[str, str]]:
         rows = []

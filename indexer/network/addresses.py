@@ -62,10 +62,10 @@ def kind_of(address: Address) -> str:
 def addresses_of(host: str, port: int) -> list[str]:
     """The addresses of a host, as the system orders them. Raises OSError if it has none."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        answers = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is empty or too long
         raise OSError(f"{host[:100]!r} is not a name of a host") from error
-    return list(dict.fromkeys(str(one[4][0]) for one in found))
+    return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
 
 def permitted(host: str, port: int, endpoint: str) -> list[str]:
@@ -73,17 +73,17 @@ def permitted(host: str, port: int, endpoint: str) -> list[str]:
 
     Raises OSError if the host has no address, ForbiddenAddressError if it has no permitted one.
     """
-    found = addresses_of(host, port)
+    addresses = addresses_of(host, port)
     own = httpx2.URL(endpoint)
     if _bare(host) == _bare(own.host):
-        return found
-    kinds = {address: kind_of(_parsed(address)) for address in found}
+        return addresses
+    kinds = {address: kind_of(_parsed(address)) for address in addresses}
     allowed = {PUBLIC}
     if set(kinds.values()) != allowed:
         allowed |= _kinds_of_endpoint(own)
-    good = [address for address in found if kinds[address] in allowed]
+    good = [address for address in addresses if kinds[address] in allowed]
     if not good:
-        raise _forbidden(host, kinds[found[0]])
+        raise _forbidden(host, kinds[addresses[0]])
     return good
 
 
@@ -118,10 +118,10 @@ def written_address(host: str) -> Address | None:
 
 def _kinds_of_endpoint(endpoint: httpx2.URL) -> set[str]:
     try:
-        found = addresses_of(endpoint.host, endpoint.port or 443)
+        addresses = addresses_of(endpoint.host, endpoint.port or 443)
     except OSError:
         return {PUBLIC}
-    return {kind_of(_parsed(address)) for address in found} - {"metadata"}
+    return {kind_of(_parsed(address)) for address in addresses} - {"metadata"}
 
 
 def _parsed(address: str) -> Address:

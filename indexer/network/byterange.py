@@ -94,11 +94,11 @@ class LocalFile:
         self.bytes_read = 0
         self._descriptor: int | None = None
         with system_errors(self._not_opened):
-            found = self._status()
-        if not stat.S_ISREG(found.st_mode):
+            status = self._status()
+        if not stat.S_ISREG(status.st_mode):
             raise Failed("not_found", f"{self.name} is not a file")
-        self._identity = _identity(found)
-        self.size = found.st_size
+        self._identity = _identity(status)
+        self.size = status.st_size
         # In a Hugging Face cache the file is a link to a blob that is named after its LFS id.
         target = self._path.resolve()
         self.sha256 = target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
@@ -136,12 +136,12 @@ class LocalFile:
                 os.close(descriptor)
                 raise Failed("file_changed", f"{self.name} was replaced while being read")
             self._descriptor = descriptor
-        done = 0
-        while done < len(buffer):
-            count = os.preadv(self._descriptor, [buffer[done:]], start + done)
+        received = 0
+        while received < len(buffer):
+            count = os.preadv(self._descriptor, [buffer[received:]], start + received)
             if count == 0:
                 raise Failed("file_changed", f"{self.name} became shorter while being read")
-            done += count
+            received += count
             self.bytes_read += count
 
     def close(self) -> None:
@@ -162,5 +162,5 @@ def check_range(source: ByteSource, start: int, stop: int) -> None:
         raise ValueError(f"[{start}, {stop}) is not a part of {source.name}, which has {source.size} bytes")
 
 
-def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

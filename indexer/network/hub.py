@@ -43,13 +43,15 @@ def unknown_model(name: str) -> AtlasError:
     owner, _, bare = name.rpartition("/")
     words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
     filters = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     with optional_answer():  # without one there are no suggestions
         for narrowed in [("author", owner), *filters] if owner else filters:
             rows = get_json("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).rows
             ids = [row.get("id") for row in rows]
-            found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
-    near = nearest(name, found)
+            names.update(
+                {identifier: None for identifier in ids if isinstance(identifier, str) and is_hub_id(identifier)}
+            )
+    near = nearest(name, names)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
     return AtlasError(
         f"There is no model {name} on the Hub, or it is private.",
@@ -63,8 +65,8 @@ def count_children(identifier: str) -> dict[str, int]:
     with optional_answer():
         row = get_json(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
     counted = row.get("childrenModelCount") if isinstance(row, dict) else None
-    found = counted if isinstance(counted, dict) else {}
-    return {name: found[name] for name in RELATIONS if is_count(found.get(name)) and 0 < found[name] < 10**9}
+    counts = counted if isinstance(counted, dict) else {}
+    return {name: counts[name] for name in RELATIONS if is_count(counts.get(name)) and 0 < counts[name] < 10**9}
 
 
 @model_errors()
@@ -83,8 +85,8 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
         sentence = f"{identifier} has no revision {printable(revision or 'main', 100)}"
         raise UnknownRevision("not_found", sentence) from error
     identity_of(row, identifier)
-    found: dict[str, Any] = row
-    return found
+    checked_row: dict[str, Any] = row
+    return checked_row
 
 
 def fetch_json(identifier: str, filename: str, revision: str) -> Any:
@@ -118,12 +120,14 @@ def conversion_revision(identifier: str) -> str | None:
             discussions = answer.get("discussions") if isinstance(answer, dict) else None
             if not isinstance(discussions, list) or not discussions:
                 break
-            for one in discussions:
-                if not isinstance(one, dict) or not isinstance(one.get("author"), dict):
+            for discussion in discussions:
+                if not isinstance(discussion, dict) or not isinstance(discussion.get("author"), dict):
                     continue
-                number = one.get("num")
-                is_open = one.get("isPullRequest") is True and one.get("status") == "open"
-                is_conversion = one["author"].get("name") == _CONVERTER and one.get("title") == _CONVERSION
+                number = discussion.get("num")
+                is_open = discussion.get("isPullRequest") is True and discussion.get("status") == "open"
+                is_conversion = (
+                    discussion["author"].get("name") == _CONVERTER and discussion.get("title") == _CONVERSION
+                )
                 if is_open and is_conversion and type(number) is int and 0 < number < 10**9:
                     numbers.add(number)
             start, count = answer.get("start"), answer.get("count")
@@ -133,7 +137,7 @@ def conversion_revision(identifier: str) -> str | None:
             reference = f"refs/pr/{number}"
             commits = get_json(f"/api/models/{identifier}/commits/{quote(reference, safe='')}").rows
             main = get_json(f"/api/models/{identifier}").value
-            if isinstance(main, dict) and main.get("sha") in [one.get("id") for one in commits]:
+            if isinstance(main, dict) and main.get("sha") in [discussion.get("id") for discussion in commits]:
                 return reference
     except (RepositoryNotFoundError, EntryNotFoundError, RevisionNotFoundError):
         return None

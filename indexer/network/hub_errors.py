@@ -104,8 +104,8 @@ def as_model_error(exception: Exception) -> ModelError:
         return Failed(
             "network", f"the certificate of {printable(host, 100)} is not trusted ({tidy(problem, _LONGEST)})"
         )
-    for known, kind, reason, sentence in _BY_CLASS:
-        if isinstance(exception, known):
+    for known_class, kind, reason, sentence in _BY_CLASS:
+        if isinstance(exception, known_class):
             return kind(reason, _with_detail(sentence, exception))
     raise exception
 

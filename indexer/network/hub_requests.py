@@ -126,8 +126,8 @@ def fetch_small(
                 for chunk in response.iter_bytes():
                     body += chunk
                     if len(body) > limit:
-                        what = f"it is longer than the {limit} bytes that are read"
-                        raise about(filename, Skipped("malformed", what))
+                        problem = f"it is longer than the {limit} bytes that are read"
+                        raise about(filename, Skipped("malformed", problem))
                     seconds = time.monotonic() - began
                     if seconds > most:
                         raise about(filename, Failed("timeout", f"it took longer than {most:g} s"))
@@ -193,9 +193,9 @@ def _send(
         address = _joined(address, response.headers["Location"])
         if stay is not None and is_own(address, endpoint):
             path = urlsplit(address).path.removeprefix(urlsplit(endpoint).path).strip("/")
-            found, resolve, _ = path.partition("/resolve/")
-            if resolve and is_hub_id(found) and found != stay:
-                raise Skipped("renamed", f"the model is called {found} now")
+            model, resolve, _ = path.partition("/resolve/")
+            if resolve and is_hub_id(model) and model != stay:
+                raise Skipped("renamed", f"the model is called {model} now")
     raise Failed("server_error", "its address redirects too many times")
 
 
@@ -254,8 +254,8 @@ def reason_in(response: httpx2.Response) -> str:
         text = response.read()[:4000].decode("utf-8", errors="replace").strip()
     except httpx2.HTTPError:
         return ""
-    if found := _MESSAGE.search(text) or _CODE.search(text):
-        text = found[1]
+    if match := _MESSAGE.search(text) or _CODE.search(text):
+        text = match[1]
     elif text.startswith("{"):
         with suppress(ValueError):
             value = load_json(text)

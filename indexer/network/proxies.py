@@ -59,7 +59,7 @@ def is_excepted(host: str, port: int, exceptions: str) -> bool:
         if address is not None:
             with contextlib.suppress(ValueError):
                 network = ipaddress.ip_network(name, strict=False)
-                if any(one is not None and one in network for one in (address, mapped)):
+                if any(candidate is not None and candidate in network for candidate in (address, mapped)):
                     return True
         bare = name.removeprefix("*").lstrip(".")
         if bare and (host == bare or host.endswith(f".{bare}")):

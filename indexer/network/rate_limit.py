@@ -250,13 +250,13 @@ class RateLimiter:
 def _parse(content: bytes, latest: float) -> dict[str, Limit]:
     """The limits in a file; none if the file is unreadable or older than the last boot."""
     try:
-        found = json.loads(content)
-        if found["boot"] != _boot_id():
+        content_values = json.loads(content)
+        if content_values["boot"] != _boot_id():
             return {}
-        limits = {str(key): Limit(*map(float, times)) for key, times in found["limits"].items()}
+        limits = {str(key): Limit(*map(float, times)) for key, times in content_values["limits"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
-    return {key: one for key, one in limits.items() if one.next_free < latest and one.interval_until < latest}
+    return {key: limit for key, limit in limits.items() if limit.next_free < latest and limit.interval_until < latest}
 
 
 @cache
@@ -317,14 +317,14 @@ def _not_shared(error: OSError) -> str:
 
 def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
     """(requests left, seconds until the quota is full again) from the ``RateLimit`` header."""
-    found = _RATE_LIMIT.search(headers.get("ratelimit", "")[:1000])
-    return (int(found[1]), int(found[2])) if found else None
+    match = _RATE_LIMIT.search(headers.get("ratelimit", "")[:1000])
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def policy_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
     """(requests, seconds of a window) from the ``RateLimit-Policy`` header."""
-    found = _POLICY.search(headers.get("ratelimit-policy", "")[:1000])
-    return (int(found[1]), int(found[2])) if found and int(found[1]) and int(found[2]) else None
+    match = _POLICY.search(headers.get("ratelimit-policy", "")[:1000])
+    return (int(match[1]), int(match[2])) if match and int(match[1]) and int(match[2]) else None
 
 
 def request_kind(url: httpx2.URL) -> str:
@@ -389,10 +389,10 @@ def date_in(headers: Mapping[str, str]) -> datetime | None:
 
 def _parsed_date(text: str) -> datetime | None:
     try:
-        found = parsedate_to_datetime(text)
+        date = parsedate_to_datetime(text)
     except (ValueError, TypeError, OverflowError):
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 class Bandwidth:

@@ -82,7 +82,7 @@ class RemoteFile:
             self._location = self._retries.call(self._resolve)
         self._refused: _Location | None = None  # the address to be replaced
         self._was_refused = False  # by an address that should have opened, and none has opened since
-        self._kept: list[tuple[int, bytes]] = []
+        self._pieces: list[tuple[int, bytes]] = []
         self.size = self._location.size
         etag = self._location.etag or ""
         self.sha256 = etag if SHA256.fullmatch(etag) else None
@@ -91,18 +91,18 @@ class RemoteFile:
         """Exactly the bytes [start, stop). With ``keep`` a later read or run takes them from memory."""
         content = b"".join(self.stream(start, stop))
         if keep:
-            self._kept.append((start, content))
+            self._pieces.append((start, content))
         return content
 
     def stream(self, start: int, stop: int) -> Generator[bytes]:
         """The bytes [start, stop) as they arrive, about 64 KiB at a time; resumed if a body breaks off."""
         check_range(self, start, stop)
         position = start
-        for kept_start, content in self._kept:
+        for kept_start, content in self._pieces:
             if kept_start <= start < kept_start + len(content):
-                known = content[start - kept_start : stop - kept_start]
-                position += len(known)
-                yield known
+                part = content[start - kept_start : stop - kept_start]
+                position += len(part)
+                yield part
                 break
         tries, resumed_at = self._retries.begin(), position
         while position < stop:
@@ -134,7 +134,7 @@ class RemoteFile:
 
     def close(self) -> None:
         """Drop the kept bytes; connections belong to the session."""
-        self._kept.clear()
+        self._pieces.clear()
 
     def _resolve(self) -> _Location:
         """Size, ETag and address of the file."""
@@ -159,10 +159,10 @@ class RemoteFile:
         """An address that was not refused: the first thread that needs another gets it for all."""
         with self._resolving:
             if self._location is self._refused:
-                before, found = self._location, self._resolve()
-                if (found.size, found.etag) != (before.size, before.etag):
+                before, location = self._location, self._resolve()
+                if (location.size, location.etag) != (before.size, before.etag):
                     raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
-                self._location = found
+                self._location = location
             return self._location
 
     def _opened(self, location: _Location, span: dict[str, str]) -> httpx2.Response:
@@ -256,11 +256,11 @@ def expiry_of(address: str) -> datetime | None:
         parameters = dict(parse_qsl(urlsplit(address).query))
     except ValueError:
         return None
-    found = []
+    times = []
     for read in (_amz_expiry, _cloudfront_expiry):
         with suppress(KeyError, ValueError, OverflowError, OSError):
-            found.append(read(parameters))
-    return min(found, default=None)
+            times.append(read(parameters))
+    return min(times, default=None)
 
 
 def _amz_expiry(parameters: Mapping[str, str]) -> datetime:
@@ -287,15 +287,15 @@ class StreamRun(Run):
     def __init__(self, chunks: Generator[bytes], start: int, stop: int) -> None:
         super().__init__(start, stop, self._receive)
         self._chunks = chunks
-        self._rest = memoryview(b"")
+        self._unread = memoryview(b"")
 
     def skip_to(self, position: int) -> None:
         """Receive and drop the bytes before ``position``."""
         self._check_step(position)
-        while self.position + len(self._rest) < position:
-            self.position += len(self._rest)
-            self._rest = memoryview(next(self._chunks))
-        self._rest = self._rest[position - self.position :]
+        while self.position + len(self._unread) < position:
+            self.position += len(self._unread)
+            self._unread = memoryview(next(self._chunks))
+        self._unread = self._unread[position - self.position :]
         self.position = position
 
     def close(self) -> None:
@@ -306,11 +306,11 @@ class StreamRun(Run):
         self._chunks.close()
 
     def _receive(self, position: int, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
-            while not self._rest:
-                self._rest = memoryview(next(self._chunks))
-            piece = self._rest[: len(buffer) - done]
-            buffer[done : done + len(piece)] = piece
-            self._rest = self._rest[len(piece) :]
-            done += len(piece)
+        received = 0
+        while received < len(buffer):
+            while not self._unread:
+                self._unread = memoryview(next(self._chunks))
+            piece = self._unread[: len(buffer) - received]
+            buffer[received : received + len(piece)] = piece
+            self._unread = self._unread[len(piece) :]
+            received += len(piece)

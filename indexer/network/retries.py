@@ -121,8 +121,8 @@ class Tries:
             return None
         seconds = min(policy.longest_wait, policy.first_wait * 2**failed) * random.uniform(0.75, 1.25)
         response = problem if isinstance(problem, httpx2.Response) else None
-        if response is not None and (asked := requested_wait(response.status_code, response.headers)) is not None:
-            seconds = min(asked, policy.longest_rate_limit_wait)
+        if response is not None and (requested := requested_wait(response.status_code, response.headers)) is not None:
+            seconds = min(requested, policy.longest_rate_limit_wait)
         is_left = failed < (most if self._most is None else min(most, self._most))
         self.are_spent = not (is_left and seconds <= self._deadline - time.monotonic())
         # All who share the limiter wait, also if this one gives up.

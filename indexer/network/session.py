@@ -117,8 +117,8 @@ class HubTransport(httpx2.BaseTransport):
         # Timeouts that the caller did not set (the library passes ``timeout=None`` while paging).
         timeouts = dict.fromkeys(("read", "write"), limits.read_seconds)
         timeouts |= {"connect": limits.connect_seconds, "pool": limits.body_seconds}
-        given = request.extensions.get("timeout") or {}
-        timeouts |= {name: value for name, value in given.items() if value is not None}
+        own_timeouts = request.extensions.get("timeout") or {}
+        timeouts |= {name: value for name, value in own_timeouts.items() if value is not None}
         request.extensions = {**request.extensions, "timeout": timeouts}
         if SENT_ONCE in request.extensions:
             return self._send_once(request)
@@ -362,9 +362,9 @@ def _certificates() -> tuple[str | None, ...]:
 
 def _without_certificates(error: OSError) -> AtlasError:
     name = "SSL_CERT_FILE" if os.environ.get("SSL_CERT_FILE") else "SSL_CERT_DIR"
-    what = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
+    problem = error.strerror if isinstance(error, FileNotFoundError | PermissionError) else "it holds no certificate"
     return AtlasError(
-        f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {what}.",
+        f"The certificates in {printable(os.environ.get(name, ''), 200)} cannot be read ({name}): {problem}.",
         f"Correct {name}, or unset it to use the certificates of the system.",
     )
 
@@ -376,12 +376,12 @@ _last: Session | None = None  # for threads without one: libraries start threads
 
 def current_session() -> Session:
     """The session of this thread, else the one that was installed last; a new one with the default limits if needed."""
-    found = _current.get() or _last
-    if found is None:
+    session = _current.get() or _last
+    if session is None:
         install_session()
-        found = _current.get()
-    assert found is not None
-    return found
+        session = _current.get()
+    assert session is not None
+    return session
 
 
 class _SharedTransport(httpx2.BaseTransport):
@@ -434,16 +434,16 @@ def install_session(limits: HttpLimits | None = None, say: Callable[[str], None]
     global _last
     if say is not None:
         listen(say)
-    wanted = limits or HttpLimits()
+    new_limits = limits or HttpLimits()
     own = _current.get()
     before = own or (_last if _last is not None and not _last.is_elsewhere else None)
-    session = Session(wanted) if before is None else before.with_limits(wanted)
+    session = Session(new_limits) if before is None else before.with_limits(new_limits)
     if session is not before:
         _check_environment()
         set_client_factory(_SharedClient)
         _last = session
     _current.set(session)
-    _share_client(wanted)
+    _share_client(new_limits)
     return session
 
 

@@ -42,19 +42,19 @@ class _Model:
 class Centring:
     """The centre of one (base, representation) within a publish of the vectors ``vectors.new``.
 
-    ``stale``: models whose former vectors do not stay. ``given``: a centre to subtract instead of the stored one,
+    ``stale``: models whose former vectors do not stay. ``fixed``: a centre to subtract instead of the stored one,
     which never moves. ``due``: the groups whose centre moves; then ``vectors.new`` must hold the vectors of all models.
 
     Raises AtlasError if the database lacks the centre of its vectors.
     """
 
     def __init__(
-        self, tables: Tables, vectors: PublishedVectors, stale: Iterable[int], given: Centre | None = None
+        self, tables: Tables, vectors: PublishedVectors, stale: Iterable[int], fixed: Centre | None = None
     ) -> None:
         self.tables, self.vectors = tables, vectors
         self.base, self.name = vectors.base, vectors.name
         stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
-        self.stored = given or stored or Centre({})
+        self.stored = fixed or stored or Centre({})
         self.models = {
             row[0]: _Model(*row[1:])
             for row in tables.rows(
@@ -75,8 +75,12 @@ class Centring:
             if model is not None and model.counts and model.group in self.members:
                 self.members[model.group].append(model_id)
         groups = self.stored.groups
-        self.due = [one for one in centred if one not in groups or groups[one].is_outgrown(len(self.members[one]))]
-        if given is not None or not (groups or vectors.new.length):
+        self.due = [
+            group_name
+            for group_name in centred
+            if group_name not in groups or groups[group_name].is_outgrown(len(self.members[group_name]))
+        ]
+        if fixed is not None or not (groups or vectors.new.length):
             self.due = []
 
     def centre_all(self) -> None:
@@ -97,11 +101,11 @@ class Centring:
     def _moved(self) -> Centre:
         """The centre with the groups that are ``due`` recomputed."""
         new = self.vectors.new
-        places = {model_id: place for place, model_id in enumerate(new.ids)}
+        rows = {model_id: row for row, model_id in enumerate(new.ids)}
         means = {}
         for group in self.due:
             ids = np.array(self.members[group], dtype=np.int64)
-            changed = np.array([new.changed[places[one]] for one in self.members[group]], dtype=bool)
+            changed = np.array([new.changed[rows[one]] for one in self.members[group]], dtype=bool)
             authors = [self.models[one].author for one in self.members[group]]
             means[group] = Mean(ids, authors, changed.reshape(len(ids), new.blocks), new.length // new.blocks)
         for mean in means.values():
@@ -116,8 +120,8 @@ class Centring:
 
     def _by_group(self, ids: Ids) -> Iterator[tuple[str, NDArray[np.intp]]]:
         """The positions in ``ids`` of the models of each group; without models that are not listed."""
-        models = [self.models.get(one) for one in ids.tolist()]
-        groups = [None if one is None else one.group for one in models]
+        models = [self.models.get(model) for model in ids.tolist()]
+        groups = [None if model is None else model.group for model in models]
         names = np.array(groups, dtype=object)
         for group in dict.fromkeys(groups):
             if group is not None:
@@ -132,19 +136,19 @@ class Centring:
                     [self.base, self.name, group],
                 )
             key = {"base": self.base, "representation": self.name, "vector_group": group}
-            one = centre.groups[group]
+            stored = centre.groups[group]
             self.tables.insert(
                 "internal.centres",
                 [
                     {
                         **key,
                         "block": number,
-                        "models": one.models,
+                        "models": stored.models,
                         "votes": float(votes),
-                        "datasets": one.datasets,
+                        "datasets": stored.datasets,
                         "numbers": block.tolist(),
                     }
-                    for number, (block, votes) in enumerate(zip(one.blocks, one.votes, strict=True))
+                    for number, (block, votes) in enumerate(zip(stored.blocks, stored.votes, strict=True))
                 ],
             )
             self.tables.insert(

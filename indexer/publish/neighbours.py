@@ -62,8 +62,8 @@ class Pairs:
 
         ``exact(owners, neighbours)`` computes the similarities of those that may be among them.
         """
-        kept, rank, similarity = nearest_first(self.owner, self.neighbour, self.similarity, k, exact)
-        return Pairs(self.owner[kept], self.neighbour[kept], similarity), rank
+        nearest_pairs, rank, similarity = nearest_first(self.owner, self.neighbour, self.similarity, k, exact)
+        return Pairs(self.owner[nearest_pairs], self.neighbour[nearest_pairs], similarity), rank
 
     def ranked(self) -> tuple[Pairs, NDArray[np.int32]]:
         """Complete lists, each in order, sorted by owner; and the ranks, from 1."""
@@ -75,37 +75,37 @@ class Pairs:
 
 def nearest(
     index: VectorIndex,
-    asked: Iterable[Vectors],
+    queries: Iterable[Vectors],
     k: int,
-    known: tuple[Ids, NDArray[np.float32]] | None = None,
+    existing: tuple[Ids, NDArray[np.float32]] | None = None,
 ) -> tuple[Pairs, Pairs]:
-    """The k nearest neighbours of every asked model; and for ``known`` lists, the asked models that enter them.
+    """The k nearest neighbours of every asked model; and for ``existing`` lists, the asked models that enter them.
 
-    ``asked``: input sides of models of the index. ``known``: owners of existing lists (ascending), and the similarity
-    of the last entry, −2 if the list is not full. The models that enter them are pairs (owner, asked model) at least as
-    similar. Asked models have no known lists.
+    ``queries``: input sides of models of the index. ``existing``: owners of existing lists (ascending), and the
+    similarity of the last entry, −2 if the list is not full. The models that enter them are pairs (owner, asked model)
+    at least as similar. Asked models have no known lists.
     """
     sides = [_Columns(index)] if index.outputs is None else [_Columns(index), _Columns(index.outputs)]
     lists: list[Pairs] = []
     entering: list[Pairs] = []
-    for block in asked:
+    for block in queries:
         table = index.table(block.ids)
-        mine = _Lists(block.ids, k, partial(index.exact, table))
+        nearest_lists = _Lists(block.ids, k, partial(index.exact, table))
         for is_output, side in enumerate(sides):
             matrix = table.outputs if is_output else block.matrix
             assert matrix is not None
-            for ids, similarities, edges in side.tiles(block.ids, matrix, side.edges(known)):
+            for ids, similarities, edges in side.tiles(block.ids, matrix, side.edges(existing)):
                 if table.groups is not None:
                     if is_output:
                         are_pairs = similarities > -np.inf
                         similarities = np.where(are_pairs, similarities, -np.inf)
                     chosen = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
                     similarities[chosen != is_output] = -np.inf
-                mine.take(similarities, ids)
+                nearest_lists.take(similarities, ids)
                 if edges is not None:
                     rows, columns = np.nonzero(similarities >= edges)
                     entering.append(Pairs(ids[columns], block.ids[rows], similarities[rows, columns]))
-        lists.append(mine.pairs())
+        lists.append(nearest_lists.pairs())
     return Pairs.together(lists), Pairs.together(entering)
 
 
@@ -116,19 +116,19 @@ class _Columns:
         self.vectors, self.masks = index.opened.vectors, index.masks
         self.kinds = self.masks.kinds_of(self.vectors.ids)
 
-    def edges(self, known: tuple[Ids, NDArray[np.float32]] | None) -> NDArray[np.float32] | None:
+    def edges(self, existing: tuple[Ids, NDArray[np.float32]] | None) -> NDArray[np.float32] | None:
         """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
-        if known is None:
+        if existing is None:
             return None
-        owners, last = known
+        owners, last = existing
         ids = self.vectors.ids
-        found = np.full(len(ids), np.inf, dtype=np.float32)
+        edges = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
             places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
             is_known = owners[places] == ids
             # Not −inf, which marks pairs that are not neighbours.
-            found[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
-        return found
+            edges[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
+        return edges
 
     def tiles(
         self, ids: Ids, matrix: NDArray[np.float32], edges: NDArray[np.float32] | None
@@ -166,40 +166,40 @@ class _Lists:
         self._k = k
         self._exact = exact  # takes positions in ``ids``, and ids
         self._edges = np.full((len(ids), 1), _NOT_FULL, dtype=np.float32)
-        self._found: list[Pairs] = []
+        self._pairs: list[Pairs] = []
         self._count = 0
 
-    def take(self, similarities: NDArray[np.float32], others: NDArray[np.int64]) -> None:
-        """(n, m) similarities with ``others`` (m,)."""
-        count, edges = len(others), self._edges
+    def take(self, similarities: NDArray[np.float32], neighbours: NDArray[np.int64]) -> None:
+        """(n, m) similarities with ``neighbours`` (m,)."""
+        count, edges = len(neighbours), self._edges
         if self._k < count and (edges == _NOT_FULL).any():
             kth = np.partition(similarities, count - self._k, axis=1)[:, count - self._k, None]
             edges = np.maximum(edges, kth - NEAR)
         rows, places = np.nonzero(similarities >= edges)
-        self._found.append(Pairs(rows, others[places], similarities[rows, places]))
+        self._pairs.append(Pairs(rows, neighbours[places], similarities[rows, places]))
         self._count += len(rows)
         most = SLACK * self._k * len(self._ids)
         if self._count > most:
-            self._keep(Pairs.together(self._found))
+            self._keep(Pairs.together(self._pairs))
             if self._count > most:  # there are many near ties
-                found, _ = Pairs.together(self._found).first(self._k, self._exact)
-                self._keep(found)
+                nearest_pairs, _ = Pairs.together(self._pairs).first(self._k, self._exact)
+                self._keep(nearest_pairs)
 
-    def _keep(self, found: Pairs) -> None:
+    def _keep(self, pairs: Pairs) -> None:
         """Keep what may be among the k nearest; from now on, other pairs must be as similar as the k-th of a list."""
-        order = np.lexsort((-found.similarity, found.owner))
-        owner, everyone = found.owner[order], np.arange(len(self._ids))
+        order = np.lexsort((-pairs.similarity, pairs.owner))
+        owner, everyone = pairs.owner[order], np.arange(len(self._ids))
         starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")
         full = np.flatnonzero(stops - starts >= self._k)
-        self._edges[full, 0] = found.similarity[order[starts[full] + self._k - 1]] - NEAR
-        kept = np.flatnonzero(found.similarity >= self._edges[found.owner, 0])
-        self._found = [Pairs(found.owner[kept], found.neighbour[kept], found.similarity[kept])]
-        self._count = len(kept)
+        self._edges[full, 0] = pairs.similarity[order[starts[full] + self._k - 1]] - NEAR
+        rows = np.flatnonzero(pairs.similarity >= self._edges[pairs.owner, 0])
+        self._pairs = [Pairs(pairs.owner[rows], pairs.neighbour[rows], pairs.similarity[rows])]
+        self._count = len(rows)
 
     def pairs(self) -> Pairs:
         """The lists, in the order of ``ids`` and of rank."""
-        found, _ = Pairs.together(self._found).first(self._k, self._exact)
-        return Pairs(self._ids[found.owner], found.neighbour, found.similarity)
+        pairs, _ = Pairs.together(self._pairs).first(self._k, self._exact)
+        return Pairs(self._ids[pairs.owner], pairs.neighbour, pairs.similarity)
 
 
 def renew_neighbours(
@@ -230,22 +230,22 @@ def renew_neighbours(
         )["model_id"]
     again = np.union1d(added, np.setdiff1d(naming, removed))
     # The lists that are not recomputed. A model without neighbours has no rows yet.
-    others = tables.arrays(
+    unchanged = tables.arrays(
         "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
         "ELSE min(similarity) END::FLOAT AS last FROM (SELECT model_id FROM fine_tunes WHERE base = ?) AS owners "
         "LEFT JOIN (FROM neighbours WHERE representation = ?) AS lists USING (model_id) "
         "GROUP BY ALL ORDER BY ALL",
         [NEIGHBOURS, base, representation],
     )
-    stays = np.isin(others["model_id"], again, invert=True)
+    stays = np.isin(unchanged["model_id"], again, invert=True)
     lists, found_entering = [], []
-    for chosen, known in (
-        (added, (others["model_id"][stays], others["last"][stays])),
+    for chosen, existing in (
+        (added, (unchanged["model_id"][stays], unchanged["last"][stays])),
         (np.setdiff1d(again, added), None),
     ):
-        asked = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
-        found, entering = nearest(index, asked, NEIGHBOURS, known)
-        lists.append(found)
+        queries = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+        new_lists, entering = nearest(index, queries, NEIGHBOURS, existing)
+        lists.append(new_lists)
         found_entering.append(entering)
     # The complete new lists that models enter; a tie with the last entry may not enter.
     changed = Pairs.together(found_entering)
@@ -258,12 +258,12 @@ def renew_neighbours(
             )
 
         def exact(owners: Ids, near: Ids) -> NDArray[np.float64]:
-            found = np.empty(len(owners))
+            new_lists = np.empty(len(owners))
             for start in range(0, len(owners), step):
                 some = slice(start, start + step)
-                mine, row = np.unique(owners[some], return_inverse=True)
-                found[some] = index.exact(index.table(mine), row, near[some])
-            return found
+                owner_ids, row = np.unique(owners[some], return_inverse=True)
+                new_lists[some] = index.exact(index.table(owner_ids), row, near[some])
+            return new_lists
 
         longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)
         entered = np.unique(longer.owner[np.isin(longer.neighbour, changed.neighbour)])

@@ -103,17 +103,17 @@ def known_models(
 
     ``identities``: those of records and failures, each with a time in ISO 8601.
     """
-    found: dict[str, ListedModel] = {}
+    models: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
     rows = _rows_of(earlier, "fine_tunes", f"SELECT {_MODEL_COLUMNS} FROM fine_tunes ORDER BY model_id")
-    wanted = [row for row in rows if row["base"] == base and row["model"] not in listed]
+    missing = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     # Datasets that the files beside the weights name are in the record.
     tables = (("tags", "tag", ""), ("model_datasets", "raw", "WHERE source <> 'training' "))
-    for table, column, only in tables if wanted else ():
+    for table, column, only in tables if missing else ():
         for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} {only}ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
-    for row in wanted:
+    for row in missing:
         card = {
             "license": row["licence"],
             "language": row["languages"],
@@ -133,7 +133,7 @@ def known_models(
             "tags": values["tag"].get(row["model_id"], []),
             "cardData": {name: value for name, value in card.items() if value},
         }
-        found[row["model"]] = ListedModel(
+        models[row["model"]] = ListedModel(
             row["model"],
             {name: value for name, value in row_of_hub.items() if value not in (None, [], {})},
             row["relation"],
@@ -144,14 +144,14 @@ def known_models(
             bool(row["deleted_at_hub"]),
         )
     for identity, when in identities:
-        if identity.base != base or identity.model in listed or identity.model in found:
+        if identity.base != base or identity.model in listed or identity.model in models:
             continue
-        seen = moment(when) or now
+        last_seen = moment(when) or now
         row = {"id": identity.model, "sha": identity.commit}
-        found[identity.model] = ListedModel(
-            identity.model, row, identity.relation, BY_RECORD, identity.base, seen, seen
+        models[identity.model] = ListedModel(
+            identity.model, row, identity.relation, BY_RECORD, identity.base, last_seen, last_seen
         )
-    return list(found.values())
+    return list(models.values())
 
 
 def _rows_of(rows: EarlierRows, table: str, statement: str) -> list[dict[str, Any]]:
@@ -188,8 +188,8 @@ def published_rank(folder: AtlasFolder, base: str) -> PublishedRank | None:
 
 def rank_of(earlier: EarlierRows, base: str) -> PublishedRank | None:
     """``published_rank`` by a database that is open."""
-    found = _rows_of(earlier, "representations", _REPRESENTATIONS)
-    rows = [row for row in found if row["base"] == base and row["rank"] and row["vectors"]]
+    representations = _rows_of(earlier, "representations", _REPRESENTATIONS)
+    rows = [row for row in representations if row["base"] == base and row["rank"] and row["vectors"]]
     if not rows:
         return None
     budget = next((row["budget"] for row in rows if row["representation"] == DEFAULT), None)
@@ -198,11 +198,11 @@ def rank_of(earlier: EarlierRows, base: str) -> PublishedRank | None:
 
 def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
     """Raises AtlasError if the base is published at another rank: vectors of two ranks cannot be compared."""
-    found = published_rank(folder, base)
-    if found is not None and found.rank != rank:
+    published = published_rank(folder, base)
+    if published is not None and published.rank != rank:
         raise AtlasError(
-            f"This atlas holds {base} at rank {found.rank}; vectors of rank {rank} cannot be compared with those.",
-            Text("Use ", Call(rank=found.rank), ", or another `atlas`."),
+            f"This atlas holds {base} at rank {published.rank}; vectors of rank {rank} cannot be compared with those.",
+            Text("Use ", Call(rank=published.rank), ", or another `atlas`."),
         )
 
 
@@ -214,12 +214,12 @@ def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) ->
     if asked is not None:
         check_rank(folder, base.base, asked)
         return asked
-    found = published_rank(folder, base.base)
-    if found is not None:
-        return found.rank
+    published = published_rank(folder, base.base)
+    if published is not None:
+        return published.rank
     ranks = Counter(
         identity.spec.rank
-        for identity in (one.identity for one in RecordStore(folder).headers())
+        for identity in (header.identity for header in RecordStore(folder).headers())
         if (identity.base, identity.base_commit) == (base.base, base.commit)
     )
     if len(ranks) > 1:

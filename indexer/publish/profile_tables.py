@@ -20,12 +20,12 @@ _IDENTITY_FIELDS = ("base", "subject", "model", "commit", "base_commit", "probe"
 def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Callable[[str], None]) -> bool:
     """Update the rows of one base to match the files. Returns whether anything changed; damaged files are reported."""
     store = ProfileStore(folder)
-    known = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
+    published = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
     digests = list(store.digests())
-    gone = sorted(set(known) - set(digests))
+    gone = sorted(set(published) - set(digests))
     profiles: dict[str, Profile] = {}
     for digest in digests:
-        if known.get(digest):  # a complete profile never changes
+        if published.get(digest):  # a complete profile never changes
             continue
         try:
             profile = store.read(digest)
@@ -36,7 +36,7 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
             say(f"The profile {digest} belongs to a different model. {HINT} It is skipped.")
         elif profile.identity.base == base:
             profiles[digest] = profile
-    for digest in [*gone, *(profiles.keys() & known)]:
+    for digest in [*gone, *(profiles.keys() & published)]:
         tables.run(
             "DELETE FROM profile_layers WHERE profile_id IN (SELECT profile_id FROM profiles WHERE profile_key = ?)",
             [digest],

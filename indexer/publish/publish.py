@@ -129,12 +129,12 @@ class _Publisher:
         reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
-            of_records = [one for one in updates.all if not one.representation.from_tables]
+            of_records = [update for update in updates.all if not update.representation.from_tables]
             # A representation that is new in an atlas needs all records, the others only the new ones.
-            all_needed = [one for one in of_records if one.is_new and before and one not in updates.offered]
-            self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])
+            all_needed = [update for update in of_records if update.is_new and before and update not in updates.offered]
+            self._record_tables(reread, ids, updates, [update for update in of_records if update not in all_needed])
             if before:
-                all_needed += [one for one in updates.offered if one.is_new and updates.is_wanted(one)]
+                all_needed += [update for update in updates.offered if update.is_new and updates.is_wanted(update)]
             everyone = set(ids.values())
             lost, of_lost = self._unpublish(updates.read_records(dict.fromkeys(all_needed, everyone)))
             # Before the centre is computed, because duplicates share one vote.
@@ -161,8 +161,8 @@ class _Publisher:
             rows = [{"base": self.base, **row} for row in self.publication.rejected_rows]
             self.tables.insert("rejected_listing_rows", valid_rows("rejected_listing_rows", rows))
         now = datetime.now(UTC)
-        bad = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
-        self.tables.insert("rejected_listing_rows", [{"base": self.base, **one.as_row()} for one in bad])
+        rejected = [BadRow.of({"id": model}, f"it does not fit: {why}", now) for model, why in self.unlisted.items()]
+        self.tables.insert("rejected_listing_rows", [{"base": self.base, **update.as_row()} for update in rejected])
         if left_out := [f"{model} ({why})" for model, why in [*self.unlisted.items(), *self.skipped.items()]]:
             self.say(f"{self.base}: skipped, not published: {some_of(left_out, _MOST_NAMED)}")
         if self.publication.build is not None:
@@ -177,20 +177,20 @@ class _Publisher:
         may ask for them.
         """
         named = {key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")}
-        found = []
-        for one in self.store.headers(excluded=named.union(former.values())):
-            identity = one.identity
+        digests = []
+        for header in self.store.headers(excluded=named.union(former.values())):
+            identity = header.identity
             if identity.base != self.base:
                 continue
             if identity.model in self.publication.withdrawn:
-                found.append(one.digest)
+                digests.append(header.digest)
             elif (other := self.store.header(former.get(identity.model, ""))) is not None:
                 alike = ("commit", "base_commit")
                 is_same = all(getattr(identity, name) == getattr(other.identity, name) for name in alike)
                 is_same = is_same and identity.spec.rank == other.identity.spec.rank
-                if is_same and current_record([one, other], identity.commit) is other:
-                    found.append(one.digest)
-        return found
+                if is_same and current_record([header, other], identity.commit) is other:
+                    digests.append(header.digest)
+        return digests
 
     def _base_row(self) -> None:
         before = self.tables.first("SELECT aliases, licence FROM bases WHERE base = ?", [self.base])
@@ -204,16 +204,16 @@ class _Publisher:
         self.tables.run("DELETE FROM bases WHERE base = ?", [self.base])
         self.tables.insert("bases", [row])
 
-    def _assign_ids(self, known: dict[str, int]) -> dict[str, int]:
+    def _assign_ids(self, former_ids: dict[str, int]) -> dict[str, int]:
         """The id of every model of the base. No id is ever given to another model."""
         (next_id,) = self.tables.first("SELECT next_model_id FROM atlas_info") or (1,)
-        ids = dict(known)
+        ids = dict(former_ids)
         for entry in self.publication.entries:
             model = entry.listed.id
             if model in ids:
                 continue
-            kept = self.tables.kept_ids.get((model, self.base))
-            ids[model] = next_id if kept is None else kept
+            reserved_id = self.tables.kept_ids.get((model, self.base))
+            ids[model] = next_id if reserved_id is None else reserved_id
             next_id = max(next_id, ids[model] + 1)
         self.tables.run("UPDATE atlas_info SET next_model_id = ?", [next_id])
         return ids
@@ -226,17 +226,17 @@ class _Publisher:
             rows: dict[str, list[Row]] = {table: [] for table in _LISTING_TABLES}
             for entry in changed[start : start + _ROWS_AT_ONCE]:
                 try:
-                    found = valid_listing_rows(ids[entry.listed.id], entry)
+                    rows_by_table = valid_listing_rows(ids[entry.listed.id], entry)
                 except InvalidValue as why:
                     self.unlisted[entry.listed.id] = why
                     continue
                 for table, waiting in rows.items():
-                    waiting.extend(found[table])
+                    waiting.extend(rows_by_table[table])
             self._insert_all(rows)
         # Separately, because last_seen changes on every crawl and other columns do not.
         listed = [entry.listed for entry in self.publication.entries]
-        seen = [{"model_id": ids[one.id], "last_seen": one.last_seen} for one in listed]
-        self.tables.update("fine_tunes", {"last_seen": "TIMESTAMP"}, seen)
+        last_seen = [{"model_id": ids[model.id], "last_seen": model.last_seen} for model in listed]
+        self.tables.update("fine_tunes", {"last_seen": "TIMESTAMP"}, last_seen)
 
     def _record_tables(
         self, reread: list[Entry], ids: dict[str, int], updates: VectorUpdates, of_new: Sequence[PublishedVectors]
@@ -250,15 +250,15 @@ class _Publisher:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                made, found = record_rows(
+                rows_by_table, found = record_rows(
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
                 self._skip(entry.listed.id, model_id, why)
                 continue
             for table, waiting in rows.items():
-                waiting.extend(made[table])
-            updates.add(of_new, model_id, found, is_sampled=made["records"][0]["read"] == "sample")
+                waiting.extend(rows_by_table[table])
+            updates.add(of_new, model_id, found, is_sampled=rows_by_table["records"][0]["read"] == "sample")
             if len(rows["deltas"]) > _DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

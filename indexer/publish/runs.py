@@ -83,9 +83,9 @@ def _pairs(models: Sequence[_Checkpoint]) -> Iterator[tuple[_Checkpoint, _Checkp
                 if first is not model:
                     yield first, model
         if model.log:
-            others = by_start.setdefault((model.author, tuple(model.log[0])), [])
-            yield from ((other, model) for other in others if _is_same_log(other.log, model.log))
-            others.append(model)
+            same_start = by_start.setdefault((model.author, tuple(model.log[0])), [])
+            yield from ((other, model) for other in same_start if _is_same_log(other.log, model.log))
+            same_start.append(model)
 
 
 def _is_same_log(log: Sequence[Any], other: Sequence[Any]) -> bool:

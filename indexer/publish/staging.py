@@ -79,10 +79,16 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
                 with earlier_database(copy) as earlier:  # what can be read of a database of any schema
                     files = earlier(["representations"], ["SELECT faiss_file FROM representations"])
-                    rows, given = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
-                named = None if files is None else frozenset(row["faiss_file"] for found in files for row in found)
+                    rows, info_rows = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
+                named = (
+                    None
+                    if files is None
+                    else frozenset(row["faiss_file"] for catalog_report in files for row in catalog_report)
+                )
                 kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
-                next_id = max([1, *(row["next_model_id"] for row in given), *(1 + one for one in kept_ids.values())])
+                next_id = max(
+                    [1, *(row["next_model_id"] for row in info_rows), *(1 + kept_id for kept_id in kept_ids.values())]
+                )
                 copy.unlink()
         is_new = not copy.exists()
         if is_new:
@@ -93,10 +99,10 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 use(connection)
                 connection.execute("INSERT INTO atlas_info VALUES (?, 0, NULL, NULL, ?)", [SCHEMA_VERSION, next_id])
             else:
-                found = catalog.examine(connection, folder.database)
-                catalog.refuse(folder.database, found)
+                catalog_report = catalog.examine(connection, folder.database)
+                catalog.refuse(folder.database, catalog_report)
                 use(connection)
-                catalog.replace_differing(connection, found)
+                catalog.replace_differing(connection, catalog_report)
                 named = _named_files(connection)
             connection.execute("BEGIN")
             yield Tables(connection, kept_ids)

@@ -127,7 +127,7 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
                 continue
             lists = {name: line[name] for name in ("same", "models") if model in line.get(name, ())}
             if lists:
-                less = line | {name: [one for one in ids if one != model] for name, ids in lists.items()}
+                less = line | {name: [model_id for model_id in ids if model_id != model] for name, ids in lists.items()}
                 tables.put("answers", number, kind, child, _text(less))
 
     database = base_database(folder.listing(base))
@@ -137,22 +137,22 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
 
 def published_answers(earlier: EarlierRows, base: str) -> dict[str, list[Line]]:
     """The answers of a base that were published, by kind."""
-    found: dict[str, list[Line]] = {}
+    lines_by_table: dict[str, list[Line]] = {}
     for kind in ANSWERS:
         rows = earlier([kind.table, "fine_tunes"], [kind.select])
-        found[kind.table] = [
+        lines_by_table[kind.table] = [
             {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
             for row in (rows[0] if rows else [])
             if row.pop("base") == base
         ]
-    return found
+    return lines_by_table
 
 
 def restore_answers(folder: AtlasFolder, base: str, published: Mapping[str, Sequence[Line]]) -> None:
     """Store ``published`` answers, by kind, of models without any in the database of the base."""
     for kind in ANSWERS:
-        known = {line["model"] for line in exported_answers(kind, folder, base)[0]}
-        lines = [line for line in published.get(kind.table, ()) if line["model"] not in known]
+        stored_models = {line["model"] for line in exported_answers(kind, folder, base)[0]}
+        lines = [line for line in published.get(kind.table, ()) if line["model"] not in stored_models]
         if lines:
             add = partial(_replace, kind=kind, models={line["model"] for line in lines}, lines=lines)
             base_database(folder.listing(base)).write(add)

@@ -113,21 +113,21 @@ class PublishedVectors:
     ) -> None:
         self.root, self.tables, self.base, self.rank = root, tables, base, rank
         self.name = representation.name
-        found = read_published(tables.connection, base, self.name)
+        published = read_published(tables.connection, base, self.name)
         # A representation that is added later has vectors of the length asked for before.
-        like = found or read_published(tables.connection, base, DEFAULT)
+        like = published or read_published(tables.connection, base, DEFAULT)
         self.budget_before = like.budget if like is not None else None
         self.budget = vector_length or self.budget_before
         self.representation = representation.of_length(self.budget)
         # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
-        kept = found
-        if found is not None:
-            before = (found.version, found.rank, representation.of_length(found.budget))
+        former_vectors = published
+        if published is not None:
+            before = (published.version, published.rank, representation.of_length(published.budget))
             if before != (representation.version, rank, self.representation):
-                kept = None
-        self.before: Published | None = kept
-        self.is_new = kept is None
-        self.centre = kept.centre if kept else None
+                former_vectors = None
+        self.before: Published | None = former_vectors
+        self.is_new = former_vectors is None
+        self.centre = former_vectors.centre if former_vectors else None
         self.new = NewVectors(root, base, self.name, blocks)
         self.read: set[int] = set()
 
@@ -148,7 +148,7 @@ class PublishedVectors:
         Returns all vectors, the ids with a new vector, and the ids whose former vector is no longer valid; None if
         nothing changes.
         """
-        places = {one: place for place, one in enumerate(self.new.ids) if self.new.changed[place].any()}
+        places = {model_id: row for row, model_id in enumerate(self.new.ids) if self.new.changed[row].any()}
         added = _ids(places)
         staying = self.staying(stale)
         removed = np.setdiff1d(self.former.ids, staying) if self.former is not None else staying
@@ -171,11 +171,11 @@ class PublishedVectors:
         step = max(1, _BYTES_AT_ONCE // (4 * length))
         for start in range(0, len(ids), step):
             some = ids[start : start + step]
-            found = np.array([places.get(one, -1) for one in some.tolist()])
-            is_new = found >= 0
+            positions = np.array([places.get(model_id, -1) for model_id in some.tolist()])
+            is_new = positions >= 0
             parts = []
             if is_new.any():
-                parts.append(stored_form(self.new.rows(found[is_new].tolist()), factory))
+                parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
             if not is_new.all():
                 assert self.former is not None
                 parts.append(self.former.read(some[~is_new]))
@@ -183,7 +183,7 @@ class PublishedVectors:
             order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
-    def _masks(self, staying: Ids, places: dict[int, int]) -> Masks:
+    def _masks(self, staying: Ids, rows: dict[int, int]) -> Masks:
         """The changed blocks of the vectors that stay and of the new ones; none while no centre is known."""
         is_uncentred = bool(self.representation.centred) and self.centre is None
         blocks = 0 if is_uncentred else self.new.blocks
@@ -193,8 +193,8 @@ class PublishedVectors:
         if self.before is not None and self.before.masks.blocks == blocks:
             former = self.before.masks.members()
             kinds = {kind: np.intersect1d(ids, staying).tolist() for kind, ids in former.items()}
-        for model_id, place in places.items():
-            kinds.setdefault(self.new.changed[place].astype(np.uint8).tobytes(), []).append(model_id)
+        for model_id, row in rows.items():
+            kinds.setdefault(self.new.changed[row].astype(np.uint8).tobytes(), []).append(model_id)
         return Masks.of(blocks, {kind: sorted(ids) for kind, ids in kinds.items()})
 
     def _write(self, file: VectorFile, masks: Masks) -> None:

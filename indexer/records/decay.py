@@ -72,8 +72,8 @@ class Decay:
         if not self.lowest:
             return np.abs(rows - self.scale * base) / ulp(base, self.dtype)
         offsets = _offsets(rows, base, self.scale, self.dtype)
-        place = _mantissas(base) >> _MANTISSA_BITS - _BIN_BITS
-        lowest, highest = self.lowest[half][place], self.highest[half][place]
+        bins = _mantissas(base) >> _MANTISSA_BITS - _BIN_BITS
+        lowest, highest = self.lowest[half][bins], self.highest[half][bins]
         lowest -= offsets
         offsets -= highest
         np.maximum(lowest, offsets, out=offsets)
@@ -110,21 +110,21 @@ def classify_rows(
     if len(reference):
         half[reference[::2]] = 1  # the first half is judged by the second
     for piece in pieces_of(*base.shape):
-        mine, theirs = as_float64(rows[piece]), as_float64(base[piece])
+        row_values, base_values = as_float64(rows[piece]), as_float64(base[piece])
         for number in np.unique(half[piece]).tolist():
             chosen = np.flatnonzero(half[piece] == number)
-            distances = decay.distances(mine[chosen], theirs[chosen], number)
-            place, width = chosen + piece.start, distances.shape[1]
-            entries[place] = (distances > _CLOSE).sum(axis=1)
-            visible[place] = entries[place] / width
-            has_moved = entries[place] > _STRAY
+            distances = decay.distances(row_values[chosen], base_values[chosen], number)
+            positions, width = chosen + piece.start, distances.shape[1]
+            entries[positions] = (distances > _CLOSE).sum(axis=1)
+            visible[positions] = entries[positions] / width
+            has_moved = entries[positions] > _STRAY
             least = min(_STRAY + 1, width)
-            clearance[place[has_moved]] = np.partition(distances[has_moved], -least, axis=1)[:, -least]
+            clearance[positions[has_moved]] = np.partition(distances[has_moved], -least, axis=1)[:, -least]
             some = np.flatnonzero(~has_moved & (distances.max(axis=1) > _FAINT[0]))  # few
-            numbers, smallest = np.abs(theirs[chosen[some]]), int(_SMALLEST * width)
+            numbers, smallest = np.abs(base_values[chosen[some]]), int(_SMALLEST * width)
             is_small = numbers < np.partition(numbers, smallest, axis=1)[:, smallest, None]
-            small[place[some]] = np.where(is_small, distances[some], 0).max(axis=1)
-            large[place[some]] = np.where(is_small, 0, distances[some]).max(axis=1)
+            small[positions[some]] = np.where(is_small, distances[some], 0).max(axis=1)
+            large[positions[some]] = np.where(is_small, 0, distances[some]).max(axis=1)
     is_untouched = entries <= _STRAY
     return ClassifiedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible, small, large)
 
@@ -137,7 +137,7 @@ def stray_rows(judged: ClassifiedRows, width: int, *, has_decayed: bool) -> tupl
         is_changed = np.maximum(judged.small, judged.large) > 0
         return is_changed, bool(is_changed.any())
     count = max(1, int(judged.is_untouched.sum()))
-    limit = next((one for one in _FAINT if (judged.large > one).sum() <= _MOST_STRAY * count), _FAINT[-1])
+    limit = next((value for value in _FAINT if (judged.large > value).sum() <= _MOST_STRAY * count), _FAINT[-1])
     is_small, is_large = judged.small > limit, judged.large > limit
     small, large = int(is_small.sum()), int(is_large.sum())
     chance = float(bdtrc(small - 1, small + large, int(_SMALLEST * width) / width)) if small else 1.0
@@ -156,8 +156,8 @@ def fit_decay(
 
     furthest = np.full(len(base), np.inf)
     for piece in pieces_of(*base.shape):
-        mine, theirs = as_float64(rows[piece]), as_float64(base[piece])
-        furthest[piece] = (np.abs(mine - scale * theirs) / ulp(theirs, dtype)).max(axis=1)
+        row_values, base_values = as_float64(rows[piece]), as_float64(base[piece])
+        furthest[piece] = (np.abs(row_values - scale * base_values) / ulp(base_values, dtype)).max(axis=1)
     limit = _ROUNDING + _UNEVEN_DECAY * abs(1 - scale) * 2.0 ** _DTYPES[dtype][0]
     reference = np.flatnonzero(is_there & (furthest <= limit))
     most = max(_FEWEST_REFERENCES, _MOST_REFERENCES // base.shape[1])
@@ -187,9 +187,9 @@ def fit_decay(
         values = offsets.ravel()[order]
         size = 2 * _NEIGHBOURS + 1
         middles = (np.arange(_BINS, dtype=np.int64) * 2 + 1) << _MANTISSA_BITS - _BIN_BITS - 1
-        place = np.searchsorted(near, middles).clip(0, len(near) - 1)
-        lowest.append(minimum_filter1d(values, size, mode="nearest")[place])
-        highest.append(maximum_filter1d(values, size, mode="nearest")[place])
+        nearest = np.searchsorted(near, middles).clip(0, len(near) - 1)
+        lowest.append(minimum_filter1d(values, size, mode="nearest")[nearest])
+        highest.append(maximum_filter1d(values, size, mode="nearest")[nearest])
     return Decay(scale, dtype, tuple(lowest), tuple(highest)), reference
 
 
@@ -212,15 +212,15 @@ def _by_mantissa(
     rows: Rows, base: Rows, scale: float, dtype: str
 ) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
     """The offsets (n, d); the order of all numbers by the mantissas of ``base``, zeros (-1) first; these in order."""
-    theirs = as_float64(base)
-    keys = np.where(theirs == 0, -1, _mantissas(theirs)).ravel()
+    base_values = as_float64(base)
+    keys = np.where(base_values == 0, -1, _mantissas(base_values)).ravel()
     # A number of float32 leaves room for its place in the same integer, and integers are sorted in a tenth of the time.
-    fraction, place = _MANTISSA_BITS - 23, np.arange(len(keys))
+    fraction, positions = _MANTISSA_BITS - 23, np.arange(len(keys))
     if len(keys) <= 1 << fraction and not (keys & (1 << fraction) - 1)[keys >= 0].any():
-        order = np.sort(keys >> fraction << fraction | place) & (1 << fraction) - 1
+        order = np.sort(keys >> fraction << fraction | positions) & (1 << fraction) - 1
     else:
         order = np.argsort(keys, kind="stable")
-    return _offsets(as_float64(rows), theirs, scale, dtype), order, keys[order]
+    return _offsets(as_float64(rows), base_values, scale, dtype), order, keys[order]
 
 
 def pieces_of(count: int, width: int = 0) -> list[slice]:

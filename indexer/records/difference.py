@@ -38,19 +38,19 @@ MOST = 50
 _CELLS = 1 << 24  # cosines held at a time
 
 
-def difference_of(one: Record, other: Record) -> float:
+def difference_of(record: Record, other: Record) -> float:
     """How different the changes of two records of one base are; infinite if that is unknown.
 
     The larger of the largest relative difference of norms and 1 − the cosine of the deltas; 0 if rounding explains all
     of it (``_is_rounding_apart``). The cosine is that of the kept parts, ⟨U₁Σ₁V₁ᵀ, U₂Σ₂V₂ᵀ⟩ summed over matrices, which
     are never formed: tr(V₁Σ₁U₁ᵀU₂Σ₂V₂ᵀ) = Σ_ij σ₁ᵢ σ₂ⱼ (u₁ᵢ·u₂ⱼ)(v₁ᵢ·v₂ⱼ).
     """
-    cosine = _cosine(one, other)
-    if _is_rounding_apart(one, other, cosine):
+    cosine = _cosine(record, other)
+    if _is_rounding_apart(record, other, cosine):
         return 0.0
     if cosine is None:
         return math.inf
-    norms = max(relative_difference(first.norm, second.norm) for first, second in _pairs(one, other))
+    norms = max(relative_difference(first.norm, second.norm) for first, second in _pairs(record, other))
     # Factors are float16: what two equal deltas miss of cosine 1 by that is far below any sensible threshold.
     return max(norms, 1.0 - cosine)
 
@@ -95,8 +95,8 @@ def _is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool
     if not agree(one.sample, one.precision, other.sample, other.precision):
         return False
     # An estimate and an exact norm differ, whatever the models are.
-    alike = [(mine, theirs) for mine, theirs in _pairs(one, other) if mine.lines == theirs.lines]
-    if not all(norms_fit(mine.norm, theirs.norm, mine.base_norm) for mine, theirs in alike):
+    alike = [(mine, other_delta) for mine, other_delta in _pairs(one, other) if mine.lines == other_delta.lines]
+    if not all(norms_fit(mine.norm, other_delta.norm, mine.base_norm) for mine, other_delta in alike):
         return False
     if min(one.moved, other.moved) >= _FEWEST_MOVED:
         return True
@@ -104,24 +104,24 @@ def _is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool
     return cosine is not None and cosine >= _OF_THAT_COSINE * min(first, second) / max(first, second, math.ulp(0.0))
 
 
-def norms_fit(one: float, other: float, base_norm: float) -> bool:
+def norms_fit(norm: float, other: float, base_norm: float) -> bool:
     """Whether rounding to bfloat16 can turn a delta of one norm into a delta of the other.
 
     It adds noise to the weights and to the base's, together no more than one unit roundoff of each weight: in units in
     the last place, a smaller change is rounded to 0 or 1 with a variance of ¼ at most, and beyond that two errors of
     variance 1/12 add up.
     """
-    return abs(one**2 - other**2) <= (ROUNDOFF * (base_norm + max(one, other))) ** 2
+    return abs(norm**2 - other**2) <= (ROUNDOFF * (base_norm + max(norm, other))) ** 2
 
 
-def _pairs(one: Record, other: Record) -> Iterable[tuple[DeltaRecord, DeltaRecord]]:
-    return zip(one.deltas, other.deltas, strict=True)
+def _pairs(record: Record, other: Record) -> Iterable[tuple[DeltaRecord, DeltaRecord]]:
+    return zip(record.deltas, other.deltas, strict=True)
 
 
-def _cosine(one: Record, other: Record) -> float | None:
+def _cosine(record: Record, other: Record) -> float | None:
     """The cosine of the kept parts; None without factors, 1 of two zero deltas, 0 of a zero and a nonzero delta."""
     product = first_square = second_square = 0.0
-    for first, second in _pairs(one, other):
+    for first, second in _pairs(record, other):
         if first.u is None or first.v is None or second.u is None or second.v is None:
             return None
         left = first.u.astype(np.float64).T @ second.u.astype(np.float64)
@@ -135,9 +135,9 @@ def _cosine(one: Record, other: Record) -> float | None:
     return product / math.sqrt(first_square * second_square)
 
 
-def relative_difference(one: float, other: float) -> float:
+def relative_difference(value: float, other: float) -> float:
     """|one − other| over the larger; 0 where both are 0."""
-    return abs(one - other) / max(one, other) if one != other else 0.0
+    return abs(value - other) / max(value, other) if value != other else 0.0
 
 
 def signature_of(vector: NDArray[np.floating]) -> str:
@@ -152,9 +152,9 @@ def signature_of(vector: NDArray[np.floating]) -> str:
 def signatures_from(texts: Sequence[str | None]) -> NDArray[np.float32]:
     """(n, LENGTH) of unit norm; zeros for a missing or malformed signature."""
     nothing = "A" * (LENGTH // 3 * 4)
-    whole = "".join(text if text and len(text) == len(nothing) else nothing for text in texts)
+    joined = "".join(text if text and len(text) == len(nothing) else nothing for text in texts)
     try:
-        steps = np.frombuffer(base64.b64decode(whole, validate=True), dtype=np.int8).reshape(-1, LENGTH)
+        steps = np.frombuffer(base64.b64decode(joined, validate=True), dtype=np.int8).reshape(-1, LENGTH)
     except ValueError:
         return np.zeros((len(texts), LENGTH), dtype=np.float32)
     return unit_norm(steps.astype(np.float32))
@@ -174,8 +174,8 @@ def alike(
         if len(crowded):  # hardly ever; finding the highest of every row takes as long as all the rest
             highest = np.partition(cosines[crowded], -MOST, axis=1)[:, -MOST, None]
             is_near[crowded] &= cosines[crowded] >= highest
-        mine, others = np.nonzero(is_near)
-        yield part[mine], others
+        pair_rows, pair_columns = np.nonzero(is_near)
+        yield part[pair_rows], pair_columns
 
 
 @lru_cache(maxsize=8)

@@ -43,16 +43,16 @@ def row_space(bases: Mapping[DeltaKey, NDArray[np.floating]], keys: Sequence[Del
     ``bases``: by matrix, orthonormal columns (in, r) that span the rows of A.
     """
     length = max(_SHORTEST, _BUDGET // len(keys))
-    found = np.zeros((len(keys), 1 + length))
-    for place, key in enumerate(keys):
+    sketches = np.zeros((len(keys), 1 + length))
+    for row, key in enumerate(keys):
         if key in bases:
             basis = np.asarray(bases[key], dtype=np.float64)
             count, rank = basis.shape
             name = f"row-space|{key}"
-            whole = tensor_sketch(basis, basis, np.ones(rank), name, length)
-            found[place, 0] = rank * (1 - rank / count)
-            found[place, 1:] = whole - rank / count * identity_sketch(count, name, length)
-    return found.astype(np.float16)
+            space = tensor_sketch(basis, basis, np.ones(rank), name, length)
+            sketches[row, 0] = rank * (1 - rank / count)
+            sketches[row, 1:] = space - rank / count * identity_sketch(count, name, length)
+    return sketches.astype(np.float16)
 
 
 def row_space_of(record: Record) -> NDArray[np.float16] | None:
@@ -80,12 +80,12 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
 def _directions(delta: DeltaRecord) -> NDArray[np.float64]:
     """The right singular vectors of a change of low rank, without those that are only rounding."""
     assert delta.v is not None
-    rest = max(delta.norm**2 - float(np.square(delta.s, dtype=np.float64).sum()), 0.0)
+    remainder = max(delta.norm**2 - float(np.square(delta.s, dtype=np.float64).sum()), 0.0)
     # The largest singular value of a matrix of rounding errors is about twice their root mean square.
-    noise = 4 * np.sqrt(rest / max(min(delta.shape) - len(delta.s), 1))
-    kept = delta.s > max(noise, 1e-3 * float(delta.s[0]))
-    kept[0] = True
-    return np.linalg.qr(delta.v[:, kept].astype(np.float64))[0]
+    noise = 4 * np.sqrt(remainder / max(min(delta.shape) - len(delta.s), 1))
+    is_clear = delta.s > max(noise, 1e-3 * float(delta.s[0]))
+    is_clear[0] = True
+    return np.linalg.qr(delta.v[:, is_clear].astype(np.float64))[0]
 
 
 def as_text(sketch: NDArray[np.float16]) -> str:
@@ -96,18 +96,18 @@ def as_text(sketch: NDArray[np.float16]) -> str:
 def from_texts(texts: Sequence[str], matrices: int) -> Sketches:
     """(n, K, 1 + m) sketches from ``as_text``; zeros, which agree with nothing, for invalid texts."""
     length = 1 + max(_SHORTEST, _BUDGET // matrices)
-    found = np.zeros((len(texts), matrices, length), dtype=np.float32)
-    for place, text in enumerate(texts):
+    sketches = np.zeros((len(texts), matrices, length), dtype=np.float32)
+    for row, text in enumerate(texts):
         try:
             numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f2")
-            found[place] = numbers.reshape(matrices, length)
+            sketches[row] = numbers.reshape(matrices, length)
         except ValueError:
             continue
-    found[~np.isfinite(found).all(axis=(1, 2))] = 0
-    return found
+    sketches[~np.isfinite(sketches).all(axis=(1, 2))] = 0
+    return sketches
 
 
-def agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
+def agreement(sketches: Sketches, others: Sketches) -> NDArray[np.float32]:
     """(a, n): the agreement of the row spaces of (a, K, 1 + m) and (n, K, 1 + m) sketches, over shared matrices.
 
     1: the smaller space of each pair lies in the larger one; 0: like spaces drawn independently. Also 0 if two models
@@ -115,21 +115,21 @@ def agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
     """
     step = max(1, _CELLS // max(1, len(others)))
     return np.concatenate(
-        [_agreement(mine[start : start + step], others) for start in range(0, len(mine), step)]
+        [_agreement(sketches[start : start + step], others) for start in range(0, len(sketches), step)]
         or [np.zeros((0, len(others)), np.float32)]
     )
 
 
-def _agreement(mine: Sketches, others: Sketches) -> NDArray[np.float32]:
-    shape = (len(mine), len(others))
+def _agreement(sketches: Sketches, others: Sketches) -> NDArray[np.float32]:
+    shape = (len(sketches), len(others))
     product, most, chance, shared = (np.zeros(shape, np.float32) for _ in range(4))
-    for matrix in range(mine.shape[1]):
-        first, second = mine[:, matrix], others[:, matrix]
-        both = (first[:, :1] > 0) & (second[:, 0] > 0)
-        product += np.where(both, first[:, 1:] @ second[:, 1:].T, 0)
-        most += np.where(both, np.minimum(first[:, :1], second[:, 0]), 0)
-        chance += np.where(both, first[:, :1] * second[:, 0], 0)
-        shared += both
-    noise = np.sqrt(2 * chance / (mine.shape[2] - 1))
-    is_enough = (shared >= min(FEWEST_SHARED, mine.shape[1])) & (product >= _CERTAIN * noise) & (most > 0)
+    for matrix in range(sketches.shape[1]):
+        first, second = sketches[:, matrix], others[:, matrix]
+        are_present = (first[:, :1] > 0) & (second[:, 0] > 0)
+        product += np.where(are_present, first[:, 1:] @ second[:, 1:].T, 0)
+        most += np.where(are_present, np.minimum(first[:, :1], second[:, 0]), 0)
+        chance += np.where(are_present, first[:, :1] * second[:, 0], 0)
+        shared += are_present
+    noise = np.sqrt(2 * chance / (sketches.shape[2] - 1))
+    is_enough = (shared >= min(FEWEST_SHARED, sketches.shape[1])) & (product >= _CERTAIN * noise) & (most > 0)
     return np.where(is_enough, product / np.maximum(most, 1e-6), 0).astype(np.float32)

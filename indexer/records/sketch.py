@@ -78,18 +78,18 @@ def sketched(
             blocks.append(np.zeros(length))
             continue
         left, right, weights = of_left.astype(np.float64), of_right.astype(np.float64), values.astype(np.float64)
-        held = None
-        if of_left is of_right is not delta.u and (held := coordinates(delta.shape, delta.transposed)) is not None:
+        sampled = None
+        if of_left is of_right is not delta.u and (sampled := coordinates(delta.shape, delta.transposed)) is not None:
             # Of σ vᵀ on these coordinates: what a sample of the matrix has, and what is left of a whole one.
-            _, weights, rows = np.linalg.svd((left[held] * weights).T, full_matrices=False)
+            _, weights, rows = np.linalg.svd((left[sampled] * weights).T, full_matrices=False)
             left = right = np.zeros((delta.shape[1], len(rows)))
-            left[held] = rows.T
+            left[sampled] = rows.T
         if exponent != 1.0:
             weights = np.where(weights > _LEAST * weights.max(initial=0.0), weights, 0.0) ** exponent
         name = f"{draw}{delta.key}"
         block = tensor_sketch(left, right, weights, name, length)
         if traceless:
-            among = np.arange(len(left)) if held is None else held
+            among = np.arange(len(left)) if sampled is None else sampled
             block -= weights.sum() / len(among) * identity_sketch(len(left), name, length, among)
         norm = np.linalg.norm(block)
         blocks.append(block / norm if norm else block)
@@ -150,8 +150,8 @@ def _count_sketch(columns: NDArray[np.floating], seed: str, length: int = FIXED_
     order = np.argsort(packed >> 1, kind="stable")
     starts = np.searchsorted((packed >> 1)[order], np.arange(length + 1))
     signs = np.where(packed & 1, 1.0, -1.0)[order]
-    found: NDArray[np.float64] = csr_array((signs, order, starts), shape=(length, len(packed))) @ columns
-    return found
+    sketch: NDArray[np.float64] = csr_array((signs, order, starts), shape=(length, len(packed))) @ columns
+    return sketch
 
 
 # Two for each matrix, with one or two bytes per coordinate: 28 KB for a layer of roberta-base. For models of more than

@@ -69,12 +69,21 @@ def current_record(records: Iterable[RecordHeader], commit: str | None) -> Recor
     and a full one.
     """
 
-    def worth(one: RecordHeader) -> tuple[bool, bool, bool, bool, bool, str, bool, str]:
-        is_present, spec = one.identity.commit == commit, one.identity.spec
+    def worth(header: RecordHeader) -> tuple[bool, bool, bool, bool, bool, str, bool, str]:
+        is_present, spec = header.identity.commit == commit, header.identity.spec
         is_current = is_present and spec.version == RECORD_VERSION
-        knows = is_present and one.identity.parent != ""
+        knows = is_present and header.identity.parent != ""
         is_full = is_present and not spec.sample
-        return is_present, is_current, knows, is_present and spec.spectra, is_full, one.made, spec.spectra, one.digest
+        return (
+            is_present,
+            is_current,
+            knows,
+            is_present and spec.spectra,
+            is_full,
+            header.made,
+            spec.spectra,
+            header.digest,
+        )
 
     return max(records, key=worth, default=None)
 
@@ -127,19 +136,19 @@ class RecordStore:
         with malformed(lambda why: AtlasError(f"The stored failure {digest} is damaged: {why}.", hint)):
             row = parse_checksummed(read_regular(self.folder.failure(digest), most=_MOST_BYTES))
             identity = Identity.from_row(row.pop("identity"), f"The stored failure {digest}")
-            found = FailureRecord(identity=identity, **row)
-            texts = (found.reason, found.detail, found.when, identity.model, identity.commit, identity.base)
-            if not all(isinstance(text, str) for text in texts) or found.status not in ("skipped", "failed"):
+            failure = FailureRecord(identity=identity, **row)
+            texts = (failure.reason, failure.detail, failure.when, identity.model, identity.commit, identity.base)
+            if not all(isinstance(text, str) for text in texts) or failure.status not in ("skipped", "failed"):
                 raise ValueError("not a failure record")
-            if type(found.reader) is not int:
+            if type(failure.reader) is not int:
                 raise ValueError("not the number of a reader")
-            if type(found.attempts) is not int or not 0 < found.attempts <= _MOST_ATTEMPTS:
+            if type(failure.attempts) is not int or not 0 < failure.attempts <= _MOST_ATTEMPTS:
                 raise ValueError("not a number of attempts")
-            if datetime.fromisoformat(found.when).tzinfo is None:
+            if datetime.fromisoformat(failure.when).tzinfo is None:
                 raise ValueError("a time without a zone")
             if identity.digest != digest:
                 raise ValueError("it belongs to a different model")
-            return found
+            return failure
 
     def discard(self, digest: str) -> None:
         """Delete a damaged record. Anything that is not a regular file is left in place."""
@@ -166,10 +175,10 @@ class RecordStore:
     def header(self, digest: str) -> RecordHeader | None:
         """One record from its header alone; None if there is none that can be read."""
         try:
-            identity, made = read_identity(self.folder.record(digest))
+            identity, created = read_identity(self.folder.record(digest))
         except (OSError, AtlasError, *WRONG_KINDS):
             return None
-        return RecordHeader(digest, identity, made) if identity.digest == digest else None
+        return RecordHeader(digest, identity, created) if identity.digest == digest else None
 
     def failures(self) -> Iterator[FailureRecord]:
         """All failures, in order of name."""

@@ -103,11 +103,11 @@ def row_changes(
     (count, width), pieces = base.shape, pieces_of(*base.shape)
     squares, is_same = np.zeros(count), np.zeros(count, dtype=np.bool_)
     for piece in pieces:
-        mine, theirs = as_numbers(rows[piece]), as_numbers(base[piece])
-        if not (np.isfinite(mine).all() and np.isfinite(theirs).all()):
+        row_values, base_values = as_numbers(rows[piece]), as_numbers(base[piece])
+        if not (np.isfinite(row_values).all() and np.isfinite(base_values).all()):
             return None
-        squares[piece] = _row_products(theirs.astype(np.float64))
-        is_same[piece] = _same_rows(mine, theirs, dtype)
+        squares[piece] = _row_products(base_values.astype(np.float64))
+        is_same[piece] = _same_rows(row_values, base_values, dtype)
     is_there = squares > 0  # the row of a padding token may be zero
     if not is_there.any():
         return None
@@ -116,16 +116,16 @@ def row_changes(
     if (is_same * is_there).sum() >= max(1, _AGREEING * is_there.sum() / 10):
         scale = 1.0
         decay: Decay | None = Decay(1.0, dtype)
-        others = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
-        found = classify_rows(rows[others], base[others], Decay(1.0, dtype))
+        different = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
+        classified = classify_rows(rows[different], base[different], Decay(1.0, dtype))
         judged = ClassifiedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), *(np.zeros(count) for _ in range(4)))
-        for every, some in zip(vars(judged).values(), vars(found).values(), strict=True):
-            every[others] = some
+        for every, some in zip(vars(judged).values(), vars(classified).values(), strict=True):
+            every[different] = some
     else:
         products, own = np.zeros(count), np.zeros(count)
         for piece in pieces:
-            mine, theirs = as_float64(rows[piece]), as_float64(base[piece])
-            products[piece], own[piece] = np.einsum("ij,ij->i", mine, theirs), _row_products(mine)
+            row_values, base_values = as_float64(rows[piece]), as_float64(base[piece])
+            products[piece], own[piece] = np.einsum("ij,ij->i", row_values, base_values), _row_products(row_values)
         ratios = products[is_there] / squares[is_there]
         off = np.maximum(own[is_there] / squares[is_there] - ratios**2, 0)  # ‖e' - ratio·e‖² / ‖e‖²
         scale = float(np.median(ratios[np.argsort(off, kind="stable")[: max(1, int(_AGREEING * len(off)))]]))
@@ -195,10 +195,14 @@ def _same_rows(rows: NDArray[np.floating], base: NDArray[np.floating], dtype: st
     is_same = np.ones(len(rows), dtype=np.bool_)
     for columns in (slice(0, 32), slice(32, None)):  # most rows that differ do so in the first columns
         left = np.flatnonzero(is_same)
-        mine, theirs = rows[left, columns], base[left, columns]
-        is_equal = (mine == theirs).all(axis=1)
-        left, mine, theirs = left[~is_equal], as_float64(mine[~is_equal]), as_float64(theirs[~is_equal])
-        is_same[left] = (np.abs(mine - theirs) <= 0.5 * ulp(mine, dtype)).all(axis=1)
+        row_values, base_values = rows[left, columns], base[left, columns]
+        is_equal = (row_values == base_values).all(axis=1)
+        left, row_values, base_values = (
+            left[~is_equal],
+            as_float64(row_values[~is_equal]),
+            as_float64(base_values[~is_equal]),
+        )
+        is_same[left] = (np.abs(row_values - base_values) <= 0.5 * ulp(row_values, dtype)).all(axis=1)
     return is_same
 
 

@@ -52,23 +52,23 @@ def _positions(key: str, shape: tuple[int, int], count: int, transposed: bool) -
     stream = hashlib.shake_256(f"weight-sample|{key}|{shape[0]}x{shape[1]}".encode()).digest(8 * count)
     # The widest numbers have the fewest rows in a sample.
     lines, width = (shape[1], shape[0]) if transposed else shape
-    held = lines_of(lines, lines_to_read(shape, transposed, 8))
-    flat = (np.frombuffer(stream, dtype="<u8") % (len(held) * width)).astype(np.int64)
-    line, place = np.divmod(flat, width)
-    return (place, held[line]) if transposed else (held[line], place)
+    lines_read = lines_of(lines, lines_to_read(shape, transposed, 8))
+    flat = (np.frombuffer(stream, dtype="<u8") % (len(lines_read) * width)).astype(np.int64)
+    line, column = np.divmod(flat, width)
+    return (column, lines_read[line]) if transposed else (lines_read[line], column)
 
 
-def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], other_dtype: str) -> bool:
+def agree(sample: NDArray[np.float32], dtype: str, other: NDArray[np.float32], other_dtype: str) -> bool:
     """Whether two samples can have one origin. ``dtype``: the narrowest that holds all weights of a checkpoint.
 
     With equal dtypes all weights must be equal, unless one checkpoint was rounded twice; with different dtypes they
     may differ by half a unit of each.
     """
-    if one.shape != other.shape or not one.size:
+    if sample.shape != other.shape or not sample.size:
         return False
     if dtype == other_dtype:
-        return bool(np.array_equal(one, other)) or (dtype == "bfloat16" and _is_rounded_twice(one, other))
-    first, second = one.astype(np.float64), other.astype(np.float64)
+        return bool(np.array_equal(sample, other)) or (dtype == "bfloat16" and _is_rounded_twice(sample, other))
+    first, second = sample.astype(np.float64), other.astype(np.float64)
     larger = np.maximum(np.abs(first), np.abs(second))
     units = np.exp2(np.frexp(larger)[1] - 1.0)
     allowed = units * (_HALF_UNITS.get(dtype, 0.0) + _HALF_UNITS.get(other_dtype, 0.0))
@@ -76,15 +76,15 @@ def agree(one: NDArray[np.float32], dtype: str, other: NDArray[np.float32], othe
     return bool(compared.any() and (np.abs(first - second) <= allowed)[compared].all())
 
 
-def _is_rounded_twice(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
+def _is_rounded_twice(sample: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
     """Whether one of two bfloat16 samples was float16 before, and the other was not.
 
     Then one weight in sixteen is rounded to the other neighbour: the float16 value lies half-way, and the tie goes to
     the even neighbour. In samples of another run as many go to the odd one.
     """
-    first, second = (values.view(np.uint32).astype(np.int64) >> 16 for values in (one, other))
-    apart = (first != second) & (np.maximum(np.abs(one), np.abs(other)) >= _SMALLEST)
+    first, second = (values.view(np.uint32).astype(np.int64) >> 16 for values in (sample, other))
+    apart = (first != second) & (np.maximum(np.abs(sample), np.abs(other)) >= _SMALLEST)
     count = int(apart.sum())
-    if not _FEWEST_TIES <= count <= one.size // 8 or (np.abs(first - second)[apart] != 1).any():
+    if not _FEWEST_TIES <= count <= sample.size // 8 or (np.abs(first - second)[apart] != 1).any():
         return False
     return not (first[apart] & 1).any() or not (second[apart] & 1).any()

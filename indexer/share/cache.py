@@ -45,19 +45,19 @@ def cached_atlas(text: str, say: Say) -> Path:
 def _cached_atlas(address: Address, say: Say) -> Path:
     home = _home(address)
     note = home / "refs" / quote(address.revision or "main", safe="")
-    known = _noted(note)
+    cached_sha = _noted(note)
     if constants.HF_HUB_OFFLINE:
-        if known is None:
+        if cached_sha is None:
             raise AtlasError(
                 f"{address} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub.",
                 "Unset HF_HUB_OFFLINE and run it again.",
             )
-        sha = known
+        sha = cached_sha
     else:
         try:
             sha = resolve(address)
         except AtlasError as error:
-            if known is None or not isinstance(error.__cause__, Exception):
+            if cached_sha is None or not isinstance(error.__cause__, Exception):
                 raise
             try:
                 reason = as_model_error(error.__cause__).reason
@@ -66,14 +66,14 @@ def _cached_atlas(address: Address, say: Say) -> Path:
             if reason not in ("network", "timeout", "server_error", "rate_limited"):
                 raise
             say(f"the Hub cannot be reached: {address} is taken from the cache, as it was when last fetched")
-            sha = known
+            sha = cached_sha
     folder = AtlasFolder(home / sha)
     _remove_foreign(folder, address, sha, say)
     if not folder.database.is_file():
         say(f"fetching {address} into the cache")
         fetch(folder, address, sha, _cached, say)
         make_own(folder.root, *folder.root.rglob("*"))
-    if sha != known:
+    if sha != cached_sha:
         write_own(note, sha.encode())
     return folder.root
 
@@ -117,12 +117,12 @@ def _remove_foreign(folder: AtlasFolder, address: Address, sha: str, say: Say) -
             origin = read_origin(folder)
             if not folder.database.exists() or (origin and (origin.repository, origin.commit) == (address.name, sha)):
                 return
-        what = f"{foreign or folder.root} is not used: another user owns it or may write there"
+        refusal = f"{foreign or folder.root} is not used: another user owns it or may write there"
         if foreign is None:
-            what = f"{folder.root} is not used: it is not {address}"
+            refusal = f"{folder.root} is not used: it is not {address}"
         if constants.HF_HUB_OFFLINE:
-            raise AtlasError(f"{what}.", "Unset HF_HUB_OFFLINE, so that it can be fetched again.")
-        say(f"{what}; {address} is fetched again")
+            raise AtlasError(f"{refusal}.", "Unset HF_HUB_OFFLINE, so that it can be fetched again.")
+        say(f"{refusal}; {address} is fetched again")
         if folder.root.is_dir() and not folder.root.is_symlink():
             shutil.rmtree(folder.root)
         else:

@@ -23,9 +23,9 @@ _HOME = "https://pypi.org/project/vectors-in-the-wild"
 
 def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes: int, skipped: int) -> bytes:
     """README.md of an atlas pushed as ``name`` with files at ``paths``."""
-    bases = [str(one["base"]) for one in manifest.bases]
+    bases = [str(row["base"]) for row in manifest.bases]
     models = manifest.counts.get("models", 0)
-    names = ", ".join(one.rpartition("/")[2] for one in bases[:3]) + (" …" if len(bases) > 3 else "")
+    names = ", ".join(row.rpartition("/")[2] for row in bases[:3]) + (" …" if len(bases) > 3 else "")
     title = f"Atlas of fine-tunes of {names}" if bases else "Atlas of fine-tuned models"
     # One configuration per table, and one per base and representation for vectors, whose lengths differ.
     configs = {table: f"data/{table}.parquet" for table in EXPORTS if f"data/{table}.parquet" in paths}
@@ -40,7 +40,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
             TAG,
             "model-atlas",
             "weight-space-learning",
-            *(f"base_model:{one}" for one in bases if page_of(one) is not None),
+            *(f"base_model:{row}" for row in bases if page_of(row) is not None),
         ],
         "size_categories": [next((text for most, text in _SIZES if models < most), "n>1M")],
         "configs": [
@@ -49,17 +49,17 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
         ],
         "atlas": {
             "models": models,
-            "bases": [{"base": one["base"], "models": one["models"]} for one in manifest.bases],
+            "bases": [{"base": row["base"], "models": row["models"]} for row in manifest.bases],
             "generation": manifest.generation,
             "schema": manifest.schema,
         },
     }
     head = yaml.safe_dump(front, sort_keys=False, allow_unicode=False, width=1000)
-    rows = "\n".join(f"| {_link(one['base'])} | `{one['commit']}` | {one['models']:,} |" for one in manifest.bases)
+    rows = "\n".join(f"| {_link(row['base'])} | `{row['commit']}` | {row['models']:,} |" for row in manifest.bases)
     vectors = "\n".join(
-        f"| {_link(one['base'])} | `{one['representation']}` | {one['version']} | {one['rank']} | {one['vectors']:,} "
-        f"| {one['length']:,} |"
-        for one in manifest.representations
+        f"| {_link(row['base'])} | `{row['representation']}` | {row['version']} | {row['rank']} | {row['vectors']:,} "
+        f"| {row['length']:,} |"
+        for row in manifest.representations
     )
     records = (
         f"The records it was made from are included ({records_bytes / 1e9:.2f} GB): fetch them with `index pull {name} "

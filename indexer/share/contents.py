@@ -36,7 +36,7 @@ def named_files(connection: Connection) -> dict[str, str]:
         "JOIN system.main.duckdb_tables() AS tables USING (database_name, schema_name, table_name) "
         "WHERE database_name = current_database() AND ends_with(column_name, '_file') ORDER BY ALL"
     )
-    found: dict[str, str] = {}
+    checksums: dict[str, str] = {}
     for row in columns:
         schema, table, column = row["schema_name"], row["table_name"], row["column_name"]
         checksum = f"{column.removesuffix('_file')}_sha256"
@@ -44,22 +44,22 @@ def named_files(connection: Connection) -> dict[str, str]:
             f'SELECT DISTINCT "{column}" AS path, "{checksum}" AS sha256 FROM "{schema}"."{table}" '
             f'WHERE "{column}" IS NOT NULL'
         )
-        found |= {one["path"]: one["sha256"] for one in rows}
-    for path in found:
+        checksums |= {named["path"]: named["sha256"] for named in rows}
+    for path in checksums:
         if not is_plain(path):
             raise AtlasError(f"The database names {printable(path, 100)!r} as a file of the atlas.", "Do not use it.")
-    return dict(sorted(found.items()))
+    return dict(sorted(checksums.items()))
 
 
 def files_in(folder: AtlasFolder, names: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
     """The regular files in folders of the atlas, by path, without hidden, damaged and temporary ones."""
     for name in names:
-        for where, inner, found in os.walk(folder.root / name):
-            inner[:] = sorted(one for one in inner if not one.startswith("."))
-            for one in sorted(found):
-                path = Path(where) / one
+        for where, inner, file_names in os.walk(folder.root / name):
+            inner[:] = sorted(file_name for file_name in inner if not file_name.startswith("."))
+            for file_name in sorted(file_names):
+                path = Path(where) / file_name
                 relative = path.relative_to(folder.root).as_posix()
-                if not one.startswith(".") and not one.endswith(".damaged") and is_plain(relative):
+                if not file_name.startswith(".") and not file_name.endswith(".damaged") and is_plain(relative):
                     regular_status(path)
                     yield relative, path
 
@@ -71,11 +71,11 @@ def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]
     """
     listed = {(row["model"], row["base"]) for row in connection.rows("SELECT model, base FROM fine_tunes")}
     named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
-    found = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
+    digests = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
     store = RecordStore(folder)
-    others = [(one.digest, one.identity) for one in store.headers(excluded=found)]
-    others += [(one.identity.digest, one.identity) for one in store.failures()]
-    return frozenset(found) | {digest for digest, one in others if (one.model, one.base) in listed}
+    stored = [(identity.digest, identity.identity) for identity in store.headers(excluded=digests)]
+    stored += [(identity.identity.digest, identity.identity) for identity in store.failures()]
+    return frozenset(digests) | {digest for digest, identity in stored if (identity.model, identity.base) in listed}
 
 
 def packable(folder: AtlasFolder) -> Iterator[tuple[str, Path]]:

@@ -53,62 +53,62 @@ class Manifest:
     files: tuple[FileEntry, ...] = ()
     source: str = ""
 
-    def of(self, *parts: str) -> list[FileEntry]:
+    def files_of(self, *parts: str) -> list[FileEntry]:
         """Its files of these parts."""
-        return [one for one in self.files if one.part in parts]
+        return [entry for entry in self.files if entry.part in parts]
 
     def file(self, path: str) -> FileEntry | None:
         """The file of that path."""
-        return next((one for one in self.files if one.path == path), None)
+        return next((entry for entry in self.files if entry.path == path), None)
 
     @property
     def commits(self) -> dict[str, str]:
         """The commit of each base."""
-        return {str(one["base"]): str(one["commit"]) for one in self.bases}
+        return {str(row["base"]): str(row["commit"]) for row in self.bases}
 
     def encoded(self) -> bytes:
         """The content of the file; the same atlas gives the same bytes."""
         content = {"format": FORMAT, **asdict(self)}
-        content["files"] = [asdict(one) for one in sorted(self.files, key=lambda one: one.path)]
+        content["files"] = [asdict(entry) for entry in sorted(self.files, key=lambda entry: entry.path)]
         return (json.dumps(content, indent=1, ensure_ascii=True) + "\n").encode("ascii")
 
 
 def parse(content: bytes, where: str) -> Manifest:
     """Parse an untrusted manifest. Raises AtlasError if it is not one, or lists what an atlas cannot hold."""
     with malformed(lambda why: AtlasError(f"{where} is not a valid {NAME} ({why}).", "Ask its publisher.")):
-        found = load_json(content)
-        if found["format"] != FORMAT:
+        manifest = load_json(content)
+        if manifest["format"] != FORMAT:
             raise AtlasError(
-                f"{where} is of format {printable(str(found['format']), 20)}; this version reads {FORMAT}.",
+                f"{where} is of format {printable(str(manifest['format']), 20)}; this version reads {FORMAT}.",
                 "Upgrade vectors-in-the-wild.",
             )
         files: list[FileEntry] = []
-        for one in found["files"]:
-            path, size, sha256, part = one["path"], _count(one["bytes"]), one["sha256"], one["part"]
+        for row in manifest["files"]:
+            path, size, sha256, part = row["path"], _count(row["bytes"]), row["sha256"], row["part"]
             if not (isinstance(path, str) and is_plain(path)):
                 raise ValueError(f"a file named {printable(str(path), 60)!r}")
             if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
                 raise ValueError(f"{path} without a valid checksum or part")
             files.append(FileEntry(path, size, sha256, part))
-        if len(files) > MOST_FILES or len({one.path.lower() for one in files}) != len(files):
+        if len(files) > MOST_FILES or len({row.path.lower() for row in files}) != len(files):
             raise ValueError("too many files, or one twice")
         return Manifest(
-            generation=_count(found["generation"]),
-            schema=_count(found["schema"]),
-            tool=printable(str(found["tool"]), 100),
-            published=printable(str(found["published"]), 40),
+            generation=_count(manifest["generation"]),
+            schema=_count(manifest["schema"]),
+            tool=printable(str(manifest["tool"]), 100),
+            published=printable(str(manifest["published"]), 40),
             bases=tuple(
                 {
-                    "base": printable(str(one["base"]), 200),
-                    "commit": printable(str(one["commit"]), 80),
-                    "models": _count(one["models"]),
+                    "base": printable(str(row["base"]), 200),
+                    "commit": printable(str(row["commit"]), 80),
+                    "models": _count(row["models"]),
                 }
-                for one in found["bases"]
+                for row in manifest["bases"]
             ),
-            representations=tuple(dict(one) for one in found["representations"]),
-            counts={printable(str(name), 60): _count(number) for name, number in found["counts"].items()},
+            representations=tuple(dict(row) for row in manifest["representations"]),
+            counts={printable(str(name), 60): _count(number) for name, number in manifest["counts"].items()},
             files=tuple(files),
-            source=printable(str(found.get("source", "")), 64),
+            source=printable(str(manifest.get("source", "")), 64),
         )
 
 

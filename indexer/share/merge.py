@@ -58,23 +58,25 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
     """
     started, say = time.monotonic(), Watcher(progress).say
     sources, target = [AtlasFolder(path) for path in paths], AtlasFolder(atlas)
-    if len({one.root.resolve() for one in sources}) != len(sources):
+    if len({source.root.resolve() for source in sources}) != len(sources):
         raise AtlasError("The same atlas is named twice.", "Name each once.")
-    for one in sources:
-        if not one.root.is_dir():
-            raise AtlasError(f"{one.root} does not exist.", "Give the folders of atlases.")
-        if not (one.bases.is_dir() and any(_is_record(path) for path, _ in packable(one))):
-            origin = read_origin(one)
-            hint = f"index pull {origin.repository} --with-records --atlas {one.root}" if origin else "index build"
-            raise AtlasError(f"{one.root} has no records, from which a merge is made.", f"Fetch or make them: {hint}")
+    for source in sources:
+        if not source.root.is_dir():
+            raise AtlasError(f"{source.root} does not exist.", "Give the folders of atlases.")
+        if not (source.bases.is_dir() and any(_is_record(path) for path, _ in packable(source))):
+            origin = read_origin(source)
+            hint = f"index pull {origin.repository} --with-records --atlas {source.root}" if origin else "index build"
+            raise AtlasError(
+                f"{source.root} has no records, from which a merge is made.", f"Fetch or make them: {hint}"
+            )
     begun = target.root / _BEGUN
     if begun.is_file() and target.database.exists():
         begun.unlink(missing_ok=True)  # only that was missing
     if target.root.exists() and not begun.is_file() and any(path.name != "lock" for path in target.root.iterdir()):
         raise AtlasError(f"{target.root} is not empty.", "Choose another --atlas: a merge makes a new one.")
     # The newest commit of each base, and what is published now.
-    bases = [{base.base: base for base in reversed(stored_bases(one))} for one in sources]
-    published, ranks = zip(*(_published(one, say) for one in sources), strict=True)
+    bases = [{base.base: base for base in reversed(stored_bases(source))} for source in sources]
+    published, ranks = zip(*(_published(source, say) for source in sources), strict=True)
     _check_bases(sources, bases, ranks)
     with target.locked("index merge"):
         _clear(target, begun)
@@ -82,12 +84,12 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         try:
             in_several = _gather(sources, bases, target, say)
             aliases: dict[str, tuple[str, ...]] = {}
-            for one in published:
-                for base, names in one.aliases.items():
+            for source in published:
+                for base, names in source.aliases.items():
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
-            representations = dict.fromkeys(name for one in published for name in one.representations)
-            lengths = {base: length for one in reversed(published) for base, length in one.vector_lengths.items()}
-            licences = {base: text for one in reversed(published) for base, text in one.licences.items()}
+            representations = dict.fromkeys(name for source in published for name in source.representations)
+            lengths = {base: length for source in reversed(published) for base, length in source.vector_lengths.items()}
+            licences = {base: text for source in reversed(published) for base, text in source.licences.items()}
             before = PreviousAtlas(list(representations), lengths, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
@@ -96,7 +98,7 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         begun.unlink(missing_ok=True)
     return MergeReport(
         atlas=str(target.root),
-        sources=[str(one.root) for one in sources],
+        sources=[str(source.root) for source in sources],
         bases=rebuilt["bases"],
         models=rebuilt["models"],
         records=rebuilt["records"],
@@ -134,8 +136,8 @@ def _published(source: AtlasFolder, say: Say) -> tuple[PreviousAtlas, dict[str, 
                 return [connection.rows(statement) for statement in statements]
 
             previous = PreviousAtlas.read(rows)
-            found = {base: rank_of(rows, base) for base in previous.aliases}
-            return previous, {base: one.rank for base, one in found.items() if one is not None}
+            ranks = {base: rank_of(rows, base) for base in previous.aliases}
+            return previous, {base: rank.rank for base, rank in ranks.items() if rank is not None}
     except (AtlasError, OSError) as error:
         say(f"only the records of {source.root} are used: {getattr(error, 'message', error)}")
         return PreviousAtlas(), {}
@@ -145,8 +147,8 @@ def _check_bases(
     sources: Sequence[AtlasFolder], bases: Sequence[dict[str, StoredBase]], published: Sequence[dict[str, int]]
 ) -> None:
     """Raise AtlasError if the vectors of a base cannot be compared; ``published``: the rank of each base."""
-    for name in sorted({name for one in bases for name in one}):
-        holders = [(source, found[name]) for source, found in zip(sources, bases, strict=True) if name in found]
+    for name in sorted({name for stored in bases for name in stored}):
+        holders = [(source, stored[name]) for source, stored in zip(sources, bases, strict=True) if name in stored]
         commits = {base.commit: source for source, base in holders}
         if len(commits) > 1:
             places = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
@@ -170,9 +172,9 @@ def _gather(
 ) -> int:
     """Collect everything the atlas is made of; returns how many models more than one source lists."""
     in_several = 0
-    for name in sorted({name for one in bases for name in one}):
-        holders = [source for source, found in zip(sources, bases, strict=True) if name in found]
-        stored = next(found[name] for found in bases if name in found)
+    for name in sorted({name for bases_of_source in bases for name in bases_of_source}):
+        holders = [source for source, bases_of_source in zip(sources, bases, strict=True) if name in bases_of_source]
+        stored = next(bases_of_source[name] for bases_of_source in bases if name in bases_of_source)
         link_or_copy(stored.path, target.bases / stored.path.name)
         joined = join_listings(holders, name, target.listing(name))
         in_several += len(joined)
@@ -192,17 +194,17 @@ def _gather(
     differing = 0
     for source in sources:
         for path, file in packable(source):
-            there = target.root / path
-            if not there.exists():
-                link_or_copy(file, there)
-            elif _is_record(path) and file_sha256(there) != file_sha256(file):
+            copied_path = target.root / path
+            if not copied_path.exists():
+                link_or_copy(file, copied_path)
+            elif _is_record(path) and file_sha256(copied_path) != file_sha256(file):
                 differing += 1
                 try:
-                    is_readable = store.read(there.stem).identity.digest == there.stem
+                    is_readable = store.read(copied_path.stem).identity.digest == copied_path.stem
                 except AtlasError:
                     is_readable = False
                 if not is_readable:
-                    link_or_copy(file, there)
+                    link_or_copy(file, copied_path)
     if differing:
         say(f"{differing} records of the same models differ; the first readable one is kept")
     return in_several

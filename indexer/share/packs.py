@@ -58,28 +58,28 @@ def plan_packs(
     A smaller one is kept unless at least as many bytes are new: then it is joined with them. So there are few packs,
     and a record is sent again only when what is sent doubles.
     """
-    kept: list[Pack] = []
+    packs: list[Pack] = []
     left = dict(files)
     for pack in before:
         if all(left.get(path) == size for path, size in pack.members.items()):
-            kept.append(pack)
+            packs.append(pack)
             for path in pack.members:
                 del left[path]
     new_bytes = sum(left.values())
-    for pack in sorted(kept, key=lambda pack: pack.bytes):
+    for pack in sorted(packs, key=lambda pack: pack.bytes):
         if pack.bytes <= min(new_bytes, least - 1):
-            kept.remove(pack)
+            packs.remove(pack)
             left |= pack.members
             new_bytes += pack.bytes
-    held: dict[str, int] = {}
+    members: dict[str, int] = {}
     room = target
     for path, size in sorted(left.items()):
-        if held and size > room:
-            kept.append(Pack(held))
-            held, room = {}, target
-        held[path] = size
+        if members and size > room:
+            packs.append(Pack(members))
+            members, room = {}, target
+        members[path] = size
         room -= size
-    return [*kept, Pack(held)] if held else kept
+    return [*packs, Pack(members)] if members else packs
 
 
 def encode_index(packs: Iterable[Pack]) -> bytes:
@@ -92,13 +92,13 @@ def decode_index(content: bytes, where: str) -> dict[str, Pack]:
     """Parse an untrusted index: the packs by path. Raises AtlasError."""
     with malformed(lambda why: AtlasError(f"{INDEX} of {where} cannot be read: {why}.", _ASK)):
         packs: dict[str, Pack] = {}
-        held: set[str] = set()
+        seen_members: set[str] = set()
         for path, members in load_json(content).items():
             if not all(is_packable(name) and type(size) is int and size > 0 for name, size in members.items()):
                 raise ValueError(f"{path[:60]!r} holds something other than records")
-            if twice := members.keys() & held:
+            if twice := members.keys() & seen_members:
                 raise ValueError(f"{min(twice)} is in two packs")
-            held |= members.keys()
+            seen_members |= members.keys()
             pack = packs[path] = Pack(dict(members))
             if pack.path != path:
                 raise ValueError(f"{path[:60]!r} is not named after its members")

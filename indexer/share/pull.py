@@ -101,13 +101,15 @@ def fetch(
     started = time.monotonic()
     remote = read_commit(address, sha)
     manifest = _checked_manifest(remote, with_records)
-    wanted = {one.path: one for one in (manifest.of(ATLAS, RECORDS) if with_records else manifest.of(ATLAS))}
-    for one in wanted.values():
-        there = remote.files.get(one.path)
-        if there is None:
-            raise AtlasError(f"{address} is incomplete: it lacks {one.path}.", _ASK)
-        if there.size != one.bytes or there.sha256 not in (None, one.sha256):
-            raise AtlasError(f"{address} is incomplete: {one.path} is not the file that its {NAME} names.", _ASK)
+    entries = {
+        entry.path: entry for entry in (manifest.files_of(ATLAS, RECORDS) if with_records else manifest.files_of(ATLAS))
+    }
+    for entry in entries.values():
+        listed_file = remote.files.get(entry.path)
+        if listed_file is None:
+            raise AtlasError(f"{address} is incomplete: it lacks {entry.path}.", _ASK)
+        if listed_file.size != entry.bytes or listed_file.sha256 not in (None, entry.sha256):
+            raise AtlasError(f"{address} is incomplete: {entry.path} is not the file that its {NAME} names.", _ASK)
     with folder.locked(f"index pull {address}", wait=True, pulled=True):
         for path in folder.root.glob(".*.tmp"):  # left by a pull that was killed; its lock is held here
             path.unlink(missing_ok=True)
@@ -117,11 +119,11 @@ def fetch(
         staging = folder.root / _STAGING
         work = _Pull(folder, staging, remote, fetch_file, say)
         try:
-            packs = work.packs(wanted)
-            files = work.run(manifest, wanted, packs)
-            paths = {*(one.path for one in files), *(path for pack in packs.values() for path in pack.members)}
+            packs = work.packs(entries)
+            files = work.run(manifest, entries, packs)
+            paths = {*(entry.path for entry in files), *(path for pack in packs.values() for path in pack.members)}
             new = Origin(address.name, address.revision, sha, work.generation, work.models, has_records)
-            _put_in_place(folder, staging, paths, new, with_records=INDEX in wanted)
+            _put_in_place(folder, staging, paths, new, with_records=INDEX in entries)
             shutil.rmtree(staging, ignore_errors=True)
         except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
             raise AtlasError(
@@ -131,7 +133,7 @@ def fetch(
             # What a later pull can use stays.
             if staging.is_dir() and not any(path.is_file() for path in staging.rglob("*")):
                 shutil.rmtree(staging, ignore_errors=True)
-    files += [wanted[path] for path in packs]
+    files += [entries[path] for path in packs]
     return PullReport(
         atlas=str(folder.root),
         repository=address.name,
@@ -140,7 +142,7 @@ def fetch(
         models=work.models,
         bases=work.bases,
         files=len(files),
-        bytes=sum(one.bytes for one in files),
+        bytes=sum(entry.bytes for entry in files),
         fetched_files=work.fetched_files,
         fetched_bytes=work.fetched_bytes,
         with_records=with_records,
@@ -168,7 +170,7 @@ def _checked_manifest(remote: RemoteCommit, with_records: bool) -> Manifest:
             f"{where} has schema {manifest.schema}; this version reads schema {SCHEMA_VERSION}.",
             "Upgrade vectors-in-the-wild." if is_newer else "Ask for a newer push, or choose another tag.",
         )
-    for one in manifest.of(*_ALLOWED):
+    for one in manifest.files_of(*_ALLOWED):
         if not _ALLOWED[one.part].fullmatch(one.path):
             raise AtlasError(f"{NAME} of {where} names {one.path}, which is not a file of an atlas.", "Do not use it.")
     entry = manifest.file(DATABASE)
@@ -187,13 +189,13 @@ def _own_origin(folder: AtlasFolder, address: Address) -> Origin | None:
     origin = read_origin(folder)
     if folder.origin.exists():
         if origin is None or origin.repository != address.name:
-            there = origin.repository if origin else "another repository"
-            raise AtlasError(f"{folder.root} was pulled from {there}.", "Choose another --atlas.")
+            repository = origin.repository if origin else "another repository"
+            raise AtlasError(f"{folder.root} was pulled from {repository}.", "Choose another --atlas.")
         return origin
     if folder.database.exists() or (folder.listings.is_dir() and any(folder.listings.iterdir())):
         raise AtlasError(f"{folder.root} is an atlas of your own: a pull would replace it.", "Choose another --atlas.")
-    if others := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", _STAGING)):
-        raise AtlasError(f"{folder.root} is not empty ({others[0]}).", "Choose another --atlas.")
+    if names := sorted(path.name for path in folder.root.iterdir() if path.name not in ("lock", _STAGING)):
+        raise AtlasError(f"{folder.root} is not empty ({names[0]}).", "Choose another --atlas.")
     return None
 
 
@@ -217,9 +219,9 @@ class _Pull:
         self.bases: list[str] = []
         self.base_files: set[str] = set()  # those of the bases at the commits that the database names
 
-    def packs(self, wanted: Mapping[str, FileEntry]) -> dict[str, Pack]:
+    def packs(self, entries: Mapping[str, FileEntry]) -> dict[str, Pack]:
         """The packs of records by path, from their index; none if records are not wanted."""
-        index = wanted.get(INDEX)
+        index = entries.get(INDEX)
         if index is None:
             return {}
         if index.bytes > LARGEST_INDEX:
@@ -227,7 +229,7 @@ class _Pull:
         source = self.staging / INDEX if self._is_here(index) else self._fetch(index)
         packs = decode_index(source.read_bytes(), self.where)
         for path, pack in packs.items():
-            entry = wanted.get(path)
+            entry = entries.get(path)
             if entry is None:
                 raise AtlasError(f"{self.where} is incomplete: it lacks {path}.", _ASK)
             if pack.bytes > entry.bytes:
@@ -237,28 +239,28 @@ class _Pull:
                 )
         return packs
 
-    def run(self, manifest: Manifest, wanted: Mapping[str, FileEntry], packs: Mapping[str, Pack]) -> list[FileEntry]:
+    def run(self, manifest: Manifest, entries: Mapping[str, FileEntry], packs: Mapping[str, Pack]) -> list[FileEntry]:
         """Fetch and check; returns the files, except packs, that belong to the atlas."""
         # Members of a pack may lie in the atlas or, after a pull that was killed, in the staging folder.
         roots, new = (self.folder.root, self.staging), dict(packs)
         for path, pack in packs.items():
-            if is_on_disk(pack, roots, wanted[path]):
+            if is_on_disk(pack, roots, entries[path]):
                 del new[path]
                 for member, size in pack.members.items():
                     if first_of(roots, member, size) == self.folder.root / member:
                         (self.staging / member).unlink(missing_ok=True)
-        entry, is_admitted = wanted[DATABASE], self._is_admitted(wanted[DATABASE])
-        missing = {path for path, one in wanted.items() if path not in packs and not self._is_here(one)}
+        entry, is_admitted = entries[DATABASE], self._is_admitted(entries[DATABASE])
+        missing = {path for path, listed in entries.items() if path not in packs and not self._is_here(listed)}
         missing -= {DATABASE} if is_admitted else set()
 
         sizes = [pack.bytes for pack in new.values()]
-        needed = sum(wanted[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0)
-        needed += 0 if is_admitted else entry.bytes
+        bytes_needed = sum(entries[path].bytes for path in missing) + sum(sizes) + max(sizes, default=0)
+        bytes_needed += 0 if is_admitted else entry.bytes
         self.staging.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.staging).free
-        if needed > free:
+        if bytes_needed > free:
             raise AtlasError(
-                f"The disk is too small: {self.where} needs {size_in_words(needed)} more at {self.folder.root}, "
+                f"The disk is too small: {self.where} needs {size_in_words(bytes_needed)} more at {self.folder.root}, "
                 f"and {size_in_words(free)} are free.",
                 "Free space, or choose another --atlas; what was fetched stays.",
             )
@@ -273,7 +275,7 @@ class _Pull:
             named = self._read_database(manifest)
         stems = {file_name(base) for base in self.bases}
         files = []
-        for path, one in wanted.items():
+        for path, listed in entries.items():
             where, _, name = path.rpartition("/")
             if not where:
                 belongs = path == DATABASE or path in named
@@ -283,16 +285,16 @@ class _Pull:
                 is_lines = where in (*CARRIED, "listing") and name.endswith(".jsonl")
                 belongs = is_lines and name.removesuffix(".jsonl") in stems
             if belongs:
-                files.append(one)
+                files.append(listed)
                 if path in missing and path != DATABASE:
-                    self._fetch(one)
+                    self._fetch(listed)
         with self._refusing(), Reading(self.database) as connection:
             for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                 published = read_published(connection, row["base"], row["representation"])
                 if published is not None:
                     check_file(self.staging, published.file)
         for path, pack in new.items():
-            source = self._fetch(wanted[path])
+            source = self._fetch(entries[path])
             unpack(pack, source, self.staging)
             source.unlink()
         return files
@@ -325,50 +327,50 @@ class _Pull:
         except AtlasError as error:
             raise AtlasError(f"{self.where} is refused: {error.message}", _ASK) from error
 
-    def _is_admitted(self, one: FileEntry) -> bool:
+    def _is_admitted(self, entry: FileEntry) -> bool:
         """Whether the atlas has what the gate made of this file; the staging folder then gets a link to it."""
-        if not was_admitted(one.sha256, self.folder.database):
+        if not was_admitted(entry.sha256, self.folder.database):
             return False
         link_or_copy(self.folder.database, self.database)
         return True
 
-    def _is_here(self, one: FileEntry) -> bool:
+    def _is_here(self, entry: FileEntry) -> bool:
         """Whether a correct file lies in the staging folder, or in the atlas, from where it is linked."""
-        staged = self.staging / one.path
-        if _matches(staged, one):
+        staged = self.staging / entry.path
+        if _matches(staged, entry):
             return True
-        if _matches(self.folder.root / one.path, one):
-            link_or_copy(self.folder.root / one.path, staged)
+        if _matches(self.folder.root / entry.path, entry):
+            link_or_copy(self.folder.root / entry.path, staged)
             return True
         return False
 
-    def _fetch(self, one: FileEntry) -> Path:
+    def _fetch(self, entry: FileEntry) -> Path:
         """Fetch a file; if it arrives damaged, once more."""
         for is_last in (False, True):
             with translated_hub_errors(self.where, "read"):
-                if one.bytes:
-                    source = self.fetch_file(self.remote.address.name, one.path, self.remote.sha, self.staging)
+                if entry.bytes:
+                    source = self.fetch_file(self.remote.address.name, entry.path, self.remote.sha, self.staging)
                 else:  # an empty file costs no request
-                    source = self.staging / one.path
+                    source = self.staging / entry.path
                     source.parent.mkdir(parents=True, exist_ok=True)
                     source.touch()
             self.fetched_files += 1
-            self.fetched_bytes += one.bytes
-            if _matches(source, one):
+            self.fetched_bytes += entry.bytes
+            if _matches(source, entry):
                 return source
-            (self.staging / one.path).unlink(missing_ok=True)
+            (self.staging / entry.path).unlink(missing_ok=True)
             if not is_last:
-                self.say(f"{one.path} arrived damaged, fetching it again")
+                self.say(f"{entry.path} arrived damaged, fetching it again")
         raise AtlasError(
-            f"{one.path} of {self.where} is not the file that its {NAME} names: its checksum does not match.",
+            f"{entry.path} of {self.where} is not the file that its {NAME} names: its checksum does not match.",
             "It was changed on the way or on the Hub: try again later, or ask its publisher.",
         )
 
 
-def _matches(path: Path, one: FileEntry) -> bool:
+def _matches(path: Path, entry: FileEntry) -> bool:
     """Whether it is a regular file of that size and checksum."""
     try:
-        return regular_status(path).st_size == one.bytes and file_sha256(path) == one.sha256
+        return regular_status(path).st_size == entry.bytes and file_sha256(path) == entry.sha256
     except OSError:
         return False
 

@@ -114,7 +114,7 @@ def push(
         sent, removed = _changes(stage, remote)
         sha, changes = None, []
         if options.dry_run:
-            changes = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(sent.items())]
+            changes = [{"path": path, "bytes": entry.bytes, "change": "send"} for path, entry in sorted(sent.items())]
             changes += [{"path": path, "bytes": 0, "change": "remove"} for path in removed]
         else:
             api = HfApi(**current_session().hub)
@@ -135,9 +135,9 @@ def push(
             generation=stage.manifest.generation,
             models=stage.manifest.counts.get("models", 0),
             files=len(stage.manifest.files) + 1,
-            bytes=sum(one.bytes for one in stage.manifest.files),
+            bytes=sum(entry.bytes for entry in stage.manifest.files),
             sent_files=len(sent),
-            sent_bytes=sum(one.bytes for one in sent.values()),
+            sent_bytes=sum(entry.bytes for entry in sent.values()),
             removed_files=len(removed),
             seconds=round(time.monotonic() - started, 2),
             changes=changes,
@@ -146,7 +146,7 @@ def push(
 
 def _require_shareable(stage: Staged, options: PushOptions) -> None:
     """Raise AtlasError if private models would be pushed without the option that allows it."""
-    for models, is_wanted, what, flag in (
+    for models, is_wanted, reason, flag in (
         (
             stage.private,
             options.with_private,
@@ -158,7 +158,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
     ):
         if models and not is_wanted:
             raise AtlasError(
-                f"This atlas holds models that {what}: {some_of(models)}. "
+                f"This atlas holds models that {reason}: {some_of(models)}. "
                 "Every reader would see their names, vectors and cards.",
                 f"Remove them (index remove {models[0]}), or push them anyway with {flag}.",
             )
@@ -183,47 +183,50 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
 
 def _require_no_newer(remote: RemoteCommit, stage: Staged) -> None:
     """Raise AtlasError if the repository holds something else, or an atlas that a push must not replace."""
-    name, there = remote.address.name, remote.manifest
-    if there is None:
+    name, pushed = remote.address.name, remote.manifest
+    if pushed is None:
         if not remote.files.keys() - {".gitattributes", _CARD}:  # only what the Hub made itself
             return
         raise AtlasError(
             f"The dataset {name} is not an atlas: it has {len(remote.files)} files, but no {NAME}.",
             "Choose another name; --force adds the atlas to its files.",
         )
-    here = stage.manifest
-    if there.source == here.source:
+    staged = stage.manifest
+    if pushed.source == staged.source:
         return
-    for base, commit in there.commits.items():
-        if here.commits.get(base, commit) != commit:
+    for base, commit in pushed.commits.items():
+        if staged.commits.get(base, commit) != commit:
             raise AtlasError(
-                f"{name} holds an atlas of {base} at another commit ({commit[:12]}, here {here.commits[base][:12]}).",
+                f"{name} holds an atlas of {base} at another commit ({commit[:12]}, here {staged.commits[base][:12]}).",
                 "Choose another name; --force replaces it.",
             )
-    if lost := sorted(there.commits.keys() - here.commits.keys()):
+    if lost := sorted(pushed.commits.keys() - staged.commits.keys()):
         raise AtlasError(
             f"{name} holds an atlas of {', '.join(lost[:3])}, which this one lacks.",
             "Choose another name, or pull and `index merge` them; --force replaces it.",
         )
-    if there.generation > here.generation or (there.published, there.generation) > (here.published, here.generation):
+    if pushed.generation > staged.generation or (pushed.published, pushed.generation) > (
+        staged.published,
+        staged.generation,
+    ):
         raise AtlasError(
-            f"{name} holds a newer atlas: generation {there.generation} of {there.published}, here {here.generation} "
-            f"of {here.published}.",
+            f"{name} holds a newer atlas: generation {pushed.generation} of {pushed.published}, "
+            f"here {staged.generation} of {staged.published}.",
             "Pull it and build on it, or choose another name; --force replaces it.",
         )
 
 
 def _tag_to_set(
-    remote: RemoteCommit | None, stage: Staged, known: Mapping[str, str], chosen: str | None, say: Say
+    remote: RemoteCommit | None, stage: Staged, commits_of_tags: Mapping[str, str], chosen: str | None, say: Say
 ) -> str | None:
-    """The tag of this push; ``known`` are the existing ones.
+    """The tag of this push; ``commits_of_tags`` are the existing ones.
 
     If the tag exists and names something else, the default tag is not set, and a chosen one raises AtlasError.
     """
     tag = chosen or f"g{stage.manifest.generation}"
-    if remote is None or tag not in known:
+    if remote is None or tag not in commits_of_tags:
         return tag
-    if known[tag] == remote.sha and remote.manifest and remote.manifest.source == stage.manifest.source:
+    if commits_of_tags[tag] == remote.sha and remote.manifest and remote.manifest.source == stage.manifest.source:
         return tag
     if chosen is None:
         say(f"the tag {tag} already names another atlas and is not moved: choose one with --tag")
@@ -233,18 +236,22 @@ def _tag_to_set(
 
 def _complete(stage: Staged, name: str, remote: RemoteCommit | None, options: PushOptions, say: Say) -> dict[str, Pack]:
     """Add what depends on the repository: packs of records, which are returned by path, the card and the manifest."""
-    there = remote.manifest if remote is not None else None
+    pushed_manifest = remote.manifest if remote is not None else None
     # Keep the pushed file of an unchanged database: rewritten, it would never have the same bytes.
-    pushed = there.file(DATABASE) if there is not None and there.source == stage.manifest.source != "" else None
+    pushed = (
+        pushed_manifest.file(DATABASE)
+        if pushed_manifest is not None and pushed_manifest.source == stage.manifest.source != ""
+        else None
+    )
     if remote is not None and pushed is not None and _is_there(remote, pushed, None):
-        kept = tuple(pushed if one.path == DATABASE else one for one in stage.manifest.files)
-        stage.manifest = replace(stage.manifest, files=kept)
+        files = tuple(pushed if entry.path == DATABASE else entry for entry in stage.manifest.files)
+        stage.manifest = replace(stage.manifest, files=files)
     packs: dict[str, Pack] = {}
     if options.with_records:
         packs = _add_packs(stage, remote, options.pack_bytes)
-    elif there is not None and there.of(RECORDS):
+    elif pushed_manifest is not None and pushed_manifest.files_of(RECORDS):
         say("an earlier push included records, this one does not: --with-records sends them")
-    manifest, paths = stage.manifest, {one.path for one in stage.manifest.files}
+    manifest, paths = stage.manifest, {entry.path for entry in stage.manifest.files}
     records = sum(pack.bytes for pack in packs.values())
     stage.sources[_CARD], stage.sources[NAME] = stage.folder / _CARD, stage.folder / NAME
     stage.sources[_CARD].write_bytes(card(name, manifest, paths, records_bytes=records, skipped=stage.skipped))
@@ -254,22 +261,22 @@ def _complete(stage: Staged, name: str, remote: RemoteCommit | None, options: Pu
 
 def _changes(stage: Staged, remote: RemoteCommit | None) -> tuple[dict[str, FileEntry], list[str]]:
     """The files that the repository lacks, by path, and the paths of those that this atlas no longer has."""
-    wanted = {one.path: one for one in stage.manifest.files}
+    staged = {entry.path: entry for entry in stage.manifest.files}
     for path in (_CARD, NAME):
         source = stage.sources[path]
-        wanted[path] = FileEntry(path, source.stat().st_size, file_sha256(source), "")
+        staged[path] = FileEntry(path, source.stat().st_size, file_sha256(source), "")
     if remote is None:
-        return wanted, []
-    sent = {path: one for path, one in wanted.items() if not _is_there(remote, one, stage.sources.get(path))}
+        return staged, []
+    sent = {path: entry for path, entry in staged.items() if not _is_there(remote, entry, stage.sources.get(path))}
     # Files that no manifest names are left in the repository.
-    before = {one.path for one in remote.manifest.files} if remote.manifest is not None else set()
-    return sent, sorted((before - wanted.keys()) & remote.files.keys())
+    before = {entry.path for entry in remote.manifest.files} if remote.manifest is not None else set()
+    return sent, sorted((before - staged.keys()) & remote.files.keys())
 
 
 def _add_packs(stage: Staged, remote: RemoteCommit | None, pack_bytes: int) -> dict[str, Pack]:
     """Plan the packs of records and add them and their index to the manifest; returns them by path."""
     least = pack_bytes // 2  # bytes of a full pack
-    known: dict[str, FileEntry] = {}
+    pushed_packs: dict[str, FileEntry] = {}
     before: dict[str, Pack] = {}
     if remote is not None and remote.manifest is not None and INDEX in remote.files:
         name = remote.address.name
@@ -277,7 +284,7 @@ def _add_packs(stage: Staged, remote: RemoteCommit | None, pack_bytes: int) -> d
             before = decode_index(fetch_small(name, INDEX, remote.sha, LARGEST_INDEX, repo_type="dataset"), name)
         # The checksum of a full pack in the repository is believed; a smaller one is read again, because a record may
         # have changed since and still be as long.
-        known = {
+        pushed_packs = {
             path: entry
             for path, pack in before.items()
             if (entry := remote.manifest.file(path)) is not None
@@ -290,25 +297,25 @@ def _add_packs(stage: Staged, remote: RemoteCommit | None, pack_bytes: int) -> d
     }
     if not files:
         raise AtlasError(f"{stage.atlas.root} holds no records to push.", "Leave out --with-records.")
-    packs = plan_packs(files, (before[path] for path in known), pack_bytes, least)
+    packs = plan_packs(files, (before[path] for path in pushed_packs), pack_bytes, least)
     index = stage.folder / INDEX
     index.parent.mkdir(parents=True, exist_ok=True)
     index.write_bytes(encode_index(packs))
     stage.add(INDEX, RECORDS)
     for pack in packs:
-        entry = known.get(pack.path) or FileEntry(pack.path, *write_pack(pack, [stage.atlas.root]), RECORDS)
+        entry = pushed_packs.get(pack.path) or FileEntry(pack.path, *write_pack(pack, [stage.atlas.root]), RECORDS)
         stage.manifest = replace(stage.manifest, files=(*stage.manifest.files, entry))
     return {pack.path: pack for pack in packs}
 
 
-def _is_there(remote: RemoteCommit, wanted: FileEntry, source: Path | None) -> bool:
+def _is_there(remote: RemoteCommit, entry: FileEntry, source: Path | None) -> bool:
     """Whether the repository has this file: by its sha256 in LFS, else by git's blob id of ``source``."""
-    there = remote.files.get(wanted.path)
-    if there is None or there.size != wanted.bytes:
+    listed_file = remote.files.get(entry.path)
+    if listed_file is None or listed_file.size != entry.bytes:
         return False
-    if there.sha256 is not None or source is None:
-        return there.sha256 == wanted.sha256
-    return there.oid == git_hash(source.read_bytes())
+    if listed_file.sha256 is not None or source is None:
+        return listed_file.sha256 == entry.sha256
+    return listed_file.oid == git_hash(source.read_bytes())
 
 
 def _commit(
@@ -341,8 +348,8 @@ def _commit(
     ]
     summary = f"Generation {stage.manifest.generation}: {stage.manifest.counts.get('models', 0)} models"
     try:
-        made = api.create_commit(name, operations, commit_message=summary, repo_type="dataset", parent_commit=head)
-        return str(made.oid)
+        commit = api.create_commit(name, operations, commit_message=summary, repo_type="dataset", parent_commit=head)
+        return str(commit.oid)
     except Exception as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code < 500:
             if error.response.status_code not in (408, 412):
@@ -350,7 +357,7 @@ def _commit(
         # The commit may have been made although its answer was lost: then it is the head now.
         with suppress(AtlasError):
             sha = resolve(Address(name))
-            there = read_commit(Address(name), sha).manifest if sha != head else None
-            if there is not None and there.encoded() == stage.manifest.encoded():
+            manifest = read_commit(Address(name), sha).manifest if sha != head else None
+            if manifest is not None and manifest.encoded() == stage.manifest.encoded():
                 return sha
         raise

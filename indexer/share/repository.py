@@ -131,7 +131,7 @@ def resolve(address: Address) -> str:
         except RevisionNotFoundError as error:
             try:
                 known = sorted(tags(address.name))
-                names = ", ".join(printable(one, 40) for one in known[-10:]) or "none"
+                names = ", ".join(printable(tag, 40) for tag in known[-10:]) or "none"
             except AtlasError:
                 names = "unknown"
             raise AtlasError(f"{address.name} has no revision {address.revision!r}.", f"Its tags: {names}") from error
@@ -154,9 +154,9 @@ def tags(name: str) -> dict[str, str]:
         refs = get_json(f"/api/datasets/{name}/refs").value
         rows = refs.get("tags") if isinstance(refs, dict) else None
         return {
-            str(one["name"]): str(one["targetCommit"])
-            for one in rows or ()
-            if isinstance(one, dict) and "name" in one and "targetCommit" in one
+            str(row["name"]): str(row["targetCommit"])
+            for row in rows or ()
+            if isinstance(row, dict) and "name" in row and "targetCommit" in row
         }
 
 
@@ -172,8 +172,8 @@ def read_commit(address: Address, sha: str) -> RemoteCommit:
                     if row["type"] == "file":
                         sha256 = (row.get("lfs") or {}).get("oid")
                         is_sha256 = isinstance(sha256, str) and SHA256.fullmatch(sha256)
-                        found = ListedFile(int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None)
-                        files[str(row["path"])] = found
+                        listed_file = ListedFile(int(row["size"]), str(row["oid"]), sha256 if is_sha256 else None)
+                        files[str(row["path"])] = listed_file
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     raise Failed("server_error", "its list of files cannot be read") from error
             if len(files) > 2 * MOST_FILES:
@@ -199,7 +199,7 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     parameters = [("filter", TAG), *([("filter", f"{_BASE}{base}")] if base else [])]
     parameters += [("sort", "lastModified"), ("limit", "100")]
     expand = ("cardData", "tags", "lastModified", "private", "downloads", "likes", "sha")
-    parameters += [("expand", one) for one in expand]
+    parameters += [("expand", tag) for tag in expand]
     listed: list[dict[str, Any]] = []
     with translated_hub_errors("list of atlases", "read"):
         answer = get_json("/api/datasets", parameters)
@@ -212,15 +212,15 @@ def atlases_on_hub(base: str | None = None) -> list[dict[str, Any]]:
     for row in listed:
         # The card says what an atlas holds, the tags say a part of it. Malformed fields are left out.
         tags_of_row = row.get("tags")
-        tagged = [one for one in tags_of_row if isinstance(one, str)] if isinstance(tags_of_row, list) else []
-        bases = [printable(one.removeprefix(_BASE), 120) for one in tagged if one.startswith(_BASE)]
-        sizes = (printable(one.removeprefix(_SIZE), 20) for one in tagged if one.startswith(_SIZE))
+        tagged = [tag for tag in tags_of_row if isinstance(tag, str)] if isinstance(tags_of_row, list) else []
+        bases = [printable(tag.removeprefix(_BASE), 120) for tag in tagged if tag.startswith(_BASE)]
+        sizes = (printable(tag.removeprefix(_SIZE), 20) for tag in tagged if tag.startswith(_SIZE))
         models: int | str | None = next(sizes, None)
         generation = None
         with suppress(*WRONG_KINDS):
             atlas: Any = row["cardData"]["atlas"]
             models, generation = int(atlas["models"]), int(atlas["generation"])
-            bases = [printable(str(one["base"]), 120) for one in atlas["bases"]]
+            bases = [printable(str(tag["base"]), 120) for tag in atlas["bases"]]
         rows.append(
             {
                 "atlas": printable(str(row.get("id")), 120),

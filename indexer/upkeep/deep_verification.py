@@ -87,19 +87,23 @@ def verify_deeply(folder: AtlasFolder) -> list[Disagreement]:
     The tables of a database that a reader would refuse are not queried. Raises OSError if the temporary folder is full.
     """
     folder.require()
-    found = [*_check_files(folder), *_check_catalog(folder.database)]
-    if any(one.kind == "database" for one in found):
-        return found
+    problems = [*_check_files(folder), *_check_catalog(folder.database)]
+    if any(problem.kind == "database" for problem in problems):
+        return problems
     try:
-        found += verify(folder)
-        known = {(one.kind, one.what) for one in found}
+        problems += verify(folder)
+        reported = {(problem.kind, problem.what) for problem in problems}
         with tempfile.TemporaryDirectory(prefix="vectors-in-the-wild-verify-", ignore_cleanup_errors=True) as root:
-            found += [one for one in _Comparison(folder, Path(root)).run() if (one.kind, one.what) not in known]
+            problems += [
+                problem
+                for problem in _Comparison(folder, Path(root)).run()
+                if (problem.kind, problem.what) not in reported
+            ]
     except AtlasError as error:
-        found.append(Disagreement("database", folder.database.name, error.message))
+        problems.append(Disagreement("database", folder.database.name, error.message))
     except WRONG_KINDS as error:
-        found.append(Disagreement("database", folder.database.name, not_valid(error)))
-    return found
+        problems.append(Disagreement("database", folder.database.name, not_valid(error)))
+    return problems
 
 
 def _check_files(folder: AtlasFolder) -> Iterator[Disagreement]:
@@ -123,13 +127,13 @@ def _check_catalog(path: Path) -> Iterator[Disagreement]:
         return
     try:
         with translated_errors(path), attached(path) as connection:
-            found = catalog.examine(connection, path)
+            report = catalog.examine(connection, path)
     except AtlasError as error:
         yield Disagreement("database", path.name, error.message)
         return
-    for problem in found.problems:
+    for problem in report.problems:
         yield Disagreement("database", path.name, problem)
-    for name in found.differing_views:
+    for name in report.differing_views:
         yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
 
 
@@ -147,24 +151,24 @@ class _Comparison:
 
     def run(self) -> Iterator[Disagreement]:
         """Yield every difference."""
-        held = self.root / "held.duckdb"
-        copy_file(self.folder.database, held, through_links=True)
-        made = self.folder.with_database_in(self.root)
-        copy_file(held, made.database, through_links=True)  # the publisher keeps its ids
-        with Reading(held) as connection:
+        copy = self.root / "held.duckdb"
+        copy_file(self.folder.database, copy, through_links=True)
+        republished = self.folder.with_database_in(self.root)
+        copy_file(copy, republished.database, through_links=True)  # the publisher keeps its ids
+        with Reading(copy) as connection:
             yield from self._check_vectors(connection)
-            yield from self._publish(connection, held, made)
+            yield from self._publish(connection, copy, republished)
             with (
                 translated_errors(self.folder.database),
                 attached_for_writing(
                     self.root / "compared.duckdb",
                     settings=[f"SET temp_directory = '{self.root}/spill'"],
-                    others={"held": held, "made": made.database},
-                ) as both,
+                    others={"held": copy, "made": republished.database},
+                ) as connection_of_both,
             ):
-                yield from _compare_tables(both)
-            with Reading(made.database) as again:
-                yield from self._compare_vectors(connection, again, made)
+                yield from _compare_tables(connection_of_both)
+            with Reading(republished.database) as connection_of_republished:
+                yield from self._compare_vectors(connection, connection_of_republished, republished)
 
     def _check_vectors(self, connection: Connection) -> Iterator[Disagreement]:
         """Check the names of representations and the centres, and open what can be read."""
@@ -184,7 +188,7 @@ class _Comparison:
             if published.centre is not None and published.masks.blocks and centre is not None:
                 yield from _check_centre(self.folder, connection, published, centre)
 
-    def _publish(self, connection: Connection, held: Path, made: AtlasFolder) -> Iterator[Disagreement]:
+    def _publish(self, connection: Connection, copy: Path, republished: AtlasFolder) -> Iterator[Disagreement]:
         """Publish the records that the database names. Yields models whose record cannot be published."""
         publications, store = [], RecordStore(self.folder)
         failures: dict[tuple[str, str, str | None], FailureRecord] = {}
@@ -197,12 +201,12 @@ class _Comparison:
                 base.check()
             except (AtlasError, OSError):
                 continue  # reported by `verify`
-            publications.append(self._publication(connection, held, base, store, failures))
+            publications.append(self._publication(connection, copy, base, store, failures))
             self.bases.add(base.base)
-        names = list(dict.fromkeys(one.representation for one in self.published))
-        publish(made, publications, names, from_scratch=True)
-        with Reading(made.database) as again:
-            lost = again.rows(
+        names = list(dict.fromkeys(vectors.representation for vectors in self.published))
+        publish(republished, publications, names, from_scratch=True)
+        with Reading(republished.database) as connection_of_republished:
+            lost = connection_of_republished.rows(
                 "SELECT model, detail FROM fine_tunes WHERE status = 'skipped' AND reason = 'does_not_fit' "
                 "ORDER BY model"
             )
@@ -212,16 +216,16 @@ class _Comparison:
     def _publication(
         self,
         connection: Connection,
-        held: Path,
+        copy: Path,
         base: StoredBase,
         store: RecordStore,
         failures: dict[tuple[str, str, str | None], FailureRecord],
     ) -> Publication:
         """All models of one base with the records that the database names, at the rank of most of them."""
         path = self.folder.listing(base.base)
-        listed = {one.id: one for one in Listing(path).models()} if path.is_file() else {}
-        with earlier_database(held) as earlier:
-            listed |= {one.id: one for one in known_models(earlier, base.base, listed, ())}
+        listed = {vectors.id: vectors for vectors in Listing(path).models()} if path.is_file() else {}
+        with earlier_database(copy) as earlier:
+            listed |= {vectors.id: vectors for vectors in known_models(earlier, base.base, listed, ())}
         ranks = Counter[int]()
         entries = []
         for row in connection.rows(
@@ -236,41 +240,54 @@ class _Comparison:
             elif key is None and row["status"] != "listed":
                 outcome = failures.get((base.base, row["model"], commit))
             entries.append(Entry(listed[row["model"]], base.base, commit, record_key=key, outcome=outcome))
-        mine = [one for one in self.published if one.base == base.base]
+        vectors_of_base = [vectors for vectors in self.published if vectors.base == base.base]
         centres = {}
-        for one in mine:
-            if one.centre is not None and one.masks.blocks:
-                centre = read_centre(connection, one.base, one.representation)
-                if centre is not None and all(each.blocks.size == one.file.length for each in centre.groups.values()):
-                    centres[one.representation] = centre
+        for vectors in vectors_of_base:
+            if vectors.centre is not None and vectors.masks.blocks:
+                centre = read_centre(connection, vectors.base, vectors.representation)
+                if centre is not None and all(
+                    group.blocks.size == vectors.file.length for group in centre.groups.values()
+                ):
+                    centres[vectors.representation] = centre
         return Publication(
             base=base,
             aliases=(),
             entries=entries,
-            rank=ranks.most_common(1)[0][0] if ranks else next((one.rank for one in mine), 1),
-            vector_length=next((one.budget for one in mine if one.representation == DEFAULT), None),
+            rank=ranks.most_common(1)[0][0] if ranks else next((vectors.rank for vectors in vectors_of_base), 1),
+            vector_length=next(
+                (vectors.budget for vectors in vectors_of_base if vectors.representation == DEFAULT), None
+            ),
             centres=centres,
             with_neighbours=False,  # their lists are made from the vectors of the atlas
         )
 
-    def _compare_vectors(self, held: Connection, made: Connection, again: AtlasFolder) -> Iterator[Disagreement]:
-        for one in self.published:
-            other = read_published(made, one.base, one.representation)
-            if one.base in self.bases and other is None:
-                yield Disagreement("vectors", f"{one.base}, {one.representation}", "is not what the records make")
+    def _compare_vectors(
+        self, connection: Connection, connection_of_republished: Connection, republished: AtlasFolder
+    ) -> Iterator[Disagreement]:
+        for published in self.published:
+            expected = read_published(connection_of_republished, published.base, published.representation)
+            if published.base in self.bases and expected is None:
+                yield Disagreement(
+                    "vectors", f"{published.base}, {published.representation}", "is not what the records make"
+                )
                 continue
             try:
                 # A wrong number of blocks, or wrong masks, are reported by themselves.
-                index = _opened(one if other is None else replace(one, masks=other.masks), held, self.folder)
+                index = _opened(
+                    published if expected is None else replace(published, masks=expected.masks), connection, self.folder
+                )
             except AtlasError:
                 continue  # reported by `verify`
-            if other is not None and other.file.length == one.file.length:
-                tolerance = TOLERANCE if one.centre is None else _TOLERANCE_OF_HALVES
-                for model in _names(held, _differing_vectors(index, _opened(other, made, again), tolerance)):
-                    why = f"its vector ({one.representation}) differs from that of its record"
+            if expected is not None and expected.file.length == published.file.length:
+                tolerance = TOLERANCE if published.centre is None else _TOLERANCE_OF_HALVES
+                for model in _names(
+                    connection,
+                    _differing_vectors(index, _opened(expected, connection_of_republished, republished), tolerance),
+                ):
+                    why = f"its vector ({published.representation}) differs from that of its record"
                     yield Disagreement("vectors", model, why)
-            if has_neighbours(one.representation):
-                yield from _compare_neighbours(held, one, index)
+            if has_neighbours(published.representation):
+                yield from _compare_neighbours(connection, published, index)
 
 
 def _opened(published: Published, connection: Connection, folder: AtlasFolder) -> VectorIndex:
@@ -281,13 +298,13 @@ def _opened(published: Published, connection: Connection, folder: AtlasFolder) -
 
 def _differing_vectors(index: VectorIndex, expected: VectorIndex, tolerance: float) -> list[int]:
     """Ids that both have, with vectors that are not close; missing and extra ones are reported by `verify`."""
-    both, step = np.intersect1d(index.ids, expected.ids), rows_of_block(index.length)
-    found: list[int] = []
-    for start in range(0, len(both), step):
-        ids = both[start : start + step]
+    shared_ids, step = np.intersect1d(index.ids, expected.ids), rows_of_block(index.length)
+    differing: list[int] = []
+    for start in range(0, len(shared_ids), step):
+        ids = shared_ids[start : start + step]
         is_close = np.isclose(index.rows(ids).matrix, expected.rows(ids).matrix, atol=tolerance).all(axis=1)
-        found += ids[~is_close].tolist()
-    return found
+        differing += ids[~is_close].tolist()
+    return differing
 
 
 def _names(connection: Connection, ids: Sequence[int]) -> list[str]:
@@ -297,28 +314,28 @@ def _names(connection: Connection, ids: Sequence[int]) -> list[str]:
     return [printable(row["model"], 200) for row in rows] if ids else []
 
 
-def _compare_tables(both: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
+def _compare_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
     """Compare the tables of two databases, ``held`` and ``made``."""
-    both.execute(
+    connection.execute(
         "CREATE TABLE indexed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
         "JOIN made.main.fine_tunes AS made USING (model_id) WHERE held.status = 'indexed' AND made.status = 'indexed'"
     )
     # Models whose row was made from the line that the listing has now.
-    both.execute(
+    connection.execute(
         "CREATE TABLE listed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
         "JOIN made.main.fine_tunes AS made USING (model_id, fingerprint)"
     )
-    for base, columns in _differing(both, "bases", ("base",), _OF_USERS):
+    for base, columns in _differing(connection, "bases", ("base",), _OF_USERS):
         yield Disagreement("row", base, f"bases differs from its matrices in {', '.join(columns)}")
-    for base, name, columns in _differing(both, "representations", ("base", "representation"), _OF_FILES):
+    for base, name, columns in _differing(connection, "representations", ("base", "representation"), _OF_FILES):
         why = f"representations differs from its records in {', '.join(columns)}"
         yield Disagreement("vectors", f"{base}, {name}", why)
     for models, tables, source in (("indexed", _OF_RECORDS, "record"), ("listed", _OF_LISTING, "line in the listing")):
         for table, (keys, left_out) in tables.items():
-            yield from _compare_models(both, models, table, ("model_id", *keys), left_out, source)
+            yield from _compare_models(connection, models, table, ("model_id", *keys), left_out, source)
     for table in ("profiles", "profile_layers"):
-        columns = ", ".join(f'"{name}"' for name in _columns(both, table))
-        ((count,),) = both.execute(
+        columns = ", ".join(f'"{name}"' for name in _columns(connection, table))
+        ((count,),) = connection.execute(
             f"SELECT (SELECT count(*) FROM (SELECT {columns} FROM held.main.{table} EXCEPT ALL "
             f"SELECT {columns} FROM made.main.{table})) + (SELECT count(*) FROM (SELECT {columns} "
             f"FROM made.main.{table} EXCEPT ALL SELECT {columns} FROM held.main.{table}))"
@@ -328,7 +345,7 @@ def _compare_tables(both: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
 
 
 def _compare_models(
-    both: duckdb.DuckDBPyConnection,
+    connection: duckdb.DuckDBPyConnection,
     models: str,
     table: str,
     keys: Sequence[str],
@@ -340,7 +357,7 @@ def _compare_models(
         f"(SELECT model_id, count(*) AS rows FROM {{}}.main.{table} WHERE model_id IN (SELECT model_id FROM {models}) "
         "GROUP BY ALL)"
     )
-    odd = both.execute(
+    odd = connection.execute(
         f"SELECT model_id, model, coalesce(held.rows, 0), coalesce(made.rows, 0) FROM {models} "
         f"LEFT JOIN {counts.format('held')} AS held USING (model_id) "
         f"LEFT JOIN {counts.format('made')} AS made USING (model_id) "
@@ -349,26 +366,26 @@ def _compare_models(
     for _, model, rows, expected in odd:
         why = f"has {rows} rows in {table}; its {source} makes {expected}"
         yield Disagreement("row", printable(model, 200), why)
-    names = dict(both.execute(f"SELECT model_id, model FROM {models}").fetchall())
-    others = {model_id: set[str]() for model_id in names}
-    for model_id, *_, columns in _differing(both, table, keys, left_out, models):
-        others[model_id] |= set(columns)
+    names = dict(connection.execute(f"SELECT model_id, model FROM {models}").fetchall())
+    columns_by_model = {model_id: set[str]() for model_id in names}
+    for model_id, *_, columns in _differing(connection, table, keys, left_out, models):
+        columns_by_model[model_id] |= set(columns)
     # A row with another key has no counterpart.
     on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
-    for (model_id,) in both.execute(
+    for (model_id,) in connection.execute(
         f"SELECT DISTINCT model_id FROM held.main.{table} AS held ANTI JOIN made.main.{table} AS made ON {on} "
         f"WHERE model_id IN (SELECT model_id FROM {models})"
     ).fetchall():
-        others[model_id] |= set(keys[1:])
+        columns_by_model[model_id] |= set(keys[1:])
     reported = {row[0] for row in odd}
-    for model_id, found in others.items():
-        if found and model_id not in reported:
-            why = f"{table} differs from its {source} in {', '.join(sorted(found))}"
+    for model_id, columns in columns_by_model.items():
+        if columns and model_id not in reported:
+            why = f"{table} differs from its {source} in {', '.join(sorted(columns))}"
             yield Disagreement("row", printable(names[model_id], 200), why)
 
 
 def _differing(
-    both: duckdb.DuckDBPyConnection,
+    connection: duckdb.DuckDBPyConnection,
     table: str,
     keys: Sequence[str],
     left_out: Sequence[str],
@@ -378,24 +395,24 @@ def _differing(
     on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
     cases = [
         f"CASE WHEN NOT coalesce({_is_same(name, kind)}, false) THEN '{name}' END"
-        for name, kind in sorted(_columns(both, table).items())
+        for name, kind in sorted(_columns(connection, table).items())
         if name not in (*keys, *left_out)
     ]
     if not cases:
         return []
     where = "" if models is None else f" WHERE held.model_id IN (SELECT model_id FROM {models})"
     named = ", ".join(f'held."{key}"' for key in keys)
-    return both.execute(
+    return connection.execute(
         f"SELECT * FROM (SELECT {named}, list_filter([{', '.join(cases)}], lambda one: one IS NOT NULL) AS differing "
         f"FROM held.main.{table} AS held JOIN made.main.{table} AS made ON {on}{where}) "
         "WHERE len(differing) > 0 ORDER BY ALL"
     ).fetchall()
 
 
-def _columns(both: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
+def _columns(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
     """Names and types of the columns of a table, as schema.sql has them."""
     return dict(
-        both.execute(
+        connection.execute(
             "SELECT column_name, data_type FROM system.main.duckdb_columns() WHERE database_name = 'made' "
             "AND schema_name = 'main' AND table_name = ? ORDER BY column_index",
             [table],
@@ -405,27 +422,27 @@ def _columns(both: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
 
 def _is_same(name: str, kind: str) -> str:
     """An SQL condition: whether a column has the same value in both, except for rounding."""
-    held, made = f'held."{name}"', f'made."{name}"'
-    equal = f"{held} IS NOT DISTINCT FROM {made}"
+    published, republished = f'held."{name}"', f'made."{name}"'
+    equal = f"{published} IS NOT DISTINCT FROM {republished}"
     close = "abs({0} - {1}) <= greatest(" + f"{_ABSOLUTE}, {_RELATIVE}" + " * greatest(abs({0}), abs({1})))"
     if kind in ("FLOAT", "DOUBLE"):
-        return f"({equal} OR {close.format(f'{held}::DOUBLE', f'{made}::DOUBLE')})"
+        return f"({equal} OR {close.format(f'{published}::DOUBLE', f'{republished}::DOUBLE')})"
     if kind in ("FLOAT[]", "DOUBLE[]"):
         pair = close.format("pair[1]::DOUBLE", "pair[2]::DOUBLE")
         return (
-            f"({equal} OR (len({held}) = len({made}) AND "
-            f"list_bool_and(list_transform(list_zip({held}, {made}), lambda pair: {pair}))))"
+            f"({equal} OR (len({published}) = len({republished}) AND "
+            f"list_bool_and(list_transform(list_zip({published}, {republished}), lambda pair: {pair}))))"
         )
     return equal
 
 
-def _compare_neighbours(held: Connection, published: Published, index: VectorIndex) -> Iterator[Disagreement]:
+def _compare_neighbours(connection: Connection, published: Published, index: VectorIndex) -> Iterator[Disagreement]:
     """Check every list against the one that a publish makes of the vectors in ``index``.
 
     Near ties may be in another order on another machine.
     """
     name, ids = published.representation, index.ids
-    rows = held.execute(
+    rows = connection.execute(
         "SELECT model_id::BIGINT AS owner, rank::BIGINT AS rank, neighbour_id::BIGINT AS near, similarity "
         "FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM fine_tunes WHERE base = ?) "
         "ORDER BY model_id, rank, neighbour_id",
@@ -437,18 +454,23 @@ def _compare_neighbours(held: Connection, published: Published, index: VectorInd
         return
     wrong = set[int]()
     for block in blocks(index.opened.vectors, min(ROWS, rows_of_block(index.length))):
-        made, rank = nearest(index, [block], NEIGHBOURS)[0].ranked()
+        expected, rank = nearest(index, [block], NEIGHBOURS)[0].ranked()
         first, last = np.searchsorted(owners, [block.ids[0], block.ids[-1] + 1])
         some = slice(first, last)
-        sizes = [np.bincount(np.searchsorted(block.ids, of), minlength=len(block)) for of in (owners[some], made.owner)]
+        sizes = [
+            np.bincount(np.searchsorted(block.ids, column), minlength=len(block))
+            for column in (owners[some], expected.owner)
+        ]
         odd = block.ids[sizes[0] != sizes[1]]
         wrong |= set(odd.tolist())
-        mine, theirs = np.isin(owners[some], odd, invert=True), np.isin(made.owner, odd, invert=True)
-        owner, other, similarity = (of[some][mine] for of in (owners, near, np.asarray(rows["similarity"])))
-        is_right = np.asarray(rows["rank"])[some][mine] == rank[theirs]
-        is_right &= np.isclose(similarity, made.similarity[theirs], atol=TOLERANCE)
+        is_compared, is_expected = np.isin(owners[some], odd, invert=True), np.isin(expected.owner, odd, invert=True)
+        owner, other, similarity = (
+            column[some][is_compared] for column in (owners, near, np.asarray(rows["similarity"]))
+        )
+        is_right = np.asarray(rows["rank"])[some][is_compared] == rank[is_expected]
+        is_right &= np.isclose(similarity, expected.similarity[is_expected], atol=TOLERANCE)
         # Neighbours at another place than in the list that was made must be as similar as they are said to be.
-        moved = np.flatnonzero(other != made.neighbour[theirs])
+        moved = np.flatnonzero(other != expected.neighbour[is_expected])
         if len(moved):
             exact = index.exact(index.table(block.ids), np.searchsorted(block.ids, owner[moved]), other[moved])
             is_right[moved] &= np.isclose(exact, similarity[moved], atol=TOLERANCE)
@@ -476,12 +498,12 @@ def _check_centre(
             why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
             yield Disagreement("centre", what, why)
             continue
-        made = _centre_from(folder, published, members)
-        if made is None:
+        expected = _centre_from(folder, published, members)
+        if expected is None:
             continue
-        is_right = made.blocks.shape == stored.blocks.shape
-        is_right = is_right and np.allclose(made.blocks, stored.blocks, atol=_TOLERANCE_OF_CENTRES)
-        is_right = is_right and np.allclose(made.votes, stored.votes, rtol=_TOLERANCE_OF_CENTRES)
+        is_right = expected.blocks.shape == stored.blocks.shape
+        is_right = is_right and np.allclose(expected.blocks, stored.blocks, atol=_TOLERANCE_OF_CENTRES)
+        is_right = is_right and np.allclose(expected.votes, stored.votes, rtol=_TOLERANCE_OF_CENTRES)
         if not is_right:
             why = f"the centre of group {group} is not the mean of the models it was made from"
             yield Disagreement("centre", what, why)

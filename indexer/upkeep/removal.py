@@ -40,12 +40,12 @@ def remove(
     """
     folder = AtlasFolder(atlas).require()
     with folder.locked("index remove"):
-        found = _bases_of(folder, model, base)
-        name = next(iter(found.values()))
-        removal = Removal(name, tuple(found), with_records=not keep_record)
+        names_in_bases = _bases_of(folder, model, base)
+        name = next(iter(names_in_bases.values()))
+        removal = Removal(name, tuple(names_in_bases), with_records=not keep_record)
         Listing(folder.listing(removal.bases[0])).remove(removal)
         records = finish_removals(folder).get(name, 0)
-    return {"model": name, "bases": list(found), "records_removed": records, "atlas": str(folder.root)}
+    return {"model": name, "bases": list(names_in_bases), "records_removed": records, "atlas": str(folder.root)}
 
 
 def finish_removals(
@@ -61,12 +61,16 @@ def finish_removals(
         published = {row["base"]: row for row in published_bases(connection)}
         removals = unfinished_removals(folder, published if bases is None else bases)
         statement = "SELECT base, model FROM fine_tunes WHERE list_contains($models, model)"
-        rows = connection.rows(statement, {"models": [one.model for one in removals]}) if removals else []
-    for one in removals:
-        say(f"finishing the removal of {one.model}")
-        forget(folder, one)
+        rows = connection.rows(statement, {"models": [removal.model for removal in removals]}) if removals else []
+    for removal in removals:
+        say(f"finishing the removal of {removal.model}")
+        forget(folder, removal)
     withdrawn = {
-        base: [one.model for one in removals if base in one.bases and {"base": base, "model": one.model} in rows]
+        base: [
+            removal.model
+            for removal in removals
+            if base in removal.bases and {"base": base, "model": removal.model} in rows
+        ]
         for base in published
     }
     publications = [
@@ -79,19 +83,19 @@ def finish_removals(
     ]  # fmt: skip
     if publications:
         publish(folder, publications, say=say)
-    return {one.model: conclude(folder, one) for one in removals}
+    return {removal.model: conclude(folder, removal) for removal in removals}
 
 
 def unfinished_removals(folder: AtlasFolder, bases: Iterable[str]) -> list[Removal]:
     """Removals that were begun, according to the listings of ``bases``."""
-    found: dict[str, Removal] = {}
+    removals: dict[str, Removal] = {}
     for base in bases:
         for model, removal in sorted(Listing(folder.listing(base)).removals.items()):
-            if (other := found.get(model)) is not None:
+            if (other := removals.get(model)) is not None:
                 bases = tuple(dict.fromkeys((*other.bases, *removal.bases)))
                 removal = Removal(model, bases, removal.with_records or other.with_records)
-            found[model] = removal
-    return list(found.values())
+            removals[model] = removal
+    return list(removals.values())
 
 
 def forget(folder: AtlasFolder, removal: Removal) -> None:
@@ -121,34 +125,44 @@ def _bases_of(folder: AtlasFolder, model: str, base: str | None) -> Mapping[str,
     """Base → the model's name there. A model whose removal was interrupted is found in its listing."""
     typed = ModelRef.parse(model).id
     with Reading(folder.database) as connection:
-        wanted = base_named(connection, base) if base is not None else None
+        wanted_base = base_named(connection, base) if base is not None else None
         bases = [row["base"] for row in connection.rows("SELECT base FROM bases ORDER BY base")]
         name, rows = typed, list[dict[str, Any]]()
         for spelled in dict.fromkeys((typed, with_dots(typed))):
             if rows:
                 break
-            whole = model_ending_in(connection, spelled) or spelled
+            full_name = model_ending_in(connection, spelled) or spelled
             rows = connection.rows(
                 "SELECT model, base FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC, base",
-                [whole, whole],
+                [full_name, full_name],
             )
-            name = whole if rows or spelled == typed else name
+            name = full_name if rows or spelled == typed else name
         suggested = f"SELECT DISTINCT model FROM fine_tunes WHERE {NOT_A_FAILED_ADD} ORDER BY model"
-        known = [row["model"] for row in connection.rows(suggested)]
-    found = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}
-    found |= {one: name for one in bases if one not in found and name in Listing(folder.listing(one)).removed}
-    found = {one: there for one, there in found.items() if wanted in (None, one)}
-    if not found:
-        near = nearest(typed, known)
+        models = [row["model"] for row in connection.rows(suggested)]
+    names = {row["base"]: str(row["model"]) for row in rows if row["model"] == rows[0]["model"]}
+    names |= {
+        listed_base: name
+        for listed_base in bases
+        if listed_base not in names and name in Listing(folder.listing(listed_base)).removed
+    }
+    names = {
+        listed_base: name_in_base for listed_base, name_in_base in names.items() if wanted_base in (None, listed_base)
+    }
+    if not names:
+        near = nearest(typed, models)
         hint = f"Did you mean {' or '.join(near)}?" if near else 'List its models: query sql "SELECT model FROM models"'
-        raise AtlasError(f"{model} is not in this atlas{'' if wanted is None else f' as a model of {wanted}'}.", hint)
-    return found
+        raise AtlasError(
+            f"{model} is not in this atlas{'' if wanted_base is None else f' as a model of {wanted_base}'}.", hint
+        )
+    return names
 
 
 def _remove_records(folder: AtlasFolder, base: str, model: str) -> int:
     """Remove its records and stored failures; returns the number of records."""
     store = RecordStore(folder)
-    records = [kept.digest for kept in store.headers() if (kept.identity.model, kept.identity.base) == (model, base)]
+    records = [
+        header.digest for header in store.headers() if (header.identity.model, header.identity.base) == (model, base)
+    ]
     for digest in records:
         store.discard(digest)
     for digest in list(store.failure_digests()):

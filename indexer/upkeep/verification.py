@@ -74,14 +74,16 @@ def verify(folder: AtlasFolder) -> list[Disagreement]:
     verifier = _Verifier(folder)
     if not folder.origin.exists():
         verifier.run(has_records=True)
-        return verifier.found
+        return verifier.problems
     origin = read_origin(folder)
     with_records = origin.has_records if origin is not None else folder.records.is_dir()
     if origin is None:
         verifier.report("database", folder.origin.name, "cannot be read")
     verifier.run(with_records)
     again = fetched_again(folder, origin, with_records=with_records)
-    return [replace(one, problem=f"{_ADVICE.sub('', one.problem)}; run `{again}`") for one in verifier.found]
+    return [
+        replace(problem, problem=f"{_ADVICE.sub('', problem.problem)}; run `{again}`") for problem in verifier.problems
+    ]
 
 
 def not_valid(error: Exception) -> str:
@@ -91,11 +93,11 @@ def not_valid(error: Exception) -> str:
 
 
 class _Verifier:
-    """Collects the problems of one atlas in ``found``."""
+    """Collects the problems of one atlas in ``problems``."""
 
     def __init__(self, folder: AtlasFolder) -> None:
         self.folder = folder
-        self.found: list[Disagreement] = []
+        self.problems: list[Disagreement] = []
         # What the database names; nothing, and not ``is_known``, if it cannot be read.
         self.is_known = False
         self.models: list[dict[str, Any]] = []
@@ -108,7 +110,7 @@ class _Verifier:
 
     def report(self, kind: str, what: str, problem: str) -> None:
         """Add a problem."""
-        self.found.append(Disagreement(kind, what, problem))
+        self.problems.append(Disagreement(kind, what, problem))
 
     def run(self, has_records: bool) -> None:
         """Check everything. Records, bases and listings are pulled together: without records there are none.
@@ -153,8 +155,10 @@ class _Verifier:
                         continue
                     chosen = REPRESENTATIONS.get(row["representation"])
                     if chosen is not None and chosen.from_tables:
-                        made = chosen.of_models(connection, row["base"])
-                        self.of_tables[row["base"], chosen.name] = {one for one, vector in made.items() if vector.any()}
+                        vectors = chosen.of_models(connection, row["base"])
+                        self.of_tables[row["base"], chosen.name] = {
+                            model_id for model_id, vector in vectors.items() if vector.any()
+                        }
                     if published is not None:
                         self.vectors.append((published, _problems_of_centre(published, connection)))
                 self.profiles = {row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")}
@@ -196,7 +200,7 @@ class _Verifier:
     def _check_records(self) -> Mapping[str, set[int]]:
         """Check every record and failure. Returns the models whose records do not hold each representation."""
         store = RecordStore(self.folder)
-        without: dict[str, set[int]] = {one.representation: set() for one, _ in self.vectors}
+        without: dict[str, set[int]] = {published.representation: set() for published, _ in self.vectors}
         named: set[str] = set()
         current: set[tuple[str, str]] = set()
         for row in self.models:
@@ -236,15 +240,15 @@ class _Verifier:
 
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
         """Check every file, and which models have a vector. ``without``: see _check_records; None without records."""
-        for one, centre_problems in self.vectors:
-            what = f"{one.base}, {one.representation}"
+        for published, centre_problems in self.vectors:
+            what = f"{published.base}, {published.representation}"
             try:
-                check_file(self.folder.root, one.file, recheck=True)
+                check_file(self.folder.root, published.file, recheck=True)
             except AtlasError as error:
-                self.report("vectors", one.file.name, error.text)
+                self.report("vectors", published.file.name, error.text)
                 continue
             try:
-                index = one.opened(self.folder.root)
+                index = published.opened(self.folder.root)
             except AtlasError as error:
                 self.report("vectors", what, error.text)
                 continue
@@ -254,26 +258,29 @@ class _Verifier:
                 np.array_equal(changed_blocks(block.matrix, index.masks.blocks), index.masks.rows(block.ids))
                 for block in blocks(index.opened.vectors)
             ):
-                why = f"{one.file.name} holds models whose changed matrices are not those in their masks"
+                why = f"{published.file.name} holds models whose changed matrices are not those in their masks"
                 self.report("vectors", what, why)
-            rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
-            allowed, needed = rows - self.copies, set[int]()
-            if (one.base, one.representation) in self.of_tables:
-                allowed = needed = self.of_tables[one.base, one.representation]
+            rows = {row["model_id"] for row in self.models if row["base"] == published.base and row["record_key"]}
+            allowed, required = rows - self.copies, set[int]()
+            if (published.base, published.representation) in self.of_tables:
+                allowed = required = self.of_tables[published.base, published.representation]
             elif without is not None:
-                allowed = needed = allowed - without[one.representation]
+                allowed = required = allowed - without[published.representation]
             ids = set(index.ids.tolist())
-            for odd, why in ((needed - ids, "lacks {} models"), (ids - allowed, "holds {} models the database lacks")):
-                if odd:
-                    self.report("vectors", what, f"{why.format(len(odd))} (first id {min(odd)})")
+            for differing, why in (
+                (required - ids, "lacks {} models"),
+                (ids - allowed, "holds {} models the database lacks"),
+            ):
+                if differing:
+                    self.report("vectors", what, f"{why.format(len(differing))} (first id {min(differing)})")
 
     def _check_profiles(self) -> None:
         """Check every profile against its checksum, and the files against the rows."""
         store = ProfileStore(self.folder)
-        there = set(store.digests())
-        for digest in sorted(self.profiles - there):
+        stored = set(store.digests())
+        for digest in sorted(self.profiles - stored):
             self.report("profile", digest, "is in the database and not on disk: run `index publish`")
-        for digest in sorted(there):
+        for digest in sorted(stored):
             try:
                 identity = store.read(digest).identity
             except AtlasError as error:
@@ -361,12 +368,12 @@ def _problems_of_centre(published: Published, connection: Connection) -> list[st
         return [error.text]
     if centre is None:
         return ["names a centre that is missing"]
-    found = []
+    problems = []
     if centre.version != published.centre:
-        found.append(f"names the centre {published.centre}, but the stored one is {centre.version}")
-    if any(one.blocks.size != published.length for one in centre.groups.values()):
-        found.append(f"has vectors of {published.length} numbers, and a centre of another length")
-    return found
+        problems.append(f"names the centre {published.centre}, but the stored one is {centre.version}")
+    if any(group.blocks.size != published.length for group in centre.groups.values()):
+        problems.append(f"has vectors of {published.length} numbers, and a centre of another length")
+    return problems
 
 
 def _problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
@@ -392,13 +399,13 @@ def _problems_of_tables(connection: Connection) -> Iterator[tuple[str, str]]:
         "SELECT model, base FROM fine_tunes GROUP BY model, base HAVING count(*) > 1 ORDER BY ALL"
     ).fetchall():
         yield model, f"has several rows for {base}: {HINT}"
-    for table, column, others, key in _REFERENCES:
-        if {table, others} <= readable:
+    for table, column, referenced, key in _REFERENCES:
+        if {table, referenced} <= readable:
             ((count,),) = connection.execute(
-                f"SELECT count(*) FROM {table} WHERE {column} NOT IN (SELECT {key} FROM {others})"
+                f"SELECT count(*) FROM {table} WHERE {column} NOT IN (SELECT {key} FROM {referenced})"
             ).fetchall()
             if count:
-                yield table, f"{count} rows contain a {column} that is not in {others}: {HINT}"
+                yield table, f"{count} rows contain a {column} that is not in {referenced}: {HINT}"
     for table, condition in _VALUES:
         if table in readable:
             ((count,),) = connection.execute(f"SELECT count(*) FROM {table} WHERE ({condition}) IS NOT TRUE").fetchall()

@@ -74,10 +74,10 @@ class Background:
 def author_groups(authors: Sequence[str]) -> NDArray[np.intp]:
     """(n,) a group of authors for each model: the author or, of many, one of 30 groups with about as many models."""
     names, codes, sizes = np.unique(np.array(authors), return_inverse=True, return_counts=True)
-    place = np.empty(len(names), dtype=np.intp)
-    place[np.argsort(-sizes, kind="stable")] = np.arange(len(names))
-    found: NDArray[np.intp] = place[codes] % _MOST_GROUPS
-    return found
+    rank = np.empty(len(names), dtype=np.intp)
+    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(names))
+    groups: NDArray[np.intp] = rank[codes] % _MOST_GROUPS
+    return groups
 
 
 def _upper_ends(ranks: NDArray[np.int64], groups: Sequence[NDArray[np.intp]]) -> NDArray[np.float64]:

@@ -80,10 +80,10 @@ class Centre:
         """A digest (16 hex digits) of all numbers; vectors of different versions cannot be compared."""
         digest = hashlib.sha256()
         for name in sorted(self.groups):
-            one = self.groups[name]
-            digest.update(f"{name}|{one.blocks.shape}|{one.models}|".encode())
-            digest.update(np.ascontiguousarray(one.blocks, dtype="<f4").tobytes())
-            digest.update(np.ascontiguousarray(one.votes, dtype="<f8").tobytes())
+            group = self.groups[name]
+            digest.update(f"{name}|{group.blocks.shape}|{group.models}|".encode())
+            digest.update(np.ascontiguousarray(group.blocks, dtype="<f4").tobytes())
+            digest.update(np.ascontiguousarray(group.votes, dtype="<f8").tobytes())
         return digest.hexdigest()[:16]
 
     def centred(self, vectors: NDArray[np.floating], group: str) -> Floats:
@@ -95,8 +95,8 @@ class Centre:
             return vectors.astype(np.float32)
         centre = self.groups[group].blocks.astype(np.float64)
         blocks = vectors.astype(np.float64).reshape(len(vectors), *centre.shape)
-        rest = (blocks - centre) * blocks.any(axis=2, keepdims=True)
-        return unit_norm(rest, _NOTHING).reshape(len(vectors), -1).astype(np.float32)
+        differences = (blocks - centre) * blocks.any(axis=2, keepdims=True)
+        return unit_norm(differences, _NOTHING).reshape(len(vectors), -1).astype(np.float32)
 
 
 def unit_norm(rows: NDArray[Number], nothing: float = 0.0) -> NDArray[Number]:
@@ -105,7 +105,7 @@ def unit_norm(rows: NDArray[Number], nothing: float = 0.0) -> NDArray[Number]:
     return np.divide(rows, norms, out=np.zeros_like(rows), where=norms > nothing)
 
 
-def _kept(votes: NDArray[np.float64]) -> NDArray[np.float64]:
+def _shrinkage(votes: NDArray[np.float64]) -> NDArray[np.float64]:
     """The factor by which a mean of so many votes is multiplied."""
     return np.divide(votes - SHRINK, votes, out=np.zeros_like(votes), where=votes > SHRINK)
 
@@ -130,8 +130,8 @@ class Mean:
         if len(names) > _MOST_VOTERS:
             chosen = np.sort(np.random.default_rng(0).choice(len(names), _MOST_VOTERS, replace=False))
         # The place of each author among those that models are compared with; -1 if it is none of them.
-        self._place = np.full(len(names), -1)
-        self._place[chosen] = np.arange(len(chosen))
+        self._position = np.full(len(names), -1)
+        self._position[chosen] = np.arange(len(chosen))
         self._authors = np.zeros((len(chosen), changed.shape[1], length))
         self.sum = np.zeros((changed.shape[1], length))
         self.votes = np.zeros(changed.shape[1])
@@ -139,9 +139,11 @@ class Mean:
     def compare(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Take uncentred vectors (n, d), with which all models will be compared; others than ``ids`` are ignored."""
         rows, blocks = self._counted(ids, vectors)
-        place = self._place[self._voter[rows]]
-        known = place >= 0
-        np.add.at(self._authors, place[known], blocks[known] * self._shares[rows[known]][:, :, None])
+        position = self._position[self._voter[rows]]
+        is_compared = position >= 0
+        np.add.at(
+            self._authors, position[is_compared], blocks[is_compared] * self._shares[rows[is_compared]][:, :, None]
+        )
 
     def add(self, ids: NDArray[np.int64], vectors: NDArray[np.floating]) -> None:
         """Add uncentred vectors (n, d); those of models that do not count are ignored."""
@@ -155,7 +157,7 @@ class Mean:
     def centre(self) -> GroupCentre:
         """The mean so far, shrunk towards zero."""
         mean = np.divide(self.sum, self.votes[:, None], out=np.zeros_like(self.sum), where=self.votes[:, None] > 0)
-        return GroupCentre((mean * _kept(self.votes)[:, None]).astype(np.float32), self.votes, len(self.ids))
+        return GroupCentre((mean * _shrinkage(self.votes)[:, None]).astype(np.float32), self.votes, len(self.ids))
 
     def _counted(
         self, ids: NDArray[np.int64], vectors: NDArray[np.floating]
@@ -167,34 +169,34 @@ class Mean:
 
     def _crowding(self, rows: NDArray[np.intp], blocks: NDArray[np.float64]) -> NDArray[np.float64]:
         """(…,) how many authors share the vote of each of these models: itself, and those that are more alike."""
-        places = self._place[self._voter[rows]]
+        places = self._position[self._voter[rows]]
         products = _mean_products(blocks, self._authors)
-        known = np.flatnonzero(places >= 0)
-        products[known, places[known]] = np.nan  # its own author
+        compared_rows = np.flatnonzero(places >= 0)
+        products[compared_rows, places[compared_rows]] = np.nan  # its own author
         compared = len(self._authors) - (places >= 0)
         if not compared.all():  # one author alone
             return np.ones(len(rows))
         common = np.nanquantile(products, _LEAST_ALIKE, axis=1, keepdims=True).clip(0, _MOST_COMMON)
         alike = np.nan_to_num(((products - common) / (1 - common)).clip(0, 1))
-        others = len(self._place) - 1
-        found: NDArray[np.float64] = 1 + (alike**_SHARPNESS).sum(axis=1) * others / compared
-        return found
+        other_authors = len(self._position) - 1
+        crowding: NDArray[np.float64] = 1 + (alike**_SHARPNESS).sum(axis=1) * other_authors / compared
+        return crowding
 
 
-def _mean_products(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mean_products(blocks: NDArray[np.float64], other_blocks: NDArray[np.float64]) -> NDArray[np.float64]:
     """(n, m) mean products of blocks over those that both have."""
-    have = [np.asarray(side.any(axis=2), dtype=np.float64) for side in (mine, theirs)]
+    have = [np.asarray(side.any(axis=2), dtype=np.float64) for side in (blocks, other_blocks)]
     shared: NDArray[np.float64] = have[0] @ have[1].T
-    found: NDArray[np.float64] = mine.reshape(len(mine), -1) @ theirs.reshape(len(theirs), -1).T
-    return found / np.maximum(shared, 1)
+    products: NDArray[np.float64] = blocks.reshape(len(blocks), -1) @ other_blocks.reshape(len(other_blocks), -1).T
+    return products / np.maximum(shared, 1)
 
 
 def centre_of(vectors: NDArray[np.floating], voters: Sequence[str], blocks: int) -> GroupCentre:
     """The centre of (n, d) uncentred vectors of one group."""
     changed = changed_blocks(vectors, blocks)
-    kept = np.flatnonzero(changed.any(axis=1))
-    ids = np.arange(len(kept), dtype=np.int64)
-    mean = Mean(ids, [voters[row] for row in kept.tolist()], changed[kept], vectors.shape[1] // blocks)
-    mean.compare(ids, vectors[kept])
-    mean.add(ids, vectors[kept])
+    rows = np.flatnonzero(changed.any(axis=1))
+    ids = np.arange(len(rows), dtype=np.int64)
+    mean = Mean(ids, [voters[row] for row in rows.tolist()], changed[rows], vectors.shape[1] // blocks)
+    mean.compare(ids, vectors[rows])
+    mean.add(ids, vectors[rows])
     return mean.centre()

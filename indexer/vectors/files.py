@@ -210,7 +210,7 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     # In their order: bytes that must be there, or the size of something else.
     before, between = _fields(factory, count, length)
     fields: list[bytes | int] = [before, _number_bytes(factory) * count * length, between, 8 * count]
-    sizes = [one if isinstance(one, int) else len(one) for one in fields]
+    sizes = [number if isinstance(number, int) else len(number) for number in fields]
     if path.stat().st_size != sum(sizes):
         raise MalformedIndex(f"{path.stat().st_size} bytes instead of {sum(sizes)}")
     try:

@@ -24,9 +24,9 @@ def changed_blocks(vectors: NDArray[np.floating], blocks: int) -> Booleans:
     return np.asarray(vectors.reshape(len(vectors), blocks, vectors.shape[1] // blocks).any(axis=2))
 
 
-def shared_blocks(mine: Booleans, theirs: Booleans) -> Floats:
+def shared_blocks(changed: Booleans, other_changed: Booleans) -> Floats:
     """(a, b): how many blocks both changed, from masks (a, blocks) and (b, blocks)."""
-    return mine.astype(np.float32) @ theirs.astype(np.float32).T
+    return changed.astype(np.float32) @ other_changed.astype(np.float32).T
 
 
 def divisors(shared: Floats, blocks: int) -> Floats:
@@ -57,12 +57,12 @@ class Masks:
         """From the ids of the models of each kind; a kind has one byte per block."""
         kinds, ids, places = [np.ones(blocks, bool)], [np.zeros(0, np.int64)], [np.zeros(0, np.intp)]
         for kind in sorted(members):
-            found = np.fromiter(members[kind], dtype=np.int64)
+            model_ids = np.fromiter(members[kind], dtype=np.int64)
             mask = np.frombuffer(kind, dtype=np.uint8) > 0
-            if mask.all() or not len(found):
+            if mask.all() or not len(model_ids):
                 continue
-            ids.append(found)
-            places.append(np.full(len(found), len(kinds), dtype=np.intp))
+            ids.append(model_ids)
+            places.append(np.full(len(model_ids), len(kinds), dtype=np.intp))
             kinds.append(mask)
         everyone = np.concatenate(ids)
         order = np.argsort(everyone, kind="stable")
@@ -77,8 +77,8 @@ class Masks:
         """(n,) rows of ``kinds`` for these models."""
         if self.are_all_full:
             return np.zeros(len(ids), dtype=np.intp)
-        found = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
-        return np.where(self.ids[found] == ids, self.places[found], 0)
+        positions = np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
+        return np.where(self.ids[positions] == ids, self.places[positions], 0)
 
     def rows(self, ids: NDArray[np.int64]) -> Booleans:
         """(n, blocks): the changed blocks of these models."""
@@ -87,20 +87,20 @@ class Masks:
     def members(self) -> dict[bytes, NDArray[np.int64]]:
         """The ids of the models of every kind except the first, in the form that ``of`` takes."""
         return {
-            self.kinds[place].astype(np.uint8).tobytes(): self.ids[self.places == place]
-            for place in range(1, len(self.kinds))
+            self.kinds[kind].astype(np.uint8).tobytes(): self.ids[self.places == kind]
+            for kind in range(1, len(self.kinds))
         }
 
-    def divisors_by_kind(self, asked: NDArray[np.floating]) -> Floats:
+    def divisors_by_kind(self, queries: NDArray[np.floating]) -> Floats:
         """(a, c): divisors of the inner products of (a, d) vectors with those of models of each kind."""
         if not self.blocks:
-            return np.ones((len(asked), 1), dtype=np.float32)
-        return divisors(shared_blocks(changed_blocks(asked, self.blocks), self.kinds), self.blocks)
+            return np.ones((len(queries), 1), dtype=np.float32)
+        return divisors(shared_blocks(changed_blocks(queries, self.blocks), self.kinds), self.blocks)
 
-    def divisors(self, asked: NDArray[np.floating], ids: NDArray[np.int64]) -> Floats:
+    def divisors(self, queries: NDArray[np.floating], ids: NDArray[np.int64]) -> Floats:
         """(a, n): divisors of the inner products of (a, d) vectors with those of the models ``ids``.
 
         (a, 1) if they are the same for all models.
         """
-        by_kind = self.divisors_by_kind(asked)
+        by_kind = self.divisors_by_kind(queries)
         return by_kind if self.are_all_full else by_kind[:, self.kinds_of(ids)]

@@ -78,15 +78,17 @@ def with_output_sides(
     """
     if outputs is None or outputs.masks.blocks != index.masks.blocks:
         return index
-    found = connection.execute(
+    groups_of_ids = connection.execute(
         "SELECT model_id, vector_group FROM records JOIN fine_tunes USING (model_id) WHERE base = ? "
         "AND vector_group <> 'full'",
         [outputs.base],
     ).fetchall()
     opened = outputs.opened(root)
-    there = set(opened.ids.tolist())
-    held = [one for one in found if one[0] in there]
-    adapters = AdapterIds.of([model_id for model_id, _ in held], [group for _, group in held])
+    ids_with_inputs = set(opened.ids.tolist())
+    adapters_with_inputs = [pair for pair in groups_of_ids if pair[0] in ids_with_inputs]
+    adapters = AdapterIds.of(
+        [model_id for model_id, _ in adapters_with_inputs], [group for _, group in adapters_with_inputs]
+    )
     if len(adapters.unknown):
         index.outputs, index.adapters = opened, adapters
     return index
@@ -124,13 +126,13 @@ def _read_published(
     def rows(statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement, key).fetchall()
 
-    found = rows(
+    published_rows = rows(
         "SELECT version, rank, length, vectors, per_delta, blocks, centre, budget, faiss_file, faiss_sha256, "
         "faiss_bytes FROM representations WHERE base = ? AND representation = ?"
     )
-    if not found:
+    if not published_rows:
         return None
-    version, rank, length, count, per_delta, blocks, centre, budget, name, sha256, size = found[0]
+    version, rank, length, count, per_delta, blocks, centre, budget, name, sha256, size = published_rows[0]
     masks = Masks.none()
     if blocks:
         if count and length % blocks:  # without vectors the length says nothing
@@ -175,14 +177,14 @@ def _read_centre(connection: duckdb.DuckDBPyConnection | Connection, base: str, 
         rows_of.setdefault(row[0], []).append(row)
     if unknown := sorted(set(rows_of) - set(CENTRED)):
         raise AtlasError(f"{base}, {representation}, has a centre of a group {unknown[0][:40]!r}.", HINT)
-    for name, mine in rows_of.items():
-        if len({len(row[3]) for row in mine}) != 1:
+    for name, rows_of_group in rows_of.items():
+        if len({len(row[3]) for row in rows_of_group}) != 1:
             raise AtlasError(f"The centre of {base}, {representation}, has blocks of different lengths.", HINT)
-        numbers = np.array([row[3] for row in mine], dtype=np.float32)
-        votes = np.array([row[2] for row in mine], dtype=np.float64)
-        groups[name] = GroupCentre(numbers, votes, mine[0][1], mine[0][4])
-    if len({one.blocks.shape for one in groups.values()}) != 1:
+        numbers = np.array([row[3] for row in rows_of_group], dtype=np.float32)
+        votes = np.array([row[2] for row in rows_of_group], dtype=np.float64)
+        groups[name] = GroupCentre(numbers, votes, rows_of_group[0][1], rows_of_group[0][4])
+    if len({group.blocks.shape for group in groups.values()}) != 1:
         raise AtlasError(f"The centres of {base}, {representation}, have different lengths.", HINT)
-    if any(not (np.isfinite(one.blocks).all() and np.isfinite(one.votes).all()) for one in groups.values()):
+    if any(not (np.isfinite(group.blocks).all() and np.isfinite(group.votes).all()) for group in groups.values()):
         raise AtlasError(f"The centre of {base}, {representation}, is not finite.", HINT)
     return Centre(groups)

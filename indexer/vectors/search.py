@@ -84,52 +84,52 @@ class VectorIndex:
         if self.outputs is None:
             return VectorTable(inputs, self.masks.blocks)
         outputs = np.zeros((len(ids), self.outputs.length), np.float32)
-        there = self.outputs.rows(ids)
-        outputs[np.searchsorted(ids, there.ids)] = there.matrix
+        vectors = self.outputs.rows(ids)
+        outputs[np.searchsorted(ids, vectors.ids)] = vectors.matrix
         return VectorTable(inputs, self.masks.blocks, outputs, self.adapters.codes(ids))
 
-    def shared(self, asked: VectorTable, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def shared(self, queries: VectorTable, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64] | None:
         """(n,) how many blocks one model shares with each of these; None if vectors have no blocks."""
         if not self.masks.blocks:
             return None
-        wanted = np.asarray(ids, dtype=np.int64)
-        mine = changed_blocks(asked.inputs, self.masks.blocks)
-        found = shared_blocks(mine, self.masks.rows(wanted))[0].astype(np.int64)
-        if (chosen := self._by_output(asked, wanted)[0]).any():
+        model_ids = np.asarray(ids, dtype=np.int64)
+        query_blocks = changed_blocks(queries.inputs, self.masks.blocks)
+        shared = shared_blocks(query_blocks, self.masks.rows(model_ids))[0].astype(np.int64)
+        if (chosen := self._by_output(queries, model_ids)[0]).any():
             assert self.outputs is not None
-            assert asked.outputs is not None
-            of_outputs = changed_blocks(asked.outputs, self.outputs.masks.blocks)
-            found[chosen] = shared_blocks(of_outputs, self.outputs.masks.rows(wanted[chosen]))[0]
-        return found
+            assert queries.outputs is not None
+            of_outputs = changed_blocks(queries.outputs, self.outputs.masks.blocks)
+            shared[chosen] = shared_blocks(of_outputs, self.outputs.masks.rows(model_ids[chosen]))[0]
+        return shared
 
-    def _by_output(self, asked: VectorTable, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _by_output(self, queries: VectorTable, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(a, n): which pairs are compared by their output sides."""
-        if self.outputs is None or asked.groups is None:
-            return np.zeros((len(asked), len(ids)), bool)
-        return by_output(asked.groups[:, None], self.adapters.codes(ids)[None, :])
+        if self.outputs is None or queries.groups is None:
+            return np.zeros((len(queries), len(ids)), bool)
+        return by_output(queries.groups[:, None], self.adapters.codes(ids)[None, :])
 
-    def search(self, asked: VectorTable, k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None) -> Found:
+    def search(self, query: VectorTable, k: int, allowed: Sequence[int] | NDArray[np.int64] | None = None) -> Found:
         """The k nearest (id, similarity) of one model, ties by id; ``allowed`` restricts the search to these ids.
 
         There are k results if there are k vectors.
         """
         chosen = self.ids if allowed is None else np.intersect1d(ascending(allowed), self.ids, assume_unique=True)
-        by_side = self._by_output(asked, chosen)[0]
+        by_side = self._by_output(query, chosen)[0]
         if not by_side.any():
-            return self._search_side(asked.inputs[0], k, None if allowed is None else chosen)
+            return self._search_side(query.inputs[0], k, None if allowed is None else chosen)
         assert self.outputs is not None
-        assert asked.outputs is not None
-        found = self._search_side(asked.inputs[0], k, chosen[~by_side])
-        there = np.intersect1d(chosen[by_side], self.outputs.ids, assume_unique=True)
-        found += self.outputs._search_side(asked.outputs[0], k, there)
-        return sorted(found, key=lambda one: (-round(one[1] * TIE_STEPS), one[0]))[: max(k, 0)]
+        assert query.outputs is not None
+        results = self._search_side(query.inputs[0], k, chosen[~by_side])
+        ids_with_outputs = np.intersect1d(chosen[by_side], self.outputs.ids, assume_unique=True)
+        results += self.outputs._search_side(query.outputs[0], k, ids_with_outputs)
+        return sorted(results, key=lambda result: (-round(result[1] * TIE_STEPS), result[0]))[: max(k, 0)]
 
     def _search_side(self, query: NDArray[np.float32], k: int, chosen: NDArray[np.int64] | None) -> Found:
         """``search`` by the vectors of one side, among ``chosen`` ids (ascending)."""
         if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
             return []
-        found = self._compared(query, k, chosen)
-        ids, similarities = (np.concatenate(one) for one in zip(*found, strict=True))
+        parts = self._compared(query, k, chosen)
+        ids, similarities = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         kept, _, similarities = nearest_first(
             np.zeros(len(ids), np.int64),
             ids,
@@ -139,38 +139,38 @@ class VectorIndex:
         )
         return list(zip(ids[kept].tolist(), similarities.tolist(), strict=True))
 
-    def exact(self, asked: VectorTable, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(n,) similarities of the models at ``rows`` of ``asked`` with the models ``ids``, all of which have a vector.
+    def exact(self, queries: VectorTable, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(n,) similarities of the models at ``rows`` of ``queries`` with models ``ids`` that all have a vector.
 
         They are sums in double precision, the same for a pair whatever else is computed.
         """
-        found = self._exact_side(asked.inputs, rows, ids)
-        if self.outputs is None or asked.groups is None or asked.outputs is None:
-            return found
-        chosen = np.flatnonzero(by_output(asked.groups[rows], self.adapters.codes(ids)))
-        found[chosen] = self.outputs._exact_side(asked.outputs, rows[chosen], ids[chosen])
-        return found
+        similarities = self._exact_side(queries.inputs, rows, ids)
+        if self.outputs is None or queries.groups is None or queries.outputs is None:
+            return similarities
+        chosen = np.flatnonzero(by_output(queries.groups[rows], self.adapters.codes(ids)))
+        similarities[chosen] = self.outputs._exact_side(queries.outputs, rows[chosen], ids[chosen])
+        return similarities
 
     def _exact_side(
-        self, asked: NDArray[np.float32], rows: NDArray[np.int64], ids: NDArray[np.int64]
+        self, queries: NDArray[np.float32], rows: NDArray[np.int64], ids: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        near, place = np.unique(ids, return_inverse=True)
+        near, column = np.unique(ids, return_inverse=True)
         step = rows_of_block(self.length)
-        if len(ids) > _CROWDED * (len(asked) + len(near)):
+        if len(ids) > _CROWDED * (len(queries) + len(near)):
             # Most of many ties are between equal vectors, so one vector represents all that equal it.
             parts = (self._matrix(near[start : start + step]) for start in range(0, len(near), step))
-            mine, theirs = _first_equal([asked])[rows], _first_equal(parts)[place]
-            pairs, inverse = np.unique(mine * len(near) + theirs, return_inverse=True)
+            first_queries, first_near = _first_equal([queries])[rows], _first_equal(parts)[column]
+            pairs, inverse = np.unique(first_queries * len(near) + first_near, return_inverse=True)
             if len(pairs) < len(ids):
-                return self._exact_side(asked, pairs // len(near), near[pairs % len(near)])[inverse]
-        by_place = np.argsort(place, kind="stable")
-        found = np.empty(len(ids))
+                return self._exact_side(queries, pairs // len(near), near[pairs % len(near)])[inverse]
+        by_column = np.argsort(column, kind="stable")
+        products = np.empty(len(ids))
         # A stored vector is widened from 16 bits only once for all of its pairs.
         for start in range(0, len(near), step):
-            some = by_place[slice(*np.searchsorted(place[by_place], [start, start + step]))]
+            some = by_column[slice(*np.searchsorted(column[by_column], [start, start + step]))]
             stored = self._matrix(near[start : start + step])
-            found[some] = pair_products(asked, rows[some], stored, place[some] - start)
-        return found / self.masks.divisors_by_kind(asked)[rows, self.masks.kinds_of(ids)]
+            products[some] = pair_products(queries, rows[some], stored, column[some] - start)
+        return products / self.masks.divisors_by_kind(queries)[rows, self.masks.kinds_of(ids)]
 
     def _matrix(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy of the vectors of ``ids`` (ascending), all of which have one."""
@@ -181,9 +181,9 @@ class VectorIndex:
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
         if self.masks.blocks:
-            each = self.masks.divisors_by_kind(query[None, :])[0]
-            different = np.unique(each)
-            classes = [(float(one), None if len(different) == 1 else each == one) for one in different]
+            divisors = self.masks.divisors_by_kind(query[None, :])[0]
+            different = np.unique(divisors)
+            classes = [(float(one), None if len(different) == 1 else divisors == one) for one in different]
         opened = self.opened
         parts = [(divisor, kinds, part) for divisor, kinds in classes for part in _parts(opened)]
 
@@ -206,9 +206,11 @@ class VectorIndex:
 
 def _first_equal(parts: Iterable[NDArray[np.float32]]) -> NDArray[np.int64]:
     """For every vector of all parts, numbered in order, the first that is equal to it."""
-    seen: dict[bytes, int] = {}
+    first_of_digests: dict[bytes, int] = {}
     digests = (blake2b(vector, digest_size=16).digest() for part in parts for vector in part)
-    return np.array([seen.setdefault(digest, place) for place, digest in enumerate(digests)], dtype=np.int64)
+    return np.array(
+        [first_of_digests.setdefault(digest, number) for number, digest in enumerate(digests)], dtype=np.int64
+    )
 
 
 # Ids from the first up to the second, without it.

@@ -128,12 +128,12 @@ def read_rows(file: IO[bytes], begin: int, places: Iterable[int], length: int, k
 
     Raises OSError if the file is too short.
     """
-    wanted = list(places)
-    found = np.empty((len(wanted), length), dtype=kind)
-    for row, place in zip(found, wanted, strict=True):
+    positions = list(places)
+    rows = np.empty((len(positions), length), dtype=kind)
+    for row, place in zip(rows, positions, strict=True):
         if os.preadv(file.fileno(), [row.view(np.uint8).data], begin + int(place) * row.nbytes) != row.nbytes:
             raise OSError(errno.EIO, "cannot be read to its end", file.name)
-    return found
+    return rows
 
 
 def rows_of_block(length: int) -> int:
@@ -163,14 +163,14 @@ def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.fl
 
 def ascending(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """The ids without repetitions, ascending."""
-    found = np.asarray(ids, dtype=np.int64)
-    return found if (found[1:] > found[:-1]).all() else np.unique(found)
+    values = np.asarray(ids, dtype=np.int64)
+    return values if (values[1:] > values[:-1]).all() else np.unique(values)
 
 
-def positions(held: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The positions in ``held`` (ascending) of those of ``ids`` that it contains, in the order of ``ids``."""
-    places = np.searchsorted(held, ids).clip(max=max(len(held) - 1, 0))
-    return places[held[places] == ids] if len(held) else np.zeros(0, dtype=np.intp)
+def positions(sorted_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The positions in ``sorted_ids`` (ascending) of those of ``ids`` that it contains, in the order of ``ids``."""
+    places = np.searchsorted(sorted_ids, ids).clip(max=max(len(sorted_ids) - 1, 0))
+    return places[sorted_ids[places] == ids] if len(sorted_ids) else np.zeros(0, dtype=np.intp)
 
 
 def id_selector(ids: NDArray[np.int64]) -> Any:

@@ -27,15 +27,15 @@ _FULL, _UNKNOWN = GROUPS.index(FULL), GROUPS.index(BY_OUTPUT)
 
 def group_codes(groups: Sequence[str | None]) -> Codes:
     """(n,) the places in GROUPS; a model of no known group counts as a full fine-tune."""
-    place = {name: number for number, name in enumerate(GROUPS)}
-    return np.array([place.get(one or FULL, _FULL) for one in groups], dtype=np.uint8)
+    codes = {name: number for number, name in enumerate(GROUPS)}
+    return np.array([codes.get(group or FULL, _FULL) for group in groups], dtype=np.uint8)
 
 
-def by_output(mine: Codes, theirs: Codes) -> NDArray[np.bool_]:
+def by_output(codes: Codes, other_codes: Codes) -> NDArray[np.bool_]:
     """Whether models of these groups, of any shapes that go together, are compared by their output sides."""
-    both_adapters = (mine != _FULL) & (theirs != _FULL)
-    found: NDArray[np.bool_] = both_adapters & ((mine == _UNKNOWN) | (theirs == _UNKNOWN))
-    return found
+    are_adapters = (codes != _FULL) & (other_codes != _FULL)
+    is_by_output: NDArray[np.bool_] = are_adapters & ((codes == _UNKNOWN) | (other_codes == _UNKNOWN))
+    return is_by_output
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +60,10 @@ class AdapterIds:
 
     def codes(self, ids: NDArray[np.int64]) -> Codes:
         """(n,) codes of the groups of these models."""
-        found = np.full(len(ids), _FULL, np.uint8)
+        codes = np.full(len(ids), _FULL, np.uint8)
         for name, members in ((ADAPTER, self.known), (BY_OUTPUT, self.unknown)):
-            found[np.isin(ids, members)] = GROUPS.index(name)
-        return found
+            codes[np.isin(ids, members)] = GROUPS.index(name)
+        return codes
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,24 +120,24 @@ class VectorTable:
 
     def similarities(self, other: VectorTable, dtype: Any = np.float32) -> Reals:
         """(n, m) with the models of another table, or of this one."""
-        found = block_similarities(self.inputs.astype(dtype), other.inputs.astype(dtype), self.blocks)
-        for chosen, mine, theirs in self._output_pairs(other):
+        similarities = block_similarities(self.inputs.astype(dtype), other.inputs.astype(dtype), self.blocks)
+        for chosen, rows, columns in self._output_pairs(other):
             assert self.outputs is not None
             assert other.outputs is not None
-            sides = (self.outputs[mine].astype(dtype), other.outputs[theirs].astype(dtype))
-            found[np.ix_(mine, theirs)] = np.where(
-                chosen, block_similarities(*sides, self.blocks), found[np.ix_(mine, theirs)]
+            sides = (self.outputs[rows].astype(dtype), other.outputs[columns].astype(dtype))
+            similarities[np.ix_(rows, columns)] = np.where(
+                chosen, block_similarities(*sides, self.blocks), similarities[np.ix_(rows, columns)]
             )
-        return found
+        return similarities
 
     def pairs(self, rows: NDArray[np.int64], other: VectorTable, columns: NDArray[np.int64]) -> NDArray[np.float64]:
         """(p,) similarities in double precision of models at ``rows`` with those of another table at ``columns``."""
-        found = _pairs(self.inputs, rows, other.inputs, columns, self.blocks)
+        similarities = _pairs(self.inputs, rows, other.inputs, columns, self.blocks)
         if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
-            return found
+            return similarities
         chosen = np.flatnonzero(by_output(self.groups[rows], other.groups[columns]))
-        found[chosen] = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
-        return found
+        similarities[chosen] = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
+        return similarities
 
     def shared(self, other: VectorTable) -> NDArray[np.int64]:
         """(m,) how many blocks the only model of this table shares with each of another one."""
@@ -159,43 +159,43 @@ class VectorTable:
 
     def _products(self, other: VectorTable) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
         """For one model and (m,) others: the blocks that both have, and their products."""
-        mine = self.inputs.astype(np.float64).reshape(1, self.blocks, -1)
-        theirs = other.inputs.astype(np.float64).reshape(len(other), self.blocks, mine.shape[2])
-        shared, products = np.asarray(mine.any(axis=2) & theirs.any(axis=2)), (mine * theirs).sum(axis=2)
+        query = self.inputs.astype(np.float64).reshape(1, self.blocks, -1)
+        blocks = other.inputs.astype(np.float64).reshape(len(other), self.blocks, query.shape[2])
+        shared, products = np.asarray(query.any(axis=2) & blocks.any(axis=2)), (query * blocks).sum(axis=2)
         for chosen, _, places in self._output_pairs(other):
             assert self.outputs is not None
             assert other.outputs is not None
             rows = places[chosen[0]]
-            mine = self.outputs.astype(np.float64).reshape(1, self.blocks, -1)
-            theirs = other.outputs[rows].astype(np.float64).reshape(len(rows), self.blocks, -1)
-            shared[rows], products[rows] = mine.any(axis=2) & theirs.any(axis=2), (mine * theirs).sum(axis=2)
+            query = self.outputs.astype(np.float64).reshape(1, self.blocks, -1)
+            blocks = other.outputs[rows].astype(np.float64).reshape(len(rows), self.blocks, -1)
+            shared[rows], products[rows] = query.any(axis=2) & blocks.any(axis=2), (query * blocks).sum(axis=2)
         return shared, products
 
     def _output_pairs(self, other: VectorTable) -> list[tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]]:
         """The adapters of both tables, and which pairs of them are compared by output sides; none if there is none."""
         if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
             return []
-        mine, theirs = np.flatnonzero(self.groups != _FULL), np.flatnonzero(other.groups != _FULL)
-        chosen = by_output(self.groups[mine][:, None], other.groups[theirs][None, :])
-        return [(chosen, mine, theirs)] if chosen.any() else []
+        rows, columns = np.flatnonzero(self.groups != _FULL), np.flatnonzero(other.groups != _FULL)
+        chosen = by_output(self.groups[rows][:, None], other.groups[columns][None, :])
+        return [(chosen, rows, columns)] if chosen.any() else []
 
 
-def block_similarities(mine: Reals, theirs: Reals, blocks: int = 0) -> Reals:
+def block_similarities(vectors: Reals, other_vectors: Reals, blocks: int = 0) -> Reals:
     """(a, b) from (a, d) and (b, d) vectors of ``blocks`` of unit norm, or of unit norm as a whole (0)."""
-    products: Reals = mine @ theirs.T
+    products: Reals = vectors @ other_vectors.T
     if not blocks:
         return products
-    shared = shared_blocks(changed_blocks(mine, blocks), changed_blocks(theirs, blocks))
+    shared = shared_blocks(changed_blocks(vectors, blocks), changed_blocks(other_vectors, blocks))
     return products / divisors(shared, blocks)
 
 
 def _pairs(
-    mine: Floats, rows: NDArray[np.int64], theirs: Floats, columns: NDArray[np.int64], blocks: int
+    vectors: Floats, rows: NDArray[np.int64], other_vectors: Floats, columns: NDArray[np.int64], blocks: int
 ) -> NDArray[np.float64]:
-    products = pair_products(mine, rows, theirs, columns)
+    products = pair_products(vectors, rows, other_vectors, columns)
     if not blocks:
         return products
-    shared = changed_blocks(mine, blocks)[rows] & changed_blocks(theirs, blocks)[columns]
+    shared = changed_blocks(vectors, blocks)[rows] & changed_blocks(other_vectors, blocks)[columns]
     return products / divisors(shared.sum(axis=1, dtype=np.float32), blocks)
 
 

@@ -27,7 +27,10 @@ Exact = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 
 
 def pair_products(
-    mine: NDArray[np.float32], rows: NDArray[np.int64], theirs: NDArray[np.float32], columns: NDArray[np.int64]
+    vectors: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    other_vectors: NDArray[np.float32],
+    columns: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """(n,) inner products of the vectors ``mine[rows]`` with ``theirs[columns]``, the same for a pair in any call.
 
@@ -35,11 +38,11 @@ def pair_products(
     depends on the length of a vector alone.
     """
     found = np.empty(len(rows))
-    step = max(1, _PRODUCTS // max(1, mine.shape[1]))
+    step = max(1, _PRODUCTS // max(1, vectors.shape[1]))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
-        products = mine[rows[some]].astype(np.float64)
-        products *= theirs[columns[some]]
+        products = vectors[rows[some]].astype(np.float64)
+        products *= other_vectors[columns[some]]
         found[some] = products.sum(axis=1)
     return found
 
@@ -60,8 +63,12 @@ def nearest_first(
     run = np.cumsum(starts) - 1
     is_near = rank[starts][run] < k
     places, run, rank = order[is_near], run[is_near], rank[is_near]
-    found = exact(rows[places], ids[places])
-    turn = np.lexsort((ids[places], -np.rint(found * TIE_STEPS), run))
+    exact_similarities = exact(rows[places], ids[places])
+    turn = np.lexsort((ids[places], -np.rint(exact_similarities * TIE_STEPS), run))
     is_kept = rank < k
-    kept = turn[is_kept]
-    return places[kept], (rank[is_kept] + 1).astype(np.int32), np.clip(found[kept], -1.0, 1.0).astype(np.float32)
+    nearest_pairs = turn[is_kept]
+    return (
+        places[nearest_pairs],
+        (rank[is_kept] + 1).astype(np.int32),
+        np.clip(exact_similarities[nearest_pairs], -1.0, 1.0).astype(np.float32),
+    )

@@ -22,7 +22,7 @@ def as_compared(
 
     Raises AtlasError if their file is damaged.
     """
-    known = REPRESENTATIONS.get(representation)
-    if known is None or known.adapters_by is None:
+    compared = REPRESENTATIONS.get(representation)
+    if compared is None or compared.adapters_by is None:
         return index
-    return with_output_sides(index, connection, read_published(connection, base, known.adapters_by), root)
+    return with_output_sides(index, connection, read_published(connection, base, compared.adapters_by), root)

@@ -75,24 +75,28 @@ def depth_vectors(connection: duckdb.DuckDBPyConnection | Connection, base: str)
         if subject == "base" or model_id is not None:
             layers = probes.setdefault(probe, {}).setdefault(None if subject == "base" else model_id, {})
             layers[layer] = dict(zip(_COLUMNS, values, strict=True))
-    usable = {probe: found for probe, found in probes.items() if None in found and len(found) > 1}
+    usable = {
+        probe: layers_of_models
+        for probe, layers_of_models in probes.items()
+        if None in layers_of_models and len(layers_of_models) > 1
+    }
     if not usable:
         return {}
-    found = usable[max(usable, key=lambda probe: (len(usable[probe]), probe))]
-    common = sorted(set.intersection(*map(set, found.values())))
-    has_extra = all(model[layer][_EXTRA_COLUMN] is not None for model in found.values() for layer in common)
+    layers_of_models = usable[max(usable, key=lambda probe: (len(usable[probe]), probe))]
+    common = sorted(set.intersection(*map(set, layers_of_models.values())))
+    has_extra = all(model[layer][_EXTRA_COLUMN] is not None for model in layers_of_models.values() for layer in common)
     columns = [name for name in _COLUMNS if has_extra or name != _EXTRA_COLUMN]
-    of_base = found.pop(None)
-    ids = sorted(model_id for model_id in found if model_id is not None)
+    of_base = layers_of_models.pop(None)
+    ids = sorted(model_id for model_id in layers_of_models if model_id is not None)
     matrix = np.zeros((len(ids), len(common) * len(columns)))  # a difference that is not known is 0
     for row, model_id in enumerate(ids):
-        for place, (layer, name) in enumerate(product(common, columns)):
+        for column, (layer, name) in enumerate(product(common, columns)):
             is_logarithm, unchanged = _COLUMNS[name]
-            mine = found[model_id][layer][name]
-            theirs = of_base[layer][name] if unchanged is None else unchanged
-            if mine is not None and theirs is not None:
-                ratio = max(mine, _LEAST) / max(theirs, _LEAST)
-                matrix[row, place] = math.log(ratio) if is_logarithm else mine - theirs
+            value = layers_of_models[model_id][layer][name]
+            base_value = of_base[layer][name] if unchanged is None else unchanged
+            if value is not None and base_value is not None:
+                ratio = max(value, _LEAST) / max(base_value, _LEAST)
+                matrix[row, column] = math.log(ratio) if is_logarithm else value - base_value
     deviation = matrix.std(axis=0)
     scaled = np.divide(matrix, deviation, out=np.zeros_like(matrix), where=deviation > 1e-9)
     return {model_id: row.astype(np.float32) for model_id, row in zip(ids, scaled, strict=True)}

@@ -20,11 +20,11 @@ _ALL: tuple[Representation, ...] = (
     triplets.INPUT_V1,
     vocabulary.VOCABULARY,
 )
-REPRESENTATIONS = {one.name: one for one in _ALL}
+REPRESENTATIONS = {representation.name: representation for representation in _ALL}
 DEFAULT = triplets.INPUT.name
 
 # By whose vectors another representation compares adapters.
-_OF_ADAPTERS = {one.adapters_by for one in _ALL}
+_OF_ADAPTERS = {representation.adapters_by for representation in _ALL}
 
 
 def representation_named(name: str, budget: int | None = None) -> Representation:
@@ -32,22 +32,22 @@ def representation_named(name: str, budget: int | None = None) -> Representation
     try:
         return REPRESENTATIONS[name].of_length(budget)
     except KeyError:
-        known = ", ".join(REPRESENTATIONS)
-        raise BadArgument(f"Unknown representation {name!r}.", f"Choose one of: {known}.") from None
+        names = ", ".join(REPRESENTATIONS)
+        raise BadArgument(f"Unknown representation {name!r}.", f"Choose one of: {names}.") from None
 
 
 def offered() -> list[str]:
     """The representations that are published unasked, if a model has them."""
-    return [one.name for one in _ALL if one.offered_to]
+    return [representation.name for representation in _ALL if representation.offered_to]
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names in the order of publishing: each after the one that it compares adapters by, which is added."""
-    found: list[str] = []
+    ordered: list[str] = []
     for name in names:
         side = representation_named(name).adapters_by
-        found += [name] if side is None else [side, name]
-    return list(dict.fromkeys(found))
+        ordered += [name] if side is None else [side, name]
+    return list(dict.fromkeys(ordered))
 
 
 def has_neighbours(name: str) -> bool:

@@ -60,13 +60,15 @@ class OfTokens(Representation):
                 "Use another representation.",
             )
         is_there = tokens.codes != MISSING
-        found, place, counts = np.unique(tokens.codes[is_there] % UNSURE, return_inverse=True, return_counts=True)
-        counts = np.where(found == 0, 0, counts)
+        codes, code_numbers, counts = np.unique(
+            tokens.codes[is_there] % UNSURE, return_inverse=True, return_counts=True
+        )
+        counts = np.where(codes == 0, 0, counts)
         ranks = np.where(
-            found == 0, 0.0, (np.cumsum(counts) - (counts - 1) / 2) / counts.sum()
+            codes == 0, 0.0, (np.cumsum(counts) - (counts - 1) / 2) / counts.sum()
         )  # equal codes share one
         block = np.zeros(len(tokens.codes))
-        block[is_there] = ranks[place] ** 2
+        block[is_there] = ranks[code_numbers] ** 2
         block[is_there] -= block[is_there].mean()
         unit, other = (block / np.linalg.norm(block)).astype(np.float32), np.zeros(len(block), np.float32)
         return np.concatenate([other, unit] if tokens.is_share else [unit, other])
