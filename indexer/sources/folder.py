@@ -8,9 +8,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.formats import other_formats
@@ -20,14 +19,14 @@ from indexer.regular_files import descriptor_of, files_below
 from indexer.sources import registry
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
-from indexer.sources.claims import BY_FOLDER
+from indexer.sources.claims import BY_FOLDER, out_of_caches
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
 # Files that decide the weights and claims of a folder.
-_HASHED = (".safetensors", ".bin", ".json")
+HASHED = (".safetensors", ".bin", ".json")
 # A sample of a file is this many blocks of so many bytes.
 _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
@@ -185,30 +184,35 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
-    readme = _text(folder / "README.md")
-    card = card_facts(readme)
-    # The part of config.json and adapter_config.json that a row on the Hub has.
-    found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
-    config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
-    if adapter.get("base_model_name_or_path"):
-        config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
     modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
-    hashed = [filename for filename in names if filename.endswith(_HASHED)]
-    commit = _digest_of(folder, hashed, _sample_digest)
+    hashed = [filename for filename in names if filename.endswith(HASHED)]
+    commit = _digest_of(folder, hashed, sample_digest)
     if whole:
         commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
-    row = {
-        "id": name or reference.id,
-        "folder": place_of(folder),
-        "sha": commit,
+    row = {"id": name or reference.id, "folder": place_of(folder), "sha": commit, "createdAt": modified}
+    config, adapter = (json_object(_text(folder / name)) for name in ("config.json", "adapter_config.json"))
+    return row | facts_in_files(names, _text(folder / "README.md"), config, adapter, modified)
+
+
+def facts_in_files(
+    names: Iterable[str], readme: str, config: Mapping[str, Any], adapter: Mapping[str, Any], modified: str
+) -> dict[str, Any]:
+    """What a listing row says of a model by its files: the names, the card, and what the configurations state.
+
+    ``adapter``: adapter_config.json. Paths of the author's machine are shortened.
+    """
+    # The part of config.json and adapter_config.json that a row on the Hub has.
+    stated: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    if named := adapter.get("base_model_name_or_path"):
+        stated["peft"] = {"base_model_name_or_path": out_of_caches(named) if isinstance(named, str) else named}
+    row: dict[str, Any] = {
         "lastModified": modified,
-        "createdAt": modified,
         "tags": [],
-        "cardData": without_paths(card),
-        "config": without_paths(config),
+        "cardData": without_paths(card_facts(readme)),
+        "config": without_paths(stated),
         "siblings": [{"rfilename": name} for name in names],
     }
-    if lacks_sentence(as_of_hub(row)):
+    if lacks_sentence(as_of_hub({"id": "x/y", **row})):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
 
@@ -224,23 +228,31 @@ def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
-def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
+def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], str]) -> str:
     """A hash of the names of files and of what ``digest`` says of each: 20 hex digits.
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
     """
     found = hashlib.sha1(usedforsecurity=False)
+    contents: dict[str, str] = {}
     for name in names:
         try:
             with os.fdopen(_descriptor(folder / name), "rb") as file:
-                content = digest(file)
+                contents[name] = digest(file)
         except OSError:
-            content = "unreadable"
-        found.update(f"{name} {content}\n".encode("utf-8", "surrogateescape"))
+            contents[name] = "unreadable"
+    return digest_of_files(contents)
+
+
+def digest_of_files(contents: Mapping[str, str]) -> str:
+    """A hash of the names of files and of what is said of the content of each, in this order: 20 hex digits."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for name, content in contents.items():
+        found.update(f"{name} {content}\n".encode("utf-8", "surrogatepass"))
     return found.hexdigest()[:20]
 
 
-def _sample_digest(file: BufferedReader) -> str:
+def sample_digest(file: BinaryIO) -> str:
     """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
     size = file.seek(0, os.SEEK_END)
     found = hashlib.sha256()
@@ -253,9 +265,10 @@ def _sample_digest(file: BufferedReader) -> str:
     return f"{size} {found.hexdigest()}"
 
 
-def _object(path: Path) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """A small JSON file; {} if it holds no object."""
     try:
-        found = load_json(_text(path) or "{}")
+        found = load_json(text or "{}")
     except ValueError:
         return {}
     return found if isinstance(found, dict) and not is_too_deep(found) else {}
