@@ -78,8 +78,13 @@ class Build:
         listing: Listing | None = None,
         asks: bool = True,
         search: FurtherSearch | None = None,
+        places: Mapping[str, ModelRef] | None = None,
+        with_hub: bool = True,
     ) -> None:
+        """``places``: where models lie that the atlas cannot find by their ids; only these, unless ``with_hub``."""
         self.folder = folder
+        self.places = places or {}
+        self.with_hub = with_hub
         self.options = options
         self.spec = Spec(rank=options.rank, spectra=options.spectra)
         self.watcher = watcher or Watcher()
@@ -112,14 +117,15 @@ class Build:
         """The listed models that the options select."""
         one = self.options
         depth = one.depth if one.descendants else 0
-        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
+        models = [model for model in self.listing.models() if self.with_hub or model.id in self.places]
+        return select(models, one.limit, one.sort, one.since, one.author, one.relations, depth)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None
     ) -> list[Planned]:
         """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
-        ``places``: where models lie whose place the atlas does not store, by id.
+        ``places``: where models lie that the atlas cannot find by their ids; those of the build by default.
         """
         options = self.options
         models = self.listing.models()
@@ -149,7 +155,8 @@ class Build:
             self.listing.copies() | mirrors,
             self.base.hashes() if self.asks else (),
         )
-        planned = plan(models, selected, self.store, template, options.retry_failed, parents, places)
+        found = self.places if places is None else places
+        planned = plan(models, selected, self.store, template, options.retry_failed, parents, found)
         for one in planned:
             if one.entry.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:
@@ -314,7 +321,9 @@ class Build:
         self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
         """Work on models that turned out to have a new name, under that name, or another commit in place of theirs."""
-        commits = {one.entry.listed.id: one.unit.commit for one in planned if one.unit is not None}
+        commits = {
+            one.entry.listed.id: one.unit.commit for one in planned if one.unit is not None and one.unit.model.is_name
+        }
         reasons = {name: outcome.reason for name in commits if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
         if not names:

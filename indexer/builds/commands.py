@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
@@ -14,6 +15,7 @@ from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.trees import PlacedModel, Tree, Trees
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
     AtlasError,
@@ -28,6 +30,7 @@ from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
+from indexer.quantities import some_of
 from indexer.sources.bases import base_of
 from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
 from indexer.sources.questions import CrawlRequest, Rejected
@@ -37,6 +40,8 @@ from indexer.sources.rows import checked_pages, row_of
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
+
+_MOST_BASES = 200  # of those that models of trees name
 
 
 @overload
@@ -51,7 +56,7 @@ def build(
 ) -> BuildReport: ...
 @overload
 def build(
-    base: list[str] | tuple[str, ...],
+    base: list[str] | tuple[str, ...] = ...,
     atlas: str | Path = ...,
     *,
     dry_run: bool = ...,
@@ -61,7 +66,7 @@ def build(
 ) -> list[BuildReport]: ...
 @plain_arguments
 def build(
-    base: str | list[str] | tuple[str, ...],
+    base: str | list[str] | tuple[str, ...] = (),
     atlas: str | Path = "atlas",
     *,
     dry_run: bool = False,
@@ -97,6 +102,9 @@ def build(
     - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
     - ``vector_length`` (8,208): about how many numbers a vector has
     - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
+    - ``sources`` (none): folders, "hf-cache" or addresses whose models are read in place of the Hub's, of ``base`` or,
+      without one, of every base that they name; ``hub`` (False): also crawl the Hub; ``author`` is then that of models
+      which say none; ``paths`` (True): False stores no paths; ``storage_options``: "KEY=VALUE" for fsspec
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
     base is published before the next begins. Raises AtlasError if a base is unknown or published at another rank, an
@@ -104,25 +112,42 @@ def build(
     """
     chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
+    if not names and not chosen.sources:
+        raise BadArgument("There is no `base`.", "For example: FacebookAI/roberta-base")
     prepare(chosen, watcher)
     if chosen.scheduler is not None and not dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
         DaskExecutor(chosen.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
-    with folder.locked(f"index build --base {' --base '.join(names)}"):
+    with folder.locked(f"index build{''.join(f' --base {name}' for name in names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
+        trees = models = None
+        if chosen.sources:
+            trees = Trees(folder, chosen, watcher)
+            trees.read()
+            found = found or _bases_of(trees, folder, watcher)
+            models = trees.sort(found)
+            for sentence in models.sentences():
+                watcher.say(sentence)
         for facts in found:
             check_rank(folder, facts.id, chosen.rank)
         if not dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            one = Build(folder, facts, chosen, watcher)
+            with_hub = trees is None or chosen.hub
+            one = Build(
+                folder, facts, chosen, watcher, places=models and models.places(facts.id), with_hub=with_hub
+            )
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
-            one.base.check()
             was_listed = one.listing.path.exists()
-            update_listing(one, counts_only=dry_run)
+            if with_hub or (models and models.of[facts.id]):
+                one.base.check()
+            if with_hub:
+                update_listing(one, counts_only=dry_run)
+            if trees is not None and models is not None:
+                _list_trees(one, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
@@ -135,7 +160,43 @@ def build(
                 reports.append(one.report)
             else:
                 reports.append(_run(one, was_listed))
+        if trees is not None and not reports:
+            raise AtlasError("No model there names a base that can be used.", "Name the bases: --base ID.")
     return reports[0] if isinstance(base, str) else reports
+
+
+def _bases_of(trees: Trees, folder: AtlasFolder, watcher: Watcher) -> list[BaseFacts]:
+    """The bases that models of trees name, as far as they can be used."""
+    found: dict[str, BaseFacts] = {}
+    unusable: list[str] = []
+    for name in trees.named_bases()[:_MOST_BASES]:
+        if any(name.lower() in {one.lower() for one in facts.ids} for facts in found.values()):
+            continue
+        try:
+            facts = find_base(folder, name)
+        except AtlasError as error:
+            unusable.append(error.message.rstrip("."))
+            continue
+        found.setdefault(facts.id, facts)
+    if unusable:
+        watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
+    return list(found.values())
+
+
+def _list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
+    """Bring the listing of one base up to date with what trees hold."""
+    listing, facts = build.listing, build.facts
+    is_known = listing.path.exists()
+    if not models and not is_known:
+        return
+    listing.note_base(facts.ids, build.base.licence)
+    build.base.note_mirrors(listing)
+    try:
+        _, gone = trees.update(listing, facts.id, models)
+    finally:
+        listing.remove_if_empty()
+    if gone:
+        build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")
 
 
 @plain_arguments

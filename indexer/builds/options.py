@@ -6,6 +6,7 @@ its options from them (``indexer.cli.options``).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from indexer.names import (
     SORTS,
 )
 from indexer.sources.registry import listed_reference
+from indexer.untrusted import printable
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
@@ -107,7 +109,20 @@ class ExecutorArguments(TypedDict, total=False):
         "Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.", metavar="ADDR")]
 
 
-class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, ExecutorArguments):
+class SourceArguments(TypedDict, total=False):
+    """Where models are looked for."""
+
+    sources: Annotated[str | Path | Sequence[str | Path], Option(
+        "Read models from a folder of folders, hf-cache, or an address (s3://…, gs://…, az://…, https://…, hf://…) in "
+        "place of the Hub. May be given several times.", metavar="PLACE", flag="--from", is_repeated=True)]
+    hub: Annotated[bool, Option("With --from: also crawl the Hub.", False)]
+    paths: Annotated[bool, Option("Do not store where models of --from lie; only hashes of the paths.", True)]
+    storage_options: Annotated[str | Sequence[str], Option(
+        "An option of fsspec for the addresses of --from. May be given several times.", metavar="KEY=VALUE",
+        flag="--storage-option", is_repeated=True)]
+
+
+class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, ExecutorArguments, SourceArguments):
     """Every option of `index build`, as a caller writes it; see :func:`indexer.build`."""
 
 
@@ -213,6 +228,10 @@ class BuildOptions:
     bandwidth: float | None
     scheduler: str | None
     vector_length: int | None
+    sources: tuple[str, ...]
+    hub: bool
+    paths: bool
+    storage_options: tuple[tuple[str, Any], ...]
 
     @classmethod
     def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
@@ -249,6 +268,15 @@ class BuildOptions:
         given["connections"] = given["connections"] or CONNECTIONS
         for name in ("memory", "bandwidth"):
             given[name] = bytes_of(name, given[name])
+        places = given["sources"] or ()
+        places = [places] if isinstance(places, str | Path) else places
+        given["sources"] = tuple(dict.fromkeys(str(one) for one in places))
+        if "" in given["sources"]:
+            raise BadArgument("`sources` names an empty path.", "Give the folder to read from; the current one is `.`.")
+        try:
+            given["storage_options"] = _storage_options(given["storage_options"] or ())
+        except ValueError as error:
+            raise BadArgument(f"`storage_options`: {error}.", "For example: endpoint_url=http://localhost:9000") from None
         return cls(**given)
 
     def as_words(self) -> list[str]:
@@ -284,6 +312,20 @@ def bytes_of(name: str, size: Size) -> int | None:
         return size if size is None or isinstance(size, int) else parse_size(size)
     except ValueError as error:
         raise BadArgument(f"`{name}`: {error}.", "") from None
+
+
+def _storage_options(words: str | Sequence[str]) -> tuple[tuple[str, Any], ...]:
+    """``KEY=VALUE`` as arguments of a file system of fsspec; a value may be JSON. Raises ValueError."""
+    found: dict[str, Any] = {}
+    for word in [words] if isinstance(words, str) else words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{printable(name, 60)!r} is not of the form KEY=VALUE")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return tuple(found.items())
 
 
 def parse_size(text: str) -> int:

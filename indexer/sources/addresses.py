@@ -83,20 +83,6 @@ def is_remote(address: str) -> bool:
     return scheme is not None and scheme[1] != "file" and "://" in address and not Path(address).is_dir()
 
 
-def storage_options(words: str | list[str] | tuple[str, ...]) -> dict[str, Any]:
-    """``KEY=VALUE`` as arguments of a file system of fsspec; a value may be JSON. Raises ValueError."""
-    found: dict[str, Any] = {}
-    for word in [words] if isinstance(words, str) else words:
-        name, equals, value = word.partition("=")
-        if not equals or not name.isidentifier():
-            raise ValueError(f"{printable(name, 60)!r} is not of the form KEY=VALUE")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
-
-
 class FsspecFiles:
     """A place that fsspec reads. Raises AtlasError for an unknown scheme, a package that is missing, or credentials."""
 

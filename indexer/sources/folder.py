@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -314,9 +314,20 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     for name, of in taken.items():
         if of == place:
             return name
-    words = [folder.parent.name, folder.name] if _RUN_FOLDER.fullmatch(folder.name) else [folder.name]
-    plain = re.sub(r"[^\w.\-]+", "-", "-".join(filter(None, words)), flags=re.ASCII).strip("-.") or "model"
-    first = f"{LOCAL}{plain[:_LONGEST_NAME]}"
+    return free_name(name_of_words((folder.parent.name, folder.name)), taken)
+
+
+def name_of_words(words: Sequence[str], more: int = 0) -> str:
+    """``local:NAME`` by the last of ``words`` (of a path), the checkpoint of a run by the last two, and ``more``."""
+    count = (2 if _RUN_FOLDER.fullmatch(words[-1]) else 1) + more
+    joined = "-".join(filter(None, words[-count:]))
+    plain = re.sub(r"[^\w.\-]+", "-", joined, flags=re.ASCII)
+    plain = re.sub(r"\.{2,}", ".", plain).strip("-.") or "model"
+    return f"{LOCAL}{plain[:_LONGEST_NAME]}"
+
+
+def free_name(first: str, taken: Container[str]) -> str:
+    """The name itself, or with the first number that makes it one that is not ``taken``."""
     number, name = 1, first
     while name in taken:
         number += 1

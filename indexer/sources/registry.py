@@ -12,8 +12,8 @@ A source is imported when one of its models is asked for. No other package can a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -77,9 +77,9 @@ class TreePlace:
 
     address: str
     path: str
-    files: Mapping[str, TreeFile]
+    files: Mapping[str, TreeFile] = field(hash=False)
     is_remote: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
+    options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     is_cached: bool = False
 
     def file_system(self) -> FileSystem:
@@ -238,6 +238,20 @@ def author_of(identifier: str) -> str:
     """Whose model it is: the owner in its id, "local" for a folder, "" where the id does not say."""
     source = _readable(identifier)
     return "" if source is None else source.author(identifier)
+
+
+def local_name_of(words: Sequence[str], more: int = 0) -> str:
+    """``local:NAME`` for what lies at a path, by the last of its words and ``more``."""
+    from indexer.sources.folder import name_of_words
+
+    return name_of_words(words, more)
+
+
+def free_local_name(first: str, taken: Container[str]) -> str:
+    """The name itself, or with the first number that makes it one that is not ``taken``."""
+    from indexer.sources.folder import free_name
+
+    return free_name(first, taken)
 
 
 def page_of(identifier: str, endpoint: str | None = None) -> str | None:

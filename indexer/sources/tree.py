@@ -10,7 +10,6 @@ spelling of names (``Qwen2___5`` is ``Qwen2.5``).
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,13 +17,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from indexer.errors import Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.formats import NOT_WEIGHTS, other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.names import with_dots
 from indexer.network.byterange import ByteSource
+from indexer.sources.claims import BY_FOLDER, out_of_caches
 from indexer.sources.file_systems import NOT_READ, VANISHED, FileFacts, FileSystem, FolderContent, Problems, in_order
-from indexer.sources.registry import ModelRef, TreePlace
+from indexer.sources.folder import without_paths
+from indexer.sources.registry import ModelRef
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import COMMIT, load_json, shown
 
@@ -71,8 +72,7 @@ class TreeFile:
 class TreeModel:
     """One model of a tree: ``files`` by their names in the model.
 
-    ``path``: of its folder or its file in the tree. ``words``: what it is named after, the last word alone or with the
-    one before it. ``hub_id`` and ``commit``: of a model of the Hub, in the cache of its client. ``is_file``: a file of
+    ``path``: of its folder or its file in the tree. ``words``: what it can be named after, the last words first. ``hub_id`` and ``commit``: of a model of the Hub, in the cache of its client. ``is_file``: a file of
     its own.
     """
 
@@ -196,6 +196,12 @@ class _Walk:
     def _own_name(self) -> str:
         return self.files.address.rstrip("/").rpartition("/")[2]
 
+    @property
+    def _root_words(self) -> tuple[str, ...]:
+        """The name of the place, for a model in it: not that of a bucket."""
+        is_bucket = self.files.is_remote and self.files.address.count("/") < 3
+        return () if is_bucket else (self._own_name,)
+
     @staticmethod
     def _kept(content: FolderContent) -> list[str]:
         if len(content.files) <= MOST_BESIDE:
@@ -226,14 +232,14 @@ class _Walk:
     def _add(self, path: str, files: Mapping[str, TreeFile], **of_hub: str) -> None:
         if not any(name.endswith(_WEIGHTS) for name in files):
             return
-        words = tuple(with_dots(one) for one in _joined(self.files.address.rstrip("/"), path).split("/")[-2:])
+        words = tuple(with_dots(one) for one in (*self._root_words, *path.split("/")) if one)
         self.listing.models.append(TreeModel(path, files, words, **of_hub))
 
     def _add_file(self, path: str, name: str, content: FolderContent) -> None:
         files = self._with_facts(path, content, [name])
         if files:
             file = files[name]
-            words = (with_dots(name.removesuffix(".safetensors")),)
+            words = tuple(with_dots(one) for one in (*path.split("/"), name.removesuffix(".safetensors")) if one)
             self.listing.models.append(TreeModel(file.path, {plain_name(name): file}, words, is_file=True))
 
     # ---- the cache of the Hub's client
@@ -307,8 +313,8 @@ class _Walk:
                 content = FolderContent({blob: known[blob]})
                 files = self._with_facts(blobs, content, [blob])
                 if files:
-                    words = ("-".join(one for one in names[-2:] if one),)
-                    name = f"{plain_name(words[0])}.safetensors"
+                    words = tuple(one for one in (*names[:-2], "-".join(names[-2:])) if one)
+                    name = f"{plain_name(words[-1])}.safetensors"
                     self.listing.models.append(TreeModel(path, {name: files[blob]}, words, is_file=True))
             else:
                 self.problems.note("files of Ollama's store in a format that is not read", path)
@@ -351,6 +357,7 @@ class Tree(Source):
 
     title = "the tree"
     kind = ""
+    claimed_by = BY_FOLDER
 
     def valid_id(self, text: str) -> bool:
         """None: see above."""
@@ -361,8 +368,9 @@ class Tree(Source):
         return None
 
     def without_private(self, reference: ModelRef, text: str) -> str:
-        """Without the place and the path in it."""
-        return text if reference.place is None else reference.place.taken_out_of(text)
+        """Without the place and the path in it; of a path in place of a name the last part is kept."""
+        shortened = str(without_paths(out_of_caches(text)))
+        return shortened if reference.place is None or shortened != text else reference.place.taken_out_of(text)
 
     def row(self, reference: ModelRef, *, whole: bool = True) -> Row:
         """A listing makes the rows of a tree."""
@@ -380,7 +388,10 @@ class Tree(Source):
         place = reference.place
         if place is None:
             raise Skipped("folder", "was found in a tree, and the atlas does not know where")
-        files = place.file_system()
+        try:
+            files = place.file_system()
+        except AtlasError as error:
+            raise Failed("not_found", "the tree that it lies in cannot be opened") from error
 
         def open_file(name: str) -> ByteSource:
             one = place.files[name]
@@ -397,8 +408,3 @@ class RemoteTree(Tree):
 
     title = "the address"
     is_remote = True
-
-
-def as_json(value: Any) -> str:
-    """One spelling of a value."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))

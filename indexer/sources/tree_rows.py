@@ -73,7 +73,7 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
     named = [("adapter_config.json", adapter.get("base_model_name_or_path")), ("config.json", config.get("_name_or_path"))]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)
-        named += [(key, one) for one in (value, *_image_bases(value)) if isinstance(value, str)]
+        named += [(key, one) for one in _image_bases(value) or [value]]
     stated = card_facts(readme).get("base_model")
     named += [("the card", one) for one in (stated if isinstance(stated, list) else [stated])]
     named += [("the card", one) for one in sentence_bases(readme)]

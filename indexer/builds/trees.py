@@ -1,0 +1,349 @@
+"""Trees in a build: what is new in them, what the models are called, which base each has, and where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+
+from indexer.atlas import AtlasFolder
+from indexer.builds.identify import identify_base
+from indexer.builds.options import BuildOptions
+from indexer.builds.report import Watcher
+from indexer.checkpoints.ahead import in_threads
+from indexer.errors import AtlasError, ModelError
+from indexer.listing.listing import ListedModel, Listing
+from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees, hash_of
+from indexer.quantities import some_of
+from indexer.sources.addresses import file_system
+from indexer.sources.claims import BY_FOLDER, Claim
+from indexer.sources.file_systems import VANISHED, FileSystem
+from indexer.sources.registry import ModelRef, TreePlace, free_local_name, local_name_of, source_of
+from indexer.sources.source import BaseFacts, Row
+from indexer.sources.tree import TreeListing, TreeModel, list_tree
+from indexer.sources.tree_rows import TreeFacts, base_among, described
+from indexer.untrusted import printable
+
+_THREADS = 4  # that read small files of this machine
+_STORED_AT_ONCE = 500  # models, so that a build that is killed goes on
+_MOST_WORDS = 3  # more that a name may have, so that it needs no number
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model of a tree as it is now. ``row``: its listing row, if it is new or has changed."""
+
+    model: TreeModel
+    known: KnownPlace
+    row: Row | None
+
+
+@dataclass
+class Tree:
+    """One place that a build reads from, listed."""
+
+    known: KnownTree
+    files: FileSystem
+    listing: TreeListing
+    options: tuple[tuple[str, object], ...] = ()
+    before: dict[str, KnownPlace] = field(default_factory=dict)
+    models: list[PlacedModel] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)  # models that may be there and could not be read now
+
+    def place_of(self, model: TreeModel) -> str:
+        """Identifies the place of a model without its path."""
+        return hash_of(f"{self.files.address}/{model.path}" if model.path else self.files.address)
+
+    def reference(self, placed: PlacedModel) -> ModelRef:
+        """The model with the place where it lies."""
+        model = placed.model
+        place = TreePlace(self.files.address, model.path, model.files, self.files.is_remote, self.options,
+                          bool(model.hub_id))  # fmt: skip
+        return ModelRef(placed.known.model, place=place)
+
+
+class Trees:
+    """The trees of a build. The caller holds the lock of the writer."""
+
+    def __init__(self, folder: AtlasFolder, options: BuildOptions, watcher: Watcher) -> None:
+        self.folder = folder
+        self.options = options
+        self.watcher = watcher
+        self.known = KnownTrees(folder)
+        self.trees: list[Tree] = []
+        self._places = self.known.places()
+        self._names: dict[str, str] = {}  # name → place
+        self._tried = ""
+
+    def read(self) -> None:
+        """List all places, and describe what is new in them. Raises AtlasError if none can be listed."""
+        problems = []
+        before = {tree.tree: tree for tree in self.known.trees()}
+        for address in self.options.sources:
+            try:
+                files = file_system(address, dict(self.options.storage_options))
+                self.watcher.listed(f"listing {printable(address, 120)}")
+                listing = list_tree(files, lambda count: self.watcher.listed(f"{count:,} models so far"))
+            except AtlasError as error:
+                problems.append(error)
+                continue
+            key = hash_of(files.address)
+            if any(tree.known.tree == key for tree in self.trees):
+                continue
+            author = before[key].author if key in before and self.options.author is None else self.options.author
+            now = datetime.now(UTC).isoformat()
+            known = KnownTree(key, files.address, author or "", now)
+            options = self.options.storage_options if files.is_remote else ()
+            tree = Tree(known, files, listing, options, self._places.get(key, {}))
+            if key in before and before[key].author != known.author:  # rows name the author
+                tree.before = {place: replace(one, fingerprint="") for place, one in tree.before.items()}
+            self.trees.append(tree)
+        if problems and not self.trees:
+            raise problems[0]
+        for error in problems:
+            self.watcher.say(f"{error} Its models stay as they were.")
+        self._collect_names()
+        seen: set[str] = set()
+        for tree in self.trees:
+            self._settle(tree, seen)
+            for sentence in tree.listing.problems.sentences():
+                self.watcher.say(sentence)
+
+    def _collect_names(self) -> None:
+        """The names in use, each with its place."""
+        for path in sorted(self.folder.listings.glob("*.sqlite")):
+            for one in Listing(path).models():
+                if one.claimed_by == BY_FOLDER and one.id.startswith("local:"):
+                    self._names[one.id] = str(one.row.get("folder", ""))
+        for places in self._places.values():
+            self._names |= {one.model: place for place, one in places.items()}
+
+    def _settle(self, tree: Tree, seen: set[str]) -> None:
+        """Give every model of a tree its name, and describe those that are new or have changed."""
+        places = [tree.place_of(model) for model in tree.listing.models]
+        new: list[tuple[TreeModel, str]] = []
+        settled: dict[str, PlacedModel] = {}
+        for model, place in zip(tree.listing.models, places, strict=True):
+            before = tree.before.get(place)
+            if place in seen or (model.hub_id and model.hub_id in seen):
+                continue
+            seen |= {place, model.hub_id} - {""}
+            if before is not None and before.fingerprint == model.fingerprint:
+                settled[place] = PlacedModel(model, before, None)
+            else:
+                new.append((model, place))
+        missing = {
+            one.facts.version: (place, one)
+            for place, one in reversed(tree.before.items())
+            if place not in seen and not (one.path and tree.listing.problems.hides(one.path))
+        }
+        left = {place for place, one in tree.before.items() if one.is_here and place not in seen}
+        left = {place for place in left if not tree.listing.problems.hides(tree.before[place].path or "\0")}
+        wanted = self._short_names(tree, new)
+        stored: list[KnownPlace] = []
+        for (model, place), found in zip(new, self._described(tree, [model for model, _ in new]), strict=True):
+            before = tree.before.get(place)
+            if isinstance(found, ModelError):
+                kind = VANISHED if found.reason in ("file_changed", "not_found") else f"models that could not be read ({found.reason})"  # fmt: skip
+                tree.listing.problems.note(kind, model.path)
+                if before is not None:
+                    tree.kept.add(before.model)
+                continue
+            facts, row = found
+            name = model.hub_id or (before.model if before else "")
+            if not name and (moved := missing.pop(facts.version, None)) is not None:
+                name = moved[1].model
+                left.discard(moved[0])
+                self._names[name] = place
+                stored.append(replace(moved[1], fingerprint="", is_here=False))
+            name = name or self._name(wanted[place], model, place)
+            known = KnownPlace(place, model.path, name, model.fingerprint, facts)
+            row |= {"id": name, "folder": place, "author": name.partition("/")[0] if model.hub_id else tree.known.author}
+            settled[place] = PlacedModel(model, known, row)
+            stored.append(known)
+            if len(stored) >= _STORED_AT_ONCE:
+                self._store(tree, stored)
+                stored = []
+        tree.models = [settled[place] for place in places if place in settled]
+        tree.kept |= {one.model for place, one in tree.before.items() if place not in seen and place not in left}
+        stored += [replace(tree.before[place], is_here=False) for place in left]
+        stored += [replace(one.known, is_here=True) for one in tree.models if not one.known.is_here]
+        self._store(tree, stored)
+
+    def _described(self, tree: Tree, models: Sequence[TreeModel]) -> Iterator[tuple[TreeFacts, Row] | ModelError]:
+        def describe(model: TreeModel) -> tuple[TreeFacts, Row] | ModelError:
+            try:
+                return described(model, tree.files)
+            except ModelError as error:
+                return error
+
+        threads = self.options.connections if tree.files.is_remote else _THREADS
+        for number, found in enumerate(in_threads([partial(describe, model) for model in models], threads), 1):
+            if number % 100 == 0:
+                self.watcher.listed(f"{number:,} of {len(models):,} new or changed models looked at")
+            yield found
+
+    def _short_names(self, tree: Tree, new: Sequence[tuple[TreeModel, str]]) -> dict[str, str]:
+        """By place, the shortest name that no other new model of the tree would get."""
+        waiting = {place: model.words for model, place in new if not model.hub_id}
+        found: dict[str, str] = {}
+        for more in range(_MOST_WORDS + 1):
+            names = {place: local_name_of(words, more) for place, words in waiting.items()}
+            counts = Counter(names.values())
+            for place, name in names.items():
+                if counts[name] == 1 and (name not in self._names or self._names[name] == place):
+                    found[place] = name
+                    del waiting[place]
+        return found | {place: local_name_of(words) for place, words in waiting.items()}
+
+    def _name(self, wanted: str, model: TreeModel, place: str) -> str:
+        """The name of a model that has none: that which its place has, else a new one."""
+        if self._names.get(wanted) == place:
+            return wanted
+        taken = next((name for name, of in self._names.items() if of == place), None) if not model.is_file else None
+        name = taken or free_local_name(wanted, self._names)
+        self._names[name] = place
+        return name
+
+    def _store(self, tree: Tree, places: Iterable[KnownPlace]) -> None:
+        self.known.note(tree.known, places, without_paths=not self.options.paths)
+
+    # ---- bases
+
+    def named_bases(self) -> list[str]:
+        """The ids that models give as their bases, the most frequent first; and bases that these trees had models of."""
+        counts = Counter(
+            named for tree in self.trees for one in tree.models if (named := base_among(one.known.facts, "", {})[1])
+        )
+        shown = {tree.known.question for tree in self.trees}
+        for path in sorted(self.folder.listings.glob("*.sqlite")):
+            listing = Listing(path)
+            if listing.ids() and any(not shown.isdisjoint(one.claims) for one in listing.models()):
+                counts[listing.ids()[0]] += 0
+        return sorted(counts, key=lambda name: (-counts[name], name))
+
+    def sort(self, bases: Sequence[BaseFacts]) -> Sorted:
+        """Which model has which base."""
+        found = Sorted({facts.id: [] for facts in bases})
+        ids: dict[str, Collection[str]] = {}
+        members: dict[str, str] = {}
+        for facts in bases:
+            listing = Listing(self.folder.listing(facts.id))
+            mirrors = source_of(facts.id).mirrors(facts.ids)
+            ids[facts.id] = (*facts.ids, *mirrors, *listing.copies())
+            members |= {one.id.lower(): facts.id for one in listing.models() if not one.id.startswith("local:")}
+        itself = {name.lower() for facts in bases for name in facts.ids}
+        self._tried = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:16]
+        for tree in self.trees:
+            of_tree, tried = Counter[str](), []
+            for one in tree.models:
+                facts = one.known.facts
+                if one.model.hub_id.lower() in itself:
+                    of_tree["bases"] += 1
+                    continue
+                base, other = base_among(facts, one.known.model, ids)
+                if base is None and other is not None:
+                    base = members.get(other.lower())
+                if base is None and other is None and one.known.tried != self._tried:
+                    base = identify_base(tree.reference(one), ids)
+                    if base is None:
+                        tried.append(replace(one.known, tried=self._tried))
+                if base is not None:
+                    of_tree["models"] += 1
+                    found.of[base].append((tree, one))
+                elif other is not None:
+                    of_tree["another_base"] += 1
+                    found.others.append((one.known.model, other))
+                else:
+                    of_tree["base_not_named"] += 1
+                    found.unnamed.append(one.known.model)
+            of_tree["problems"] = sum(tree.listing.problems.counts.values())
+            tree.known = replace(tree.known, counts=dict(of_tree))
+            self._store(tree, tried)
+        return found
+
+    def update(self, listing: Listing, base: str, models: Sequence[tuple[Tree, PlacedModel]]) -> tuple[int, int]:
+        """Bring the listing of a base up to date; returns how many models are new, and how many have left for good."""
+        listed = {one.id: one for one in listing.models()}
+        new = gone = 0
+        for tree in self.trees:
+            question = tree.known.question
+            of_tree = {one.known.model: one for of, one in models if of is tree}
+            shown = [
+                (self._row(tree, one), Claim(one.known.facts.relation, BY_FOLDER, base))
+                for one in of_tree.values()
+                if one.row is not None or not _is_listed(listed.get(one.known.model), question, one.known)
+            ]
+            left = [
+                name for name, one in listed.items()
+                if question in one.claims and name not in of_tree and name not in tree.kept
+            ]  # fmt: skip
+            if shown or left:
+                counts = listing.update_tree(question, shown, left)
+                new, gone = new + counts[0], gone + counts[1]
+        return new, gone
+
+    def _row(self, tree: Tree, one: PlacedModel) -> Row:
+        if one.row is not None:
+            return one.row
+        _, row = described(one.model, tree.files)
+        author = one.known.model.partition("/")[0] if one.model.hub_id else tree.known.author
+        return row | {"id": one.known.model, "folder": one.known.place, "author": author}
+
+
+@dataclass
+class Sorted:
+    """The models of trees by base: those of each, those of ``others`` with the base that they name, and ``unnamed``."""
+
+    of: dict[str, list[tuple[Tree, PlacedModel]]]
+    others: list[tuple[str, str]] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """What is not indexed, and why."""
+        found = []
+        if self.others:
+            counts = Counter(base for _, base in self.others).most_common()
+            named = [f"{printable(base, 60)} ({count:,})" for base, count in counts]
+            found.append(f"models of other bases, not indexed: {len(self.others):,}, of {some_of(named, 8)}")
+        if self.unnamed:
+            found.append(f"models that name no base, not indexed: {len(self.unnamed):,} ({some_of(self.unnamed, 3)})")
+        return found
+
+    def places(self, base: str) -> dict[str, ModelRef]:
+        """Where the models of a base lie, by their names."""
+        return {one.known.model: tree.reference(one) for tree, one in self.of[base]}
+
+
+def _is_listed(listed: ListedModel | None, question: str, known: KnownPlace) -> bool:
+    """Whether a listing shows a model of a tree already, at the version that it has there."""
+    return listed is not None and question in listed.claims and listed.row.get("sha") == known.facts.version
+
+
+def places_in_trees(folder: AtlasFolder, models: Collection[str]) -> dict[str, ModelRef]:
+    """Where models lie that were found in trees, by their names; those that are not there any more are left out.
+
+    The trees are listed again. One whose path is not stored, or that cannot be listed now, gives nothing.
+    """
+    known = KnownTrees(folder)
+    wanted = set(models)
+    places: Mapping[str, Mapping[str, KnownPlace]] = known.places() if wanted else {}
+    found: dict[str, ModelRef] = {}
+    for tree in known.trees() if wanted else ():
+        of_tree = {place: one for place, one in places.get(tree.tree, {}).items() if one.model in wanted}
+        if tree.address is None or not of_tree:
+            continue
+        try:
+            files = file_system(tree.address)
+            listing = list_tree(files)
+        except AtlasError:
+            continue
+        here = Tree(tree, files, listing)
+        for model in listing.models:
+            one = of_tree.get(here.place_of(model))
+            if one is not None and one.fingerprint == model.fingerprint:
+                found.setdefault(one.model, here.reference(PlacedModel(model, one, None)))
+    return found
