@@ -57,6 +57,11 @@ class Tree:
         """Identifies the place of a model without its path."""
         return hash_of(f"{self.files.address}/{model.path}" if model.path else self.files.address)
 
+    def may_hide(self, known: KnownPlace) -> bool:
+        """Whether a model that was not found may be in a folder that could not be listed."""
+        problems = self.listing.problems
+        return bool(problems.unseen) if known.path is None else problems.hides(known.path)
+
     def reference(self, placed: PlacedModel) -> ModelRef:
         """The model with the place where it lies."""
         model = placed.model
@@ -138,10 +143,11 @@ class Trees:
         missing = {
             one.facts.version: (place, one)
             for place, one in reversed(tree.before.items())
-            if place not in seen and not (one.path and tree.listing.problems.hides(one.path))
+            if place not in seen and not tree.may_hide(one)
         }
-        left = {place for place, one in tree.before.items() if one.is_here and place not in seen}
-        left = {place for place in left if not tree.listing.problems.hides(tree.before[place].path or "\0")}
+        here = {place: one for place, one in tree.before.items() if one.is_here and place not in seen}
+        left = {place for place, one in here.items() if not tree.may_hide(one)}
+        tree.kept |= {here[place].model for place in here.keys() - left}
         wanted = self._short_names(tree, new)
         stored: list[KnownPlace] = []
         for (model, place), found in zip(new, self._described(tree, [model for model, _ in new]), strict=True):
@@ -168,7 +174,6 @@ class Trees:
                 self._store(tree, stored)
                 stored = []
         tree.models = [settled[place] for place in places if place in settled]
-        tree.kept |= {one.model for place, one in tree.before.items() if place not in seen and place not in left}
         stored += [replace(tree.before[place], is_here=False) for place in left]
         stored += [replace(one.known, is_here=True) for one in tree.models if not one.known.is_here]
         self._store(tree, stored)

@@ -55,10 +55,17 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
         "size": size_in_words(sum(found["bytes"].values())),
         "flagged": flagged,
         "bases": [{name: row[name] for name in ("base", "listed", *shown)} for row in found["bases"]],
+        "sources": [_source_in_short(row) for row in found.get("sources", ())],
         "representations": [{"base": base, "names": names} for base, names in published.items()],
         "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
     }
     return {name: value for name, value in short.items() if value}
+
+
+def _source_in_short(row: dict[str, Any]) -> dict[str, Any]:
+    """A tree without its author and without zeros of what is rare."""
+    usual = ("address", "models", "indexed", "another_base", "base_not_named", "left", "seen")
+    return {name: row[name] for name in usual} | {"address": row["address"] or "not stored"}
 
 
 @click.command()

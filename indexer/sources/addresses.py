@@ -59,10 +59,10 @@ _CREDENTIALS = {
 _LOG_IN = "Renew the credentials (for S3: the usual variables and files of AWS), or give --storage-option KEY=VALUE."
 
 
-@lru_cache(maxsize=16)
-def _opened(address: str, options: str) -> FileSystem:
+def file_system(address: str, options: Mapping[str, Any] | None = None) -> FileSystem:
+    """The place at an address; ``options`` are fsspec's for it. Raises AtlasError if it cannot be opened."""
     if is_remote(address):
-        return FsspecFiles(address, json.loads(options))
+        return FsspecFiles(address, dict(options or {}))
     if address.startswith("file:"):
         return LocalFiles(unquote(re.sub("^file:(//(localhost)?)?", "", address)))
     if address == HUB_CACHE:
@@ -72,9 +72,14 @@ def _opened(address: str, options: str) -> FileSystem:
     return LocalFiles(address)
 
 
-def file_system(address: str, options: Mapping[str, Any] | None = None) -> FileSystem:
-    """The place at an address; ``options`` are fsspec's for it. Raises AtlasError if it cannot be opened."""
-    return _opened(address, json.dumps(dict(options or {}), sort_keys=True))
+@lru_cache(maxsize=16)
+def _opened(address: str, options: str) -> FileSystem:
+    return file_system(address, json.loads(options))
+
+
+def opened(address: str, options: Mapping[str, Any]) -> FileSystem:
+    """The same, opened once in a process: for reading models one after another."""
+    return _opened(address, json.dumps(dict(options), sort_keys=True))
 
 
 def is_remote(address: str) -> bool:

@@ -146,7 +146,7 @@ class LocalFiles:
                     elif entry.is_file(follow_symlinks=False):
                         found.files[entry.name] = None
         except FileNotFoundError:
-            problems.note(VANISHED, path)
+            problems.note(VANISHED, path, is_unseen=not path)
         except OSError as error:
             kind = VANISHED if error.errno == errno.ENOTDIR else NOT_LISTED
             problems.note(kind, path, is_unseen=kind == NOT_LISTED)

@@ -84,9 +84,9 @@ class TreePlace:
 
     def file_system(self) -> FileSystem:
         """The place, opened. Raises AtlasError."""
-        from indexer.sources.addresses import file_system
+        from indexer.sources.addresses import opened
 
-        return file_system(self.address, dict(self.options))
+        return opened(self.address, dict(self.options))
 
     def taken_out_of(self, text: str) -> str:
         """A text without the address and the path."""
