@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
@@ -249,9 +250,9 @@ def _places(listing: Listing) -> dict[str, str]:
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
-    """A base by any of its names: from its source, or offline from the atlas.
+    """A base by any of its names: from its source, or offline from the atlas, else from what the source keeps here.
 
-    Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
+    Raises AtlasError if none knows it, and BadArgument if ``name`` is no text.
     """
     if not isinstance(name, str) or not name.strip():
         raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
@@ -262,6 +263,9 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         facts = facts_of_stored(base, Listing(folder.listing(base.base)))
         if typed.lower() in {one.lower() for one in facts.ids}:
             return facts
+    with suppress(AtlasError):
+        if (cached := source.base(name)) is not None:
+            return cached
     raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
 
 

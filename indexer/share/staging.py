@@ -76,7 +76,7 @@ _ALWAYS = ("models", "datasets", "neighbours", "bases")
 
 # Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
-_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
+_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}' OR starts_with(model, 'local:')"
 # Models of other sources, whose names (of a bucket, say) may be private: their ids begin with a scheme.
 _ELSEWHERE = f"contains(model, ':') AND NOT ({_LOCAL})"
 # Texts from the files of local folders, by model.

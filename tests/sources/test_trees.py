@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,12 @@ from indexer.sources.tree import list_tree
 from indexer.sources.tree_rows import base_among, described
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
+from tests.conftest import ROOT
 from tests.hubs import reset_session, use_endpoint
 from tests.tiny_hub import BASE
 from tests.trees import adapter, full, loose
 
-WILD = Path(__file__).resolve().parents[3] / "shared" / "data" / "wild"
+WILD = ROOT.parent / "shared" / "data" / "wild"
 
 
 @pytest.fixture
