@@ -30,6 +30,7 @@ from indexer.database.secure_connection import attached_for_writing, quoted, use
 from indexer.errors import AtlasError
 from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
+from indexer.listing.trees import QUESTION
 from indexer.publish.previous_atlas import BY_RECORD
 from indexer.publish.stored_answers import ANSWERS, exported_answers
 from indexer.regular_files import descriptor_of, regular_status
@@ -285,14 +286,26 @@ def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
     for line in lines:
         kind = line["kind"]
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
-        if kind == "model" and line["was"]["claimed_by"] == BY_FOLDER:
-            yield {**line, "row": without_paths(line["row"])}
+        if kind == "model":
+            yield _without_places(line)
         elif (
-            kind in ("model", "base", "step")
+            kind in ("base", "step")
             or is_named
             or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"]))
         ):
             yield line
+
+
+def _without_places(line: Line) -> Line:
+    """A model of a listing without what tells where on this machine, or in which bucket, it lies: also no hash of that.
+
+    Whoever knows how folders are called can try which of them has a hash.
+    """
+    row, claims = line["row"], line["claims"]
+    if "folder" in row or line["was"]["claimed_by"] == BY_FOLDER:
+        row = without_paths({name: value for name, value in row.items() if name != "folder"})
+    questions = {name: "tree" if name.startswith(QUESTION) else name for name in claims}
+    return {**line, "row": row, "claims": {questions[name]: claim for name, claim in claims.items()}}
 
 
 def _rewrite(copy: Path, target: Path) -> None:

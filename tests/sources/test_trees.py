@@ -288,3 +288,68 @@ def test_a_tree_of_strangers_sorts_itself(said, hub, tmp_path):
     assert len(listing.models) >= 60
     named = [base_among(described(model, files)[0], "", {"gpt2": ("gpt2", "openai-community/gpt2")})[0] for model in listing.models]
     assert named.count("gpt2") >= 51
+
+
+@pytest.mark.slow
+def test_a_build_that_is_killed_goes_on(tiny_store, tmp_path):
+    """Killed at any moment, and run again: every model once, nothing read twice that had its record."""
+    from tests.killed import killable, moments
+    from tests.tiny_hub import served_shell
+
+    for number in range(3):
+        adapter(tmp_path / "tree" / f"run{number}", number)
+    with served_shell(tiny_store(2), tmp_path) as shell:
+        words = ("index", "build", "--base", BASE, "--from", "tree", "--workers", "1", "--json")
+        assert shell(*words).code == 0
+        names = models(tmp_path / "atlas")
+        shutil.move(tmp_path / "atlas", tmp_path / "whole")
+        with killable(shell, *words) as run:
+            _, total = run(0)
+            shutil.rmtree(tmp_path / "atlas")
+            for moment in moments(total, 4):
+                assert run(moment)[0] == -9
+                again = shell(*words)
+                assert again.code == 0, again.err
+                assert models(tmp_path / "atlas") == names
+                assert shell("index", "verify").code == 0
+                shutil.rmtree(tmp_path / "atlas")
+
+
+@pytest.mark.slow
+def test_files_that_change_while_they_are_read_are_read_next_time(built, said, tmp_path, monkeypatch):
+    from indexer.builds import trees
+
+    for name in ("a", "b"):
+        adapter(tmp_path / "tree" / name, ord(name))
+
+    def change_then_describe(model, files, real=trees.described):
+        facts = real(model, files)
+        if model.path == "a" and not said.count("changed"):
+            said.append("changed")
+            adapter(tmp_path / "tree/a", 99)
+        return facts
+
+    monkeypatch.setattr(trees, "described", change_then_describe)
+    report = built("tree")
+    assert (report.indexed, report.failed) == (1, 1)
+    assert "local:a: 'adapter_config.json' has changed since the tree was listed" in str(report.problem)
+    report = built("tree")
+    assert (report.indexed, report.unchanged, report.failed) == (1, 1, 0)
+
+
+@pytest.mark.slow
+def test_options_of_a_build_apply(built, said, hub, tmp_path, tiny_store):
+    for number in range(4):
+        adapter(tmp_path / "tree" / f"m{number}", number)
+    full(tmp_path / "tree/whole", tiny_store(2), "ann/glue-0")
+    dry = built("tree", dry_run=True)
+    assert dry.dry_run["models"] == 5
+    assert dry.indexed == 0
+    assert built("tree", limit=2).indexed == 2
+    assert built("tree", relation="finetune").indexed == 1
+    assert built("tree", read="full", connections=2).discovered == 5
+    assert {status for _, status, _ in models()} == {"indexed"}
+    # The Hub beside it, and the tree beside the Hub's: one atlas.
+    both = built("tree", hub=True)
+    assert (both.discovered, both.indexed) == (11, 6)
+    assert build(BASE, workers=1).unchanged == 6 + 5
