@@ -18,7 +18,7 @@ from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees, hash_of
 from indexer.quantities import some_of
-from indexer.sources.addresses import file_system
+from indexer.sources.addresses import file_system, is_gone
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.file_systems import VANISHED, FileSystem
 from indexer.sources.registry import ModelRef, TreePlace, free_local_name, local_name_of, source_of
@@ -79,14 +79,19 @@ class Trees:
         self.watcher = watcher
         self.known = KnownTrees(folder)
         self.trees: list[Tree] = []
+        self._before = {tree.tree: tree for tree in self.known.trees()}
         self._places = self.known.places()
         self._names: dict[str, str] = {}  # name → place
-        self._tried = ""
+        self._of_places: dict[str, str] = {}  # place → name
+        self._here: set[str] = set()  # the places of models that are there now
+        self._in_use: set[str] = set()  # names of models that are where they were
+        self._known: dict[str, list[tuple[str, KnownPlace]]] = {}  # by version, with the tree
+        self._moved: list[tuple[str, str]] = []  # question and model, of trees that are not listed now
+        self._left_behind: dict[str, list[KnownPlace]] = {}  # former places of models that have moved, by tree
 
     def read(self) -> None:
         """List all places, and describe what is new in them. Raises AtlasError if none can be listed."""
-        problems = []
-        before = {tree.tree: tree for tree in self.known.trees()}
+        problems, before = [], self._before
         for address in self.options.sources:
             try:
                 files = file_system(address, dict(self.options.storage_options))
@@ -111,6 +116,13 @@ class Trees:
         for error in problems:
             self.watcher.say(f"{error} Its models stay as they were.")
         self._collect_names()
+        for tree in self.trees:
+            self._here |= {tree.place_of(model) for model in tree.listing.models}
+        for key, places in self._places.items():
+            for place, one in places.items():
+                self._known.setdefault(one.facts.version, []).append((key, one))
+                if place in self._here:
+                    self._in_use.add(one.model)
         seen: set[str] = set()
         for tree in self.trees:
             self._settle(tree, seen)
@@ -125,6 +137,25 @@ class Trees:
                     self._names[one.id] = str(one.row.get("folder", ""))
         for places in self._places.values():
             self._names |= {one.model: place for place, one in places.items()}
+            self._of_places |= {place: one.model for place, one in places.items()}
+        self._of_places |= {place: name for name, place in self._names.items()}
+
+    def _moved_from(self, version: str) -> tuple[str, KnownPlace] | None:
+        """The tree and the former place of a model with this content that is not there any more; None for no such."""
+        listed = {tree.known.tree: tree for tree in self.trees}
+        for key, one in self._known.get(version, ()):
+            if one.place in self._here or one.model in self._in_use:
+                continue
+            if key in listed:
+                has_gone = not listed[key].may_hide(one)
+            else:
+                address = self._before[key].address if key in self._before else None
+                has_gone = not one.is_here or (
+                    address is not None and one.path is not None and is_gone(address, one.path)
+                )
+            if has_gone:
+                return key, one
+        return None
 
     def _settle(self, tree: Tree, seen: set[str]) -> None:
         """Give every model of a tree its name, and describe those that are new or have changed."""
@@ -140,11 +171,6 @@ class Trees:
                 settled[place] = PlacedModel(model, before, None)
             else:
                 new.append((model, place))
-        missing = {
-            one.facts.version: (place, one)
-            for place, one in reversed(tree.before.items())
-            if place not in seen and not tree.may_hide(one)
-        }
         here = {place: one for place, one in tree.before.items() if one.is_here and place not in seen}
         left = {place for place, one in here.items() if not tree.may_hide(one)}
         tree.kept |= {here[place].model for place in here.keys() - left}
@@ -160,12 +186,11 @@ class Trees:
                 continue
             facts, row = found
             name = model.hub_id or (before.model if before else "")
-            if not name and (moved := missing.pop(facts.version, None)) is not None:
-                name = moved[1].model
-                left.discard(moved[0])
-                self._names[name] = place
-                stored.append(replace(moved[1], fingerprint="", is_here=False))
-            name = name or self._name(wanted[place], model, place)
+            if not name and (moved := self._moved_from(facts.version)) is not None:
+                name = self._move(*moved, place)
+                left.discard(moved[1].place)
+            name = name or self._name(wanted[place], place)
+            self._in_use.add(name)
             known = KnownPlace(place, model.path, name, model.fingerprint, facts)
             row |= {"id": name, "folder": place, "author": name.partition("/")[0] if model.hub_id else tree.known.author}
             settled[place] = PlacedModel(model, known, row)
@@ -177,6 +202,14 @@ class Trees:
         stored += [replace(tree.before[place], is_here=False) for place in left]
         stored += [replace(one.known, is_here=True) for one in tree.models if not one.known.is_here]
         self._store(tree, stored)
+
+    def _move(self, key: str, before: KnownPlace, place: str) -> str:
+        """The name of a model that lies at another ``place`` now, ``before`` in the tree ``key``."""
+        self._names[before.model] = place
+        self._left_behind.setdefault(key, []).append(replace(before, fingerprint="", is_here=False))
+        if key in self._before and all(one.known.tree != key for one in self.trees):
+            self._moved.append((self._before[key].question, before.model))
+        return before.model
 
     def _described(self, tree: Tree, models: Sequence[TreeModel]) -> Iterator[tuple[TreeFacts, Row] | ModelError]:
         def describe(model: TreeModel) -> tuple[TreeFacts, Row] | ModelError:
@@ -204,17 +237,22 @@ class Trees:
                     del waiting[place]
         return found | {place: local_name_of(words) for place, words in waiting.items()}
 
-    def _name(self, wanted: str, model: TreeModel, place: str) -> str:
+    def _name(self, wanted: str, place: str) -> str:
         """The name of a model that has none: that which its place has, else a new one."""
         if self._names.get(wanted) == place:
             return wanted
-        taken = next((name for name, of in self._names.items() if of == place), None) if not model.is_file else None
-        name = taken or free_local_name(wanted, self._names)
-        self._names[name] = place
+        name = self._of_places.get(place) or free_local_name(wanted, self._names)
+        self._names[name], self._of_places[place] = place, name
         return name
 
     def _store(self, tree: Tree, places: Iterable[KnownPlace]) -> None:
         self.known.note(tree.known, places, without_paths=not self.options.paths)
+        listed = {one.known.tree: one.known for one in self.trees}
+        for key, former in self._left_behind.items():
+            if (known := listed.get(key) or self._before.get(key)) is not None:
+                has_no_paths = not self.options.paths if key in listed else known.address is None
+                self.known.note(known, former, without_paths=has_no_paths)
+        self._left_behind.clear()
 
     # ---- bases
 
@@ -241,7 +279,7 @@ class Trees:
             ids[facts.id] = (*facts.ids, *mirrors, *listing.copies())
             members |= {one.id.lower(): facts.id for one in listing.models() if not one.id.startswith("local:")}
         itself = {name.lower() for facts in bases for name in facts.ids}
-        self._tried = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:16]
+        now_tried = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:16]
         for tree in self.trees:
             of_tree, tried = Counter[str](), []
             for one in tree.models:
@@ -252,10 +290,10 @@ class Trees:
                 base, other = base_among(facts, one.known.model, ids)
                 if base is None and other is not None:
                     base = members.get(other.lower())
-                if base is None and other is None and one.known.tried != self._tried:
+                if base is None and other is None and one.known.tried != now_tried:
                     base = identify_base(tree.reference(one), ids)
                     if base is None:
-                        tried.append(replace(one.known, tried=self._tried))
+                        tried.append(replace(one.known, tried=now_tried))
                 if base is not None:
                     of_tree["models"] += 1
                     found.of[base].append((tree, one))
@@ -289,6 +327,9 @@ class Trees:
             if shown or left:
                 counts = listing.update_tree(question, shown, left)
                 new, gone = new + counts[0], gone + counts[1]
+        for question, name in self._moved:
+            if name in listed and question in listed[name].claims:
+                gone += listing.update_tree(question, (), [name])[1]
         return new, gone
 
     def _row(self, tree: Tree, one: PlacedModel) -> Row:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -70,6 +71,11 @@ def file_system(address: str, options: Mapping[str, Any] | None = None) -> FileS
 
         return LocalFiles(constants.HF_HUB_CACHE)
     return LocalFiles(address)
+
+
+def is_gone(address: str, path: str) -> bool:
+    """Whether a folder or file of this machine is certainly not there any more; False for one at an address."""
+    return not is_remote(address) and Path(address).is_absolute() and not os.path.lexists(Path(address, path))
 
 
 @lru_cache(maxsize=16)

@@ -213,6 +213,16 @@ def test_from_build_to_build(built, said, hub, tmp_path, tiny_store):
     shutil.rmtree(tree / "whole")
     moved = built(tree)
     assert (moved.unchanged, moved.indexed, moved.bytes_read) == (3, 0, 0)
+    # As a whole, beside a copy that has just been made: the copy is another model.
+    shutil.move(tree, tmp_path / "elsewhere")
+    tree = tmp_path / "elsewhere"
+    moved = built(tree)
+    assert (moved.unchanged, moved.indexed, moved.bytes_read) == (3, 0, 0)
+    shutil.copytree(tree / "lr2", tree / "again")
+    assert built(tree).indexed == 1
+    shutil.rmtree(tree / "again")
+    built(tree)
+    assert [name for name, _, gone in models() if not gone] == [name for name, *_ in models() if "again" not in name]
     # Changed, left, new.
     adapter(tree / "best/checkpoint-500", 77)
     shutil.rmtree(tree / "lr2")
@@ -221,11 +231,11 @@ def test_from_build_to_build(built, said, hub, tmp_path, tiny_store):
     assert (changed.unchanged, changed.indexed) == (1, 2)
     assert f"1 models of {BASE} have left the trees; the atlas keeps what it has of them" in said
     assert ("local:lr2-checkpoint-500", "indexed", True) in models()
-    assert status("atlas")["sources"][0]["left"] == 1
+    assert status("atlas")["sources"][1]["left"] == 2
     adapter(tree / "lr2/checkpoint-500", 5)
     back = built(tree)
     assert (back.unchanged, back.indexed) == (4, 0)
-    assert all(not gone for _, _, gone in models())
+    assert [name for name, _, gone in models() if gone] == ["local:again-checkpoint-500"]
     # Without a base those of the tree are meant, also if it is empty now.
     shutil.rmtree(tree)
     tree.mkdir()
