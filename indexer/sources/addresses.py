@@ -284,7 +284,8 @@ class FsspecFile:
 def _facts_of(info: Mapping[str, Any]) -> FileFacts:
     size = info.get("size")
     mark = next((f"etag:{info[name]}" for name in _HASHES if info.get(name)), "")
-    mark = mark or next((f"time:{info[name]}" for name in _TIMES if info.get(name)), "")
+    if not mark and (time := next((info[name] for name in _TIMES if info.get(name)), None)) is not None:
+        mark = f"time:{time.isoformat() if hasattr(time, 'isoformat') else time}"
     return FileFacts(size if isinstance(size, int) and size >= 0 else 0, mark.replace('"', ""))
 
 

@@ -22,6 +22,7 @@ from indexer.untrusted import printable
 
 # A model of the Hub in the client's cache, and what lies in it.
 CACHED = re.compile(r"models--(?:[\w.\-]+?--)?[\w.\-]+", re.ASCII)
+_SECONDS = 19  # characters of a time in ISO 8601, up to its seconds
 _SHOWN = 120  # characters of a path in a sentence
 # Kinds of problems.
 NOT_LISTED = "folders that cannot be listed"
@@ -38,6 +39,14 @@ class FileFacts:
 
     size: int
     mark: str
+
+    def agrees(self, later: FileFacts) -> bool:
+        """Whether a file may be as it was. Listings and single answers of a server give times in several ways."""
+        kinds = [one.mark.partition(":") for one in (self, later)]
+        if self.size != later.size or kinds[0][0] != kinds[1][0] or kinds[0][0] != "time":
+            is_other = kinds[0][0] == kinds[1][0] and self.mark != later.mark
+            return self.size == later.size and not is_other
+        return kinds[0][2][:_SECONDS] == kinds[1][2][:_SECONDS]
 
 
 @dataclass

@@ -395,7 +395,7 @@ class Tree(Source):
 
         def open_file(name: str) -> ByteSource:
             one = place.files[name]
-            if files.facts(one.path) != one.facts:
+            if not one.facts.agrees(files.facts(one.path)):
                 raise Failed("file_changed", f"{shown(name)} has changed since the tree was listed")
             return files.open(one.path, name)
 
