@@ -12,6 +12,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -285,7 +287,10 @@ def _facts_of(info: Mapping[str, Any]) -> FileFacts:
     size = info.get("size")
     mark = next((f"etag:{info[name]}" for name in _HASHES if info.get(name)), "")
     if not mark and (time := next((info[name] for name in _TIMES if info.get(name)), None)) is not None:
-        mark = f"time:{time.isoformat() if hasattr(time, 'isoformat') else time}"
+        if isinstance(time, int | float):
+            with suppress(ValueError, OverflowError, OSError):
+                time = datetime.fromtimestamp(time, UTC)
+        mark = f"time:{time.isoformat() if isinstance(time, datetime) else time}"
     return FileFacts(size if isinstance(size, int) and size >= 0 else 0, mark.replace('"', ""))
 
 

@@ -42,11 +42,12 @@ class FileFacts:
 
     def agrees(self, later: FileFacts) -> bool:
         """Whether a file may be as it was. Listings and single answers of a server give times in several ways."""
-        kinds = [one.mark.partition(":") for one in (self, later)]
-        if self.size != later.size or kinds[0][0] != kinds[1][0] or kinds[0][0] != "time":
-            is_other = kinds[0][0] == kinds[1][0] and self.mark != later.mark
-            return self.size == later.size and not is_other
-        return kinds[0][2][:_SECONDS] == kinds[1][2][:_SECONDS]
+        if self.size != later.size or self.mark == later.mark:
+            return self.size == later.size
+        (kind, _, before), (kind_later, _, after) = self.mark.partition(":"), later.mark.partition(":")
+        if (kind, kind_later) == ("time", "time"):
+            return before[:_SECONDS] == after[:_SECONDS]
+        return {kind, kind_later} == {"etag", "time"}
 
 
 @dataclass

@@ -15,6 +15,7 @@ from indexer.errors import AtlasError, Failed
 from indexer.network.hub_requests import RetryPolicy
 from indexer.sources import addresses
 from indexer.sources.addresses import FsspecFiles, file_system, meaning_of
+from indexer.sources.file_systems import FileFacts
 from indexer.sources.tree import list_tree
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
@@ -242,6 +243,17 @@ def test_memory_is_built_like_a_folder(memory, hub):
         assert [row["deleted_at_hub"] for row in atlas.rows("SELECT deleted_at_hub FROM fine_tunes ORDER BY model")] == [
             False, True,
         ]  # fmt: skip
+
+
+def test_a_file_that_may_be_as_it_was():
+    now = FileFacts(3, "time:2026-11-28T02:00:36.894+00:00")
+    assert now.agrees(FileFacts(3, "time:2026-11-28T02:00:36+00:00"))
+    assert now.agrees(FileFacts(3, "etag:a"))
+    assert not now.agrees(FileFacts(3, "time:2026-11-28T02:00:37+00:00"))
+    assert not now.agrees(FileFacts(4, now.mark))
+    assert not FileFacts(3, "etag:a").agrees(FileFacts(3, "etag:b"))
+    assert FileFacts(3, "123").agrees(FileFacts(3, "123"))
+    assert not FileFacts(3, "123").agrees(FileFacts(3, "124"))
 
 
 def test_file_addresses_are_folders(tmp_path):
