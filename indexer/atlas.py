@@ -195,7 +195,10 @@ class AtlasFolder:
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
         """Remove what this command made and did not use: its folders, then the lock, then the folders around them."""
-        own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records, self.trees.parent)}}
+        own = {
+            "lock": self.root / "lock",
+            **{one.name: one for one in (self.listings, self.bases, self.records, self.trees.parent)},
+        }
         with suppress(OSError):
             found = [path.name for path in self.root.iterdir()]
             if set(found) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in found):

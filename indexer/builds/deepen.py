@@ -13,6 +13,7 @@ from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import BuildOptions, DeepenArguments
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.trees import places_in_trees
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Call, Text
@@ -42,7 +43,7 @@ def deepen(
     read. ``options``: spectra, device, workers, connections, memory and bandwidth, as in :func:`build`.
 
     Raises AtlasError if a model is not indexed, if models belong to several bases, and for a model that was added from
-    a folder, whose path is not stored.
+    a folder, whose path is not stored. Those of trees are read where they lie.
     """
     names = [models] if isinstance(models, str) else list(models)
     check_choice(names, base, where, limit)
@@ -56,12 +57,14 @@ def deepen(
         listing = Listing(folder.listing(found.base))
         chosen = BuildOptions.parse(read="full", rank=found.rank, retry_failed=True, **options)
         prepare(chosen, watcher)
-        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
+        places = places_in_trees(folder, found.names)
+        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, places=places)
         selected = [model for model in listing.models() if model.id in found.names]
         sampled = {str(row["model"]) for row in found.rows if row["read"] == "sample"}
         advice = Text("Name it: ", Call("add", "FOLDER", found.base, read="full"))
         again = "add it again with --read full"
-        refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
+        unread = [one for one in selected if one.id in sampled and one.id not in places]
+        refuse_folders(unread, bool(names), advice, again, watcher)
         planned = build.plan(selected)
         estimate = build.estimate(planned)
         if dry_run:

@@ -276,7 +276,9 @@ class BuildOptions:
         try:
             given["storage_options"] = _storage_options(given["storage_options"] or ())
         except ValueError as error:
-            raise BadArgument(f"`storage_options`: {error}.", "For example: endpoint_url=http://localhost:9000") from None
+            raise BadArgument(
+                f"`storage_options`: {error}.", "For example: endpoint_url=http://localhost:9000"
+            ) from None
         return cls(**given)
 
     def as_words(self) -> list[str]:

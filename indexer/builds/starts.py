@@ -17,6 +17,7 @@ from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import BuildOptions, StartsArguments, check_options
 from indexer.builds.plan import Planned
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.builds.trees import places_in_trees
 from indexer.builds.unknown_starts import UNKNOWN
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
@@ -116,6 +117,7 @@ def find_starts(
         for name in sorted(found.names) if names else ():
             _check(known[name], watcher)
         selected = [one for one in listing.models() if one.id in found.names and known[one.id]["is_unknown"]]
+        places = places_in_trees(folder, {one.id for one in selected}) | places
         readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
         unread = [one for one in selected if one.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)

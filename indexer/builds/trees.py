@@ -16,12 +16,14 @@ from indexer.builds.report import Watcher
 from indexer.checkpoints.ahead import in_threads
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing
-from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees, hash_of
+from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees
+from indexer.network.rate_limit import limit_bandwidth
 from indexer.quantities import some_of
 from indexer.sources.addresses import file_system, is_gone
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.file_systems import VANISHED, FileSystem
-from indexer.sources.registry import ModelRef, TreePlace, free_local_name, local_name_of, source_of
+from indexer.sources.local_names import LOCAL, free_name, hash_of, name_of_words
+from indexer.sources.registry import ModelRef, TreePlace, source_of
 from indexer.sources.source import BaseFacts, Row
 from indexer.sources.tree import TreeListing, TreeModel, list_tree
 from indexer.sources.tree_rows import TreeFacts, base_among, described
@@ -91,6 +93,7 @@ class Trees:
 
     def read(self) -> None:
         """List all places, and describe what is new in them. Raises AtlasError if none can be listed."""
+        limit_bandwidth(str(self.folder.root), self.options.bandwidth)
         problems, before = [], self._before
         for address in self.options.sources:
             try:
@@ -133,7 +136,7 @@ class Trees:
         """The names in use, each with its place."""
         for path in sorted(self.folder.listings.glob("*.sqlite")):
             for one in Listing(path).models():
-                if one.claimed_by == BY_FOLDER and one.id.startswith("local:"):
+                if one.claimed_by == BY_FOLDER and one.id.startswith(LOCAL):
                     self._names[one.id] = str(one.row.get("folder", ""))
         for places in self._places.values():
             self._names |= {one.model: place for place, one in places.items()}
@@ -192,7 +195,11 @@ class Trees:
             name = name or self._name(wanted[place], place)
             self._in_use.add(name)
             known = KnownPlace(place, model.path, name, model.fingerprint, facts)
-            row |= {"id": name, "folder": place, "author": name.partition("/")[0] if model.hub_id else tree.known.author}
+            row |= {
+                "id": name,
+                "folder": place,
+                "author": name.partition("/")[0] if model.hub_id else tree.known.author,
+            }
             settled[place] = PlacedModel(model, known, row)
             stored.append(known)
             if len(stored) >= _STORED_AT_ONCE:
@@ -229,19 +236,19 @@ class Trees:
         waiting = {place: model.words for model, place in new if not model.hub_id}
         found: dict[str, str] = {}
         for more in range(_MOST_WORDS + 1):
-            names = {place: local_name_of(words, more) for place, words in waiting.items()}
+            names = {place: name_of_words(words, more) for place, words in waiting.items()}
             counts = Counter(names.values())
             for place, name in names.items():
                 if counts[name] == 1 and (name not in self._names or self._names[name] == place):
                     found[place] = name
                     del waiting[place]
-        return found | {place: local_name_of(words) for place, words in waiting.items()}
+        return found | {place: name_of_words(words) for place, words in waiting.items()}
 
     def _name(self, wanted: str, place: str) -> str:
         """The name of a model that has none: that which its place has, else a new one."""
         if self._names.get(wanted) == place:
             return wanted
-        name = self._of_places.get(place) or free_local_name(wanted, self._names)
+        name = self._of_places.get(place) or free_name(wanted, self._names)
         self._names[name], self._of_places[place] = place, name
         return name
 
@@ -277,7 +284,7 @@ class Trees:
             listing = Listing(self.folder.listing(facts.id))
             mirrors = source_of(facts.id).mirrors(facts.ids)
             ids[facts.id] = (*facts.ids, *mirrors, *listing.copies())
-            members |= {one.id.lower(): facts.id for one in listing.models() if not one.id.startswith("local:")}
+            members |= {one.id.lower(): facts.id for one in listing.models() if not one.id.startswith(LOCAL)}
         itself = {name.lower() for facts in bases for name in facts.ids}
         now_tried = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:16]
         for tree in self.trees:

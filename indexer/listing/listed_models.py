@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.sources.claims import Claim
+from indexer.sources.local_names import LOCAL
 from indexer.sources.questions import COPY, in_utc
 from indexer.sources.registry import author_of
 from indexer.untrusted import Reader, tidy
@@ -45,7 +46,7 @@ class ListedModel:
     @property
     def author(self) -> str:
         """Whose it is: the owner in its id, or of a model of this machine the one that the user gave."""
-        stated = self.row.get("author") if self.id.startswith("local:") else None
+        stated = self.row.get("author") if self.id.startswith(LOCAL) else None
         return tidy(stated, 96) if isinstance(stated, str) else author_of(self.id)
 
     @property

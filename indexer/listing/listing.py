@@ -147,9 +147,7 @@ class Listing:
         claims = {"user": (Claim(relation, claimed_by, parent), "")}
         self._write(lambda listing: listing.see(str(row["id"]), claims, row, datetime.now(UTC)))
 
-    def update_tree(
-        self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]
-    ) -> tuple[int, int]:
+    def update_tree(self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]) -> tuple[int, int]:
         """Note which models the tree of a ``question`` shows, and which have ``left`` it.
 
         Returns how many are new or have come back, and how many no source shows any more.

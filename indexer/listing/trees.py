@@ -6,7 +6,6 @@ again finds its models by these.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -29,11 +28,6 @@ QUESTION = "tree:"  # how the questions of trees begin in ``claims`` of a listin
 @cache
 def _schema() -> Schema:
     return Schema(files("indexer.listing").joinpath("trees.sql").read_text(encoding="utf-8"), _KIND, _VERSION)
-
-
-def hash_of(path: str) -> str:
-    """Identifies a place without its path, as ``sources.folder.place_of`` does."""
-    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

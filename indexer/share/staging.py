@@ -288,11 +288,7 @@ def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
         if kind == "model":
             yield _without_places(line)
-        elif (
-            kind in ("base", "step")
-            or is_named
-            or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"]))
-        ):
+        elif kind in ("base", "step") or is_named or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"])):
             yield line
 
 

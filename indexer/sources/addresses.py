@@ -44,7 +44,16 @@ _HASHES = ("ETag", "etag", "md5Hash", "md5", "blob_id", "sha256", "Content-MD5",
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
 _SECRET = re.compile(r"(?i)\b(AWSAccessKeyId|Signature|X-Amz-[\w-]+|sig|token|key|secret)=[^\s&\"']+")
 # What servers say of a request that may work later, and of credentials that do not.
-_BUSY = ("SlowDown", "Throttl", "ServiceUnavailable", "InternalError", "RequestTimeout", "TooManyRequests", "503", "429")
+_BUSY = (
+    "SlowDown",
+    "Throttl",
+    "ServiceUnavailable",
+    "InternalError",
+    "RequestTimeout",
+    "TooManyRequests",
+    "503",
+    "429",
+)
 _CREDENTIALS = {
     "ExpiredToken": "the credentials have expired",
     "TokenRefreshRequired": "the credentials have expired",

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,7 @@ from indexer.sources import registry
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.claims import BY_FOLDER, out_of_caches
+from indexer.sources.local_names import LOCAL, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
 from indexer.sources.source import Row, Source, Version
@@ -31,12 +32,9 @@ HASHED = (".safetensors", ".bin", ".json")
 _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
-_LONGEST_NAME = 80
 _PATH = re.compile(r"(?:file:/*|~|[A-Za-z]:)?[/\\].*?([^/\\]*)[/\\]*", re.DOTALL)
-_RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 # What a model that was added from a folder is called, by default; its path is private.
-LOCAL = "local:"
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 
 
@@ -301,7 +299,7 @@ def _text(path: Path) -> str:
 
 def place_of(folder: Path) -> str:
     """Identifies a folder without its path: the first 16 hex digits of the path's sha256."""
-    return hashlib.sha256(str(folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return hash_of(str(folder))
 
 
 def local_name(folder: Path, taken: Mapping[str, str]) -> str:
@@ -315,24 +313,6 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
         if of == place:
             return name
     return free_name(name_of_words((folder.parent.name, folder.name)), taken)
-
-
-def name_of_words(words: Sequence[str], more: int = 0) -> str:
-    """``local:NAME`` by the last of ``words`` (of a path), the checkpoint of a run by the last two, and ``more``."""
-    count = (2 if _RUN_FOLDER.fullmatch(words[-1]) else 1) + more
-    joined = "-".join(filter(None, words[-count:]))
-    plain = re.sub(r"[^\w.\-]+", "-", joined, flags=re.ASCII)
-    plain = re.sub(r"\.{2,}", ".", plain).strip("-.") or "model"
-    return f"{LOCAL}{plain[:_LONGEST_NAME]}"
-
-
-def free_name(first: str, taken: Container[str]) -> str:
-    """The name itself, or with the first number that makes it one that is not ``taken``."""
-    number, name = 1, first
-    while name in taken:
-        number += 1
-        name = f"{first}-{number}"
-    return name
 
 
 def without_paths(value: Any) -> Any:

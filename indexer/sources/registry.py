@@ -12,7 +12,7 @@ A source is imported when one of its models is asked for. No other package can a
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -81,6 +81,11 @@ class TreePlace:
     is_remote: bool = False
     options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
     is_cached: bool = False
+
+    @property
+    def is_of_process(self) -> bool:
+        """Whether only this process can read it (fsspec's ``memory://``)."""
+        return self.address.startswith("memory:")
 
     def file_system(self) -> FileSystem:
         """The place, opened. Raises AtlasError."""
@@ -238,20 +243,6 @@ def author_of(identifier: str) -> str:
     """Whose model it is: the owner in its id, "local" for a folder, "" where the id does not say."""
     source = _readable(identifier)
     return "" if source is None else source.author(identifier)
-
-
-def local_name_of(words: Sequence[str], more: int = 0) -> str:
-    """``local:NAME`` for what lies at a path, by the last of its words and ``more``."""
-    from indexer.sources.folder import name_of_words
-
-    return name_of_words(words, more)
-
-
-def free_local_name(first: str, taken: Container[str]) -> str:
-    """The name itself, or with the first number that makes it one that is not ``taken``."""
-    from indexer.sources.folder import free_name
-
-    return free_name(first, taken)
 
 
 def page_of(identifier: str, endpoint: str | None = None) -> str | None:

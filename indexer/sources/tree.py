@@ -152,7 +152,7 @@ class _Walk:
         parts: list[str] = []
         if not content.files.keys().isdisjoint(_LISTS_PARTS):
             parts = [one for one in content.folders if not _NUMBERED.fullmatch(one)]
-            members = {name: None for name in self._kept(content)}
+            members = dict.fromkeys(self._kept(content))
             inner = {}
             for part in parts:
                 inner |= self._part_files(_joined(path, part), part, _PART_DEPTH)
@@ -174,12 +174,12 @@ class _Walk:
             if name.endswith(".safetensors") and not _USUAL.fullmatch(name) and not _NO_MODEL.fullmatch(name)
         ]
         is_described = "config.json" in names or "adapter_config.json" in names
-        if is_described and (usual or len(loose) == 1):
-            self._add(path, self._with_facts(path, content, self._kept(content)))
-        elif usual and not loose:
+        if (is_described and (usual or len(loose) == 1)) or (usual and not loose):
             self._add(path, self._with_facts(path, content, self._kept(content)))
         else:
-            for name in in_order([*loose, *(one for one in usual if one.endswith(".safetensors") and "-of-" not in one)]):
+            for name in in_order(
+                [*loose, *(one for one in usual if one.endswith(".safetensors") and "-of-" not in one)]
+            ):
                 self._add_file(path, name, content)
         if not weights:
             for form in sorted(self._formats(names)):
@@ -188,7 +188,9 @@ class _Walk:
     @staticmethod
     def _formats(names: Mapping[str, Any]) -> set[str]:
         found = set()
-        for ending in {name[name.rfind(".") :] for name in names if "." in name} - set(_BESIDE) - {".pt", ".pth", ".pkl"}:
+        for ending in (
+            {name[name.rfind(".") :] for name in names if "." in name} - set(_BESIDE) - {".pt", ".pth", ".pkl"}
+        ):
             found.update(filter(None, [other_formats([f"weights{ending}"])]))
         return found
 
@@ -211,14 +213,14 @@ class _Walk:
     def _part_files(self, path: str, below: str, depth: int) -> dict[str, TreeFile]:
         """The files of a part of a model, by their names in the model."""
         content = self._content(path)
-        found = {
-            f"{below}/{name}": one for name, one in self._with_facts(path, content, self._kept(content)).items()
-        }
+        found = {f"{below}/{name}": one for name, one in self._with_facts(path, content, self._kept(content)).items()}
         for inner in content.folders if depth > 1 else ():
             found |= self._part_files(_joined(path, inner), f"{below}/{inner}", depth - 1)
         return found
 
-    def _with_facts(self, path: str, content: FolderContent, names: Sequence[str] | Mapping[str, Any]) -> dict[str, TreeFile]:
+    def _with_facts(
+        self, path: str, content: FolderContent, names: Sequence[str] | Mapping[str, Any]
+    ) -> dict[str, TreeFile]:
         found = {}
         for name in names:
             inner = _joined(path, name)

@@ -70,7 +70,10 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
         metadata, names = _header(model.files[weights[0]], files)
         if names:
             is_adapter = any(_ADAPTER.search(name) for name in names)
-    named = [("adapter_config.json", adapter.get("base_model_name_or_path")), ("config.json", config.get("_name_or_path"))]
+    named = [
+        ("adapter_config.json", adapter.get("base_model_name_or_path")),
+        ("config.json", config.get("_name_or_path")),
+    ]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)
         named += [(key, one) for one in _image_bases(value) or [value]]
@@ -199,7 +202,9 @@ def _image_bases(name: Any) -> list[str]:
     return _image_table().get(last.removesuffix(".safetensors").removesuffix(".ckpt"), [])
 
 
-def base_among(facts: TreeFacts, identifier: str, bases: Mapping[str, Collection[str]]) -> tuple[str | None, str | None]:
+def base_among(
+    facts: TreeFacts, identifier: str, bases: Mapping[str, Collection[str]]
+) -> tuple[str | None, str | None]:
     """(the base of a model, another that it names): by what names it, the best first; ``bases`` with all their ids.
 
     Neither if nothing names a model that could be a base.

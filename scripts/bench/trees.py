@@ -29,7 +29,10 @@ MOST_SECONDS = {"tree": 180.0, "unchanged": 10.0}
 CODE = (
     Path(__file__),
     PROJECT / "schema.sql",
-    *(PROJECT / "indexer" / name for name in ("builds", "deltas", "listing", "publish", "records", "sources", "vectors")),
+    *(
+        PROJECT / "indexer" / name
+        for name in ("builds", "deltas", "listing", "publish", "records", "sources", "vectors")
+    ),
 )
 
 
@@ -134,7 +137,9 @@ def measure_unchanged(work: Path, count: int = UNCHANGED) -> list[Table]:
         build(tree, atlas.root)
 
     # The folder gets another name when it is complete: its models are known by their content, and looked at again once.
-    config = transformers.RobertaConfig(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+    config = transformers.RobertaConfig(
+        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96
+    )
     base = made_once(
         work / "tiny-base", lambda folder: transformers.RobertaModel(config).save_pretrained(folder), (Path(__file__),)
     )

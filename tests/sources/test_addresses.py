@@ -193,9 +193,9 @@ def memory(tmp_path):
 
 def test_throttling_is_waited_for_and_a_request_too_many_is_a_failure(memory, monkeypatch):
     monkeypatch.setattr(addresses, "RetryPolicy", lambda: RetryPolicy(retries=2, first_wait=0.001))
-    left = [0]
+    left, real = [0], type(memory).cat_file
 
-    def slow(self, path, start=None, end=None, real=type(memory).cat_file, **options):
+    def slow(self, path, start=None, end=None, **options):
         if left[0] > 0:
             left[0] -= 1
             raise Refused("SlowDown", "Please reduce your request rate.")

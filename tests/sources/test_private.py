@@ -10,7 +10,8 @@ import pytest
 from indexer import build
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.listing.trees import KnownTrees, hash_of
+from indexer.listing.trees import KnownTrees
+from indexer.sources.local_names import hash_of
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import reset_session
 from tests.share.conftest import WRITERS, Person

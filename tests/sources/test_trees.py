@@ -11,9 +11,7 @@ import pytest
 from indexer import build, status
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
-from indexer.listing.trees import KnownTrees
 from indexer.sources.addresses import file_system
-from indexer.sources.file_systems import Problems
 from indexer.sources.tree import list_tree
 from indexer.sources.tree_rows import base_among, described
 from query import Atlas
@@ -65,7 +63,11 @@ def test_every_checkpoint_is_found_and_nothing_else(tmp_path):
     for number in (500, 1500):
         adapter(tmp_path / f"run/checkpoint-{number}", number)
     adapter(tmp_path / "run", 3)
-    for name in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"):
+    for name in (
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+    ):
         (tmp_path / "sharded").mkdir(exist_ok=True)
         (tmp_path / "sharded" / name).write_bytes(b"x")
     for name in ("pytorch_model.bin", "config.json", "optimizer.bin", "training_args.bin"):
@@ -80,7 +82,13 @@ def test_every_checkpoint_is_found_and_nothing_else(tmp_path):
     for name in ("modules.json", "model.safetensors", "config.json", "2_Dense/model.safetensors"):
         (tmp_path / "sentence" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "sentence" / name).write_bytes(b"{}")
-    for name in ("logs/events.json", "run/checkpoint-500/optimizer.pt", ".git/x.safetensors", "only/training_args.bin", "g/q4.gguf"):
+    for name in (
+        "logs/events.json",
+        "run/checkpoint-500/optimizer.pt",
+        ".git/x.safetensors",
+        "only/training_args.bin",
+        "g/q4.gguf",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"GGUF")
     found, problems = found_in(tmp_path)
@@ -170,7 +178,10 @@ def test_a_hundred_thousand_other_files_only_cost_their_listing(tmp_path, monkey
 
 
 def test_the_base_is_what_the_files_name(tmp_path):
-    bases = {BASE: (BASE, "tiny-base"), "stabilityai/stable-diffusion-xl-base-1.0": ("stabilityai/stable-diffusion-xl-base-1.0",)}
+    bases = {
+        BASE: (BASE, "tiny-base"),
+        "stabilityai/stable-diffusion-xl-base-1.0": ("stabilityai/stable-diffusion-xl-base-1.0",),
+    }
     adapter(tmp_path / "a", 1, "/root/.cache/huggingface/hub/models--org--tiny-base/snapshots/0123")
     adapter(tmp_path / "b", 2, "/data/models/tiny-base/")
     adapter(tmp_path / "c", 3, "org/other")
@@ -199,7 +210,8 @@ def test_from_build_to_build(built, said, hub, tmp_path, tiny_store):
     assert "models of other bases, not indexed: 1, of FacebookAI/roberta-large (1)" in said
     assert "models that name no base, not indexed: 1 (local:silent)" in said
     assert models(columns="model, author, status, claimed_by") == [
-        (name, "me", "indexed", "folder") for name in ("local:lr1-checkpoint-500", "local:lr2-checkpoint-500", "local:whole")
+        (name, "me", "indexed", "folder")
+        for name in ("local:lr1-checkpoint-500", "local:lr2-checkpoint-500", "local:whole")
     ]
     (source,) = status("atlas")["sources"]
     assert source["address"] == str(tree)
@@ -278,7 +290,9 @@ def test_without_paths_only_hashes_are_kept(built, tmp_path):
     secret = tmp_path.name.encode()
 
     def naming():
-        return [path.name for path in AtlasFolder("atlas").root.rglob("*") if path.is_file() and secret in path.read_bytes()]
+        return [
+            path.name for path in AtlasFolder("atlas").root.rglob("*") if path.is_file() and secret in path.read_bytes()
+        ]
 
     built(tmp_path / "tree")
     assert naming() == ["trees.sqlite"]
@@ -296,7 +310,10 @@ def test_a_tree_of_strangers_sorts_itself(said, hub, tmp_path):
     files = file_system(str(WILD))
     listing = list_tree(files)
     assert len(listing.models) >= 60
-    named = [base_among(described(model, files)[0], "", {"gpt2": ("gpt2", "openai-community/gpt2")})[0] for model in listing.models]
+    named = [
+        base_among(described(model, files)[0], "", {"gpt2": ("gpt2", "openai-community/gpt2")})[0]
+        for model in listing.models
+    ]
     assert named.count("gpt2") >= 51
 
 
@@ -363,3 +380,20 @@ def test_options_of_a_build_apply(built, said, hub, tmp_path, tiny_store):
     both = built("tree", hub=True)
     assert (both.discovered, both.indexed) == (11, 6)
     assert build(BASE, workers=1).unchanged == 6 + 5
+
+
+@pytest.mark.slow
+def test_models_of_trees_are_read_again_where_they_lie(built, tmp_path, tiny_store):
+    from indexer.builds.trees import places_in_trees
+    from indexer.checkpoints.repository import open_repository
+
+    for name in ("whole", "other"):
+        full(tmp_path / "tree" / name, tiny_store(2), "ann/glue-0")
+    built("tree")
+    folder = AtlasFolder("atlas")
+    places = places_in_trees(folder, {"local:whole", "local:other", "ann/none"})
+    assert set(places) == {"local:whole", "local:other"}
+    assert "model.safetensors" in open_repository(places["local:whole"]).filenames
+    full(tmp_path / "tree/other", tiny_store(2), "ann/imdb-0")  # another model by now
+    assert set(places_in_trees(folder, {"local:whole", "local:other"})) == {"local:whole"}
+    assert places_in_trees(folder, ()) == {}
