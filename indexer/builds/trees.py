@@ -182,7 +182,8 @@ class Trees:
         for (model, place), found in zip(new, self._described(tree, [model for model, _ in new]), strict=True):
             before = tree.before.get(place)
             if isinstance(found, ModelError):
-                kind = VANISHED if found.reason in ("file_changed", "not_found") else f"models that could not be read ({found.reason})"  # fmt: skip
+                has_changed = found.reason in ("file_changed", "not_found")
+                kind = VANISHED if has_changed else f"models that could not be read ({found.reason})"
                 tree.listing.problems.note(kind, model.path)
                 if before is not None:
                     tree.kept.add(before.model)
@@ -264,7 +265,7 @@ class Trees:
     # ---- bases
 
     def named_bases(self) -> list[str]:
-        """The ids that models give as their bases, the most frequent first; and bases that these trees had models of."""
+        """The ids that models give as their bases, the most frequent first, and bases that the trees had models of."""
         counts = Counter(
             named for tree in self.trees for one in tree.models if (named := base_among(one.known.facts, "", {})[1])
         )

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def build(
     bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, yes: bool, adopt: bool, **chosen: Any
 ) -> None:
-    """Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
+    r"""Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
 

@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 HUB_CACHE = "hf-cache"
 # By the scheme of an address, the extra that brings the package for it.
 _EXTRAS = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "adl": "azure",
-    "http": "http", "https": "http",
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
+    "adl": "azure", "http": "http", "https": "http",
 }  # fmt: skip
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.\-]{0,30}):/{0,2}(?!$)", re.ASCII)
 _PAGES = ("http", "https")  # listings are pages of links, one for each folder

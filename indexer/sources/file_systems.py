@@ -1,4 +1,4 @@
-"""What a tree of models needs of the place where it lies: folders one by one, facts of files, and ranges of their bytes.
+"""What a tree of models needs of the place where it lies: folders one by one, facts of files, ranges of their bytes.
 
 ``LocalFiles`` is a folder on this machine; ``indexer.sources.addresses`` has the same for addresses that fsspec knows.
 Paths are relative to the place, with ``/``; "" is the place itself. A name that is not UTF-8 has half of a surrogate
@@ -182,7 +182,7 @@ class LocalFiles:
     def facts(self, path: str) -> FileFacts:
         """The size and the time of a file."""
         try:
-            status = os.stat(self._path(path))
+            status = Path(self._path(path)).stat()
         except OSError as error:
             raise Failed("not_found", f"it cannot be opened: {error.strerror}") from error
         return FileFacts(status.st_size, str(status.st_mtime_ns))

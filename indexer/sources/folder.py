@@ -231,7 +231,6 @@ def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], 
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
     """
-    found = hashlib.sha1(usedforsecurity=False)
     contents: dict[str, str] = {}
     for name in names:
         try:

@@ -72,8 +72,8 @@ class TreeFile:
 class TreeModel:
     """One model of a tree: ``files`` by their names in the model.
 
-    ``path``: of its folder or its file in the tree. ``words``: what it can be named after, the last words first. ``hub_id`` and ``commit``: of a model of the Hub, in the cache of its client. ``is_file``: a file of
-    its own.
+    ``path``: of its folder or its file in the tree. ``words``: what it can be named after, the last ones first.
+    ``hub_id`` and ``commit``: of a model of the Hub, in the cache of its client. ``is_file``: a file of its own.
     """
 
     path: str
