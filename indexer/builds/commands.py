@@ -138,7 +138,7 @@ def build(
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
             with_hub = trees is None or chosen.hub
-            one = Build(folder, facts, chosen, watcher, places=models and models.places(facts.id), with_hub=with_hub)
+            one = Build(folder, facts, chosen, watcher, places=models.places(facts.id) if models else None, with_hub=with_hub)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
             was_listed = one.listing.path.exists()
             if with_hub or (models and models.of[facts.id]):
@@ -146,7 +146,7 @@ def build(
             if with_hub:
                 update_listing(one, counts_only=dry_run)
             if trees is not None and models is not None:
-                _list_trees(one, trees, models.of[facts.id])
+                list_trees(one, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
@@ -182,7 +182,7 @@ def _bases_of(trees: Trees, folder: AtlasFolder, watcher: Watcher) -> list[BaseF
     return list(found.values())
 
 
-def _list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
+def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
     """Bring the listing of one base up to date with what trees hold."""
     listing, facts = build.listing, build.facts
     is_known = listing.path.exists()

@@ -12,10 +12,11 @@ from typing import Unpack
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
+from indexer.builds.commands import facts_of_stored, find_base, list_trees, prepare, update_listing
 from indexer.builds.options import BuildArguments, BuildOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.builds.trees import Trees
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
@@ -71,11 +72,18 @@ def work(
     prepare(chosen, watcher)
     facts = find_base(folder, base)
     check_rank(folder, facts.id, chosen.rank)
-    one = Build(folder, facts, chosen, watcher)
+    with_hub = not chosen.sources or chosen.hub
+    one = Build(folder, facts, chosen, watcher, with_hub=with_hub)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
-        if not one.listing.is_crawled:
+        if with_hub and not one.listing.is_crawled:
             one.base.check()
             update_listing(one)
+        if chosen.sources:  # every shard must know where models lie
+            trees = Trees(folder, chosen, watcher)
+            trees.read()
+            models = trees.sort([facts])
+            one.places = models.places(facts.id)
+            list_trees(one, trees, models.of[facts.id])
         stored = one.stored_base()
         one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])

@@ -116,8 +116,8 @@ class Trees:
             self.trees.append(tree)
         if problems and not self.trees:
             raise problems[0]
-        for error in problems:
-            self.watcher.say(f"{error} Its models stay as they were.")
+        for problem in problems:
+            self.watcher.say(f"{problem} Its models stay as they were.")
         self._collect_names()
         for tree in self.trees:
             self._here |= {tree.place_of(model) for model in tree.listing.models}
@@ -291,11 +291,11 @@ class Trees:
         for tree in self.trees:
             of_tree, tried = Counter[str](), []
             for one in tree.models:
-                facts = one.known.facts
+                said = one.known.facts
                 if one.model.hub_id.lower() in itself:
                     of_tree["bases"] += 1
                     continue
-                base, other = base_among(facts, one.known.model, ids)
+                base, other = base_among(said, one.known.model, ids)
                 if base is None and other is not None:
                     base = members.get(other.lower())
                 if base is None and other is None and one.known.tried != now_tried:

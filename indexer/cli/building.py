@@ -94,6 +94,7 @@ def build(
 @click.command()
 @base_option("Base model.", required=True)
 @click.option("--shard", required=True, metavar="I/N", help="Shard of the models, counted from 0: 0/16 … 15/16.")
+@options_for(SourceArguments)
 @options_for(SelectionArguments)
 @options_for(RecordArguments)
 @options_for(ResourceArguments)

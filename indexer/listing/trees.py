@@ -69,7 +69,8 @@ class KnownTrees:
         """All trees, in the order in which they were first listed."""
 
         def read(tables: SmallTables) -> list[KnownTree]:
-            return [KnownTree(*row[:4], _counts(row[4])) for row in tables.all("trees")]
+            rows = tables.all("trees")
+            return [KnownTree(tree, address, author, seen, _counts(text)) for tree, address, author, seen, text in rows]
 
         return self.database.read(read)
 

@@ -245,11 +245,11 @@ class FsspecFiles:
 class FsspecFile:
     """A file at an address; see ``ByteSource``."""
 
-    sha256 = None
     is_remote = True
 
     def __init__(self, files: FsspecFiles, path: str, name: str, size: int) -> None:
         self.name, self.size, self.bytes_read = name, size, 0
+        self.sha256: str | None = None
         self._files, self._path = files, path
         self._lock = threading.Lock()
         self._kept: list[tuple[int, bytes]] = []

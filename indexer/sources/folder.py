@@ -8,8 +8,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
 from indexer.formats import other_formats
@@ -226,7 +227,7 @@ def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
-def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BinaryIO], str]) -> str:
+def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
     """A hash of the names of files and of what ``digest`` says of each: 20 hex digits.
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
@@ -249,7 +250,7 @@ def digest_of_files(contents: Mapping[str, str]) -> str:
     return found.hexdigest()[:20]
 
 
-def sample_digest(file: BinaryIO) -> str:
+def sample_digest(file: RawIOBase | BufferedReader) -> str:
     """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
     size = file.seek(0, os.SEEK_END)
     found = hashlib.sha256()

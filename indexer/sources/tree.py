@@ -153,7 +153,7 @@ class _Walk:
         if not content.files.keys().isdisjoint(_LISTS_PARTS):
             parts = [one for one in content.folders if not _NUMBERED.fullmatch(one)]
             members = dict.fromkeys(self._kept(content))
-            inner = {}
+            inner: dict[str, TreeFile] = {}
             for part in parts:
                 inner |= self._part_files(_joined(path, part), part, _PART_DEPTH)
             if any(_USUAL.fullmatch(one.rpartition("/")[2]) for one in (*members, *inner)):
@@ -187,7 +187,7 @@ class _Walk:
 
     @staticmethod
     def _formats(names: Mapping[str, Any]) -> set[str]:
-        found = set()
+        found: set[str] = set()
         for ending in (
             {name[name.rfind(".") :] for name in names if "." in name} - set(_BESIDE) - {".pt", ".pth", ".pkl"}
         ):
@@ -231,11 +231,11 @@ class _Walk:
                 self.problems.note(VANISHED, inner)
         return found
 
-    def _add(self, path: str, files: Mapping[str, TreeFile], **of_hub: str) -> None:
+    def _add(self, path: str, files: Mapping[str, TreeFile], hub_id: str = "", commit: str = "") -> None:
         if not any(name.endswith(_WEIGHTS) for name in files):
             return
         words = tuple(with_dots(one) for one in (*self._root_words, *path.split("/")) if one)
-        self.listing.models.append(TreeModel(path, files, words, **of_hub))
+        self.listing.models.append(TreeModel(path, files, words, hub_id, commit))
 
     def _add_file(self, path: str, name: str, content: FolderContent) -> None:
         files = self._with_facts(path, content, [name])

@@ -70,13 +70,13 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
         metadata, names = _header(model.files[weights[0]], files)
         if names:
             is_adapter = any(_ADAPTER.search(name) for name in names)
-    named = [
+    named: list[tuple[str, Any]] = [
         ("adapter_config.json", adapter.get("base_model_name_or_path")),
         ("config.json", config.get("_name_or_path")),
     ]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)
-        named += [(key, one) for one in _image_bases(value) or [value]]
+        named += [(key, one) for one in (_image_bases(value) or [value])]
     stated = card_facts(readme).get("base_model")
     named += [("the card", one) for one in (stated if isinstance(stated, list) else [stated])]
     named += [("the card", one) for one in sentence_bases(readme)]

@@ -397,3 +397,15 @@ def test_models_of_trees_are_read_again_where_they_lie(built, tmp_path, tiny_sto
     full(tmp_path / "tree/other", tiny_store(2), "ann/imdb-0")  # another model by now
     assert set(places_in_trees(folder, {"local:whole", "local:other"})) == {"local:whole"}
     assert places_in_trees(folder, ()) == {}
+
+
+@pytest.mark.slow
+def test_shards_share_a_tree(hub, tmp_path):
+    from indexer.builds.shards import publish_records, work
+
+    for number in range(4):
+        adapter(tmp_path / "tree" / f"m{number}", number)
+    reports = [work(BASE, f"{number}/2", sources="tree", workers=1) for number in range(2)]
+    assert sum(report.indexed for report in reports) == 4
+    publish_records(BASE)
+    assert [(status, gone) for _, status, gone in models()] == [("indexed", False)] * 4
