@@ -71,9 +71,10 @@ CREATE TABLE fine_tunes (
     trigger_words VARCHAR[],  -- Words that a prompt of an image or video model must contain, according to its card
         -- (instance_prompt, trigger_words). Null if it names none.
     record_key VARCHAR,  -- Name of its record file under records/.
-    first_seen TIMESTAMP,  -- When a crawl first saw it.
-    last_seen TIMESTAMP,  -- When a crawl last saw it.
-    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since been deleted at the Hub; its record stays.
+    first_seen TIMESTAMP,  -- When a crawl, or the listing of a tree, first saw it.
+    last_seen TIMESTAMP,  -- When a crawl last saw it, or the listing of a tree found it changed.
+    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since left its source: been deleted at the
+        -- Hub, or gone from the tree in which a build found it. Its record stays, and it comes back if it returns.
     oddities VARCHAR[],  -- Malformed fields of its listing row and how they were interpreted.
     fingerprint VARCHAR  -- Digest of the inputs of this row: a publish rewrites a row only when it changes.
 );

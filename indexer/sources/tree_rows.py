@@ -76,7 +76,7 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
     ]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)
-        named += [(key, one) for one in (_image_bases(value) or [value])]
+        named += [(key, one) for one in _image_bases(value)] or [(key, value)]
     stated = card_facts(readme).get("base_model")
     named += [("the card", one) for one in (stated if isinstance(stated, list) else [stated])]
     named += [("the card", one) for one in sentence_bases(readme)]
