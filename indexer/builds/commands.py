@@ -138,7 +138,8 @@ def build(
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
             with_hub = trees is None or chosen.hub
-            one = Build(folder, facts, chosen, watcher, places=models.places(facts.id) if models else None, with_hub=with_hub)
+            places = models.places(facts.id) if models else None
+            one = Build(folder, facts, chosen, watcher, places=places, with_hub=with_hub)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
             was_listed = one.listing.path.exists()
             if with_hub or (models and models.of[facts.id]):
