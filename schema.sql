@@ -74,9 +74,10 @@ CREATE TABLE fine_tunes (
     run_key VARCHAR,  -- What tells its training run from others, if its folder, its file or its name is that of a
         -- checkpoint: a digest of the run's folder, or the name of the model without the number.
     checkpoint_number BIGINT,  -- The number in the name of that folder or file, in steps or epochs; null for the last.
-    first_seen TIMESTAMP,  -- When a crawl first saw it.
-    last_seen TIMESTAMP,  -- When a crawl last saw it.
-    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since been deleted at the Hub; its record stays.
+    first_seen TIMESTAMP,  -- When a crawl, or the listing of a tree, first saw it.
+    last_seen TIMESTAMP,  -- When a crawl last saw it, or the listing of a tree found it changed.
+    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since left its source: been deleted at the
+        -- Hub, or gone from the tree in which a build found it. Its record stays, and it comes back if it returns.
     oddities VARCHAR[],  -- Malformed fields of its listing row and how they were interpreted.
     fingerprint VARCHAR  -- Digest of the inputs of this row: a publish rewrites a row only when it changes.
 );

@@ -58,11 +58,15 @@ def add(
 ) -> BuildReport: ...
 @overload
 def build(
-    base: str,
+    base: str = (),
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -92,11 +96,15 @@ def build(
 ) -> BuildReport: ...
 @overload
 def build(
-    base: list[str] | tuple[str, ...],
+    base: list[str] | tuple[str, ...] = (),
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -222,6 +230,10 @@ def work(
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",

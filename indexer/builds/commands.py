@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -14,6 +16,7 @@ from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import AddOptions, BuildOptions, RecordOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.trees import PlacedModel, Tree, Trees
 from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
@@ -29,6 +32,7 @@ from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
+from indexer.quantities import some_of
 from indexer.sources.bases import base_of
 from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
 from indexer.sources.questions import CrawlRequest, Rejected
@@ -39,15 +43,17 @@ from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
 
+_MOST_BASES = 200  # of those that models of trees name
+
 
 @overload
 def build(base: str, atlas: str | Path = ..., **options: Any) -> BuildReport: ...
 @overload
-def build(base: list[str] | tuple[str, ...], atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
+def build(base: list[str] | tuple[str, ...] = ..., atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
 @plain_arguments
 @with_options(BuildOptions)
 def build(
-    base: str | list[str] | tuple[str, ...],
+    base: str | list[str] | tuple[str, ...] = (),
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
@@ -67,25 +73,41 @@ def build(
     """
     watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
+    if not names and not options.sources:
+        raise BadArgument("There is no `base`.", "For example: FacebookAI/roberta-base")
     prepare(options, watcher)
     if options.scheduler is not None and not options.dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
         DaskExecutor(options.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
-    with folder.locked(f"index build --base {' --base '.join(names)}"):
+    with folder.locked(f"index build{''.join(f' --base {name}' for name in names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
+        trees = models = None
+        if options.sources:
+            trees = Trees(folder, options, watcher)
+            trees.read()
+            found = found or _bases_of(trees, folder, watcher)
+            models = trees.sort(found)
+            for sentence in models.sentences():
+                watcher.say(sentence)
         for facts in found:
             check_rank(folder, facts.id, options.rank)
         if not options.dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            one = Build(folder, facts, options, watcher)
+            with_hub = trees is None or options.hub
+            places = models.places(facts.id) if models else None
+            one = Build(folder, facts, options, watcher, places=places, with_hub=with_hub)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
-            one.base.check()
             was_listed = one.listing.path.exists()
-            update_listing(one, counts_only=options.dry_run)
+            if with_hub or (models and models.of[facts.id]):
+                one.base.check()
+            if with_hub:
+                update_listing(one, counts_only=options.dry_run)
+            if trees is not None and models is not None:
+                list_trees(one, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
@@ -98,7 +120,43 @@ def build(
                 reports.append(one.report)
             else:
                 reports.append(_run(one, was_listed))
+        if trees is not None and not reports:
+            raise AtlasError("No model there names a base that can be used.", "Name the bases: --base ID.")
     return reports[0] if isinstance(base, str) else reports
+
+
+def _bases_of(trees: Trees, folder: AtlasFolder, watcher: Watcher) -> list[BaseFacts]:
+    """The bases that models of trees name, as far as they can be used."""
+    found: dict[str, BaseFacts] = {}
+    unusable: list[str] = []
+    for name in trees.named_bases()[:_MOST_BASES]:
+        if any(name.lower() in {one.lower() for one in facts.ids} for facts in found.values()):
+            continue
+        try:
+            facts = find_base(folder, name)
+        except AtlasError as error:
+            unusable.append(error.message.rstrip("."))
+            continue
+        found.setdefault(facts.id, facts)
+    if unusable:
+        watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
+    return list(found.values())
+
+
+def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
+    """Bring the listing of one base up to date with what trees hold."""
+    listing, facts = build.listing, build.facts
+    is_known = listing.path.exists()
+    if not models and not is_known:
+        return
+    listing.note_base(facts.ids, build.base.licence)
+    build.base.note_mirrors(listing)
+    try:
+        _, gone = trees.update(listing, facts.id, models)
+    finally:
+        listing.remove_if_empty()
+    if gone:
+        build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")
 
 
 @plain_arguments
@@ -153,9 +211,9 @@ def _places(listing: Listing) -> dict[str, str]:
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
-    """A base by any of its names: from its source, or offline from the atlas.
+    """A base by any of its names: from its source, or offline from the atlas, else from what the source keeps here.
 
-    Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
+    Raises AtlasError if none knows it, and BadArgument if ``name`` is no text.
     """
     if not isinstance(name, str) or not name.strip():
         raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
@@ -166,6 +224,9 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         facts = facts_of_stored(base, Listing(folder.listing(base.base)))
         if typed.lower() in {one.lower() for one in facts.ids}:
             return facts
+    with suppress(AtlasError):
+        if (cached := source.base(name)) is not None:
+            return cached
     raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
 
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model. May be given several times."
+    "--base",
+    "bases",
+    multiple=True,
+    metavar="ID",
+    help="Base model. May be given several times. Default with --from: every base that a model there names.",
 )
 @options_for(BuildOptions)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
@@ -38,14 +42,22 @@ if TYPE_CHECKING:
 @atlas_option
 @output_options
 def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: bool, **chosen: Any) -> None:
-    """Crawl the fine-tunes of a base, read what is new, publish.
+    r"""Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
+
+    \b
+      index build --base roberta-base                          the Hub
+      index build --base roberta-base --from /data/runs        a folder tree
+      index build --from ~/ComfyUI/models/loras --from hf-cache
+      index build --from s3://team/checkpoints                 extra [s3]
     """
     from indexer.builds.commands import build as build_bases
     from indexer.builds.view import BuildView
     from indexer.publish.origin import adopt as adopt_atlas
 
+    if not bases and not chosen["sources"]:
+        raise click.UsageError("Missing option '--base'.")
     narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
     if narrowed:
         advice = "Check the spelling and the date, or leave them out."
@@ -55,6 +67,10 @@ def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: boo
             "Also look for models without a base_model tag: --discover names." if chosen["discover"] == "tags" else ""
         )
         none_listed = AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", advice)
+    if chosen["sources"]:
+        none_listed = AtlasError(
+            f"No model there is known to come from {', '.join(bases) or 'a base'}.", "See why above; -v says more."
+        )
     origin = adopt_atlas(AtlasFolder(atlas)) if adopt else None
     if origin is not None:
         say(f"this atlas of {origin.repository} is now your own")

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from indexer.sources.claims import Claim
+from indexer.sources.local_names import LOCAL
 from indexer.sources.questions import COPY, in_utc
 from indexer.sources.registry import author_of
 from indexer.sources.runs import run_in
-from indexer.untrusted import Reader
+from indexer.untrusted import Reader, tidy
 
 Line = dict[str, Any]
 
@@ -43,6 +44,12 @@ class ListedModel:
     def created(self) -> datetime | None:
         """When it was created; None if the row has no readable date."""
         return Reader().moment(self.row.get("createdAt"), "createdAt")
+
+    @property
+    def author(self) -> str:
+        """Whose it is: the owner in its id, or of a model of this machine the one that the user gave."""
+        stated = self.row.get("author") if self.id.startswith(LOCAL) else None
+        return tidy(stated, 96) if isinstance(stated, str) else author_of(self.id)
 
     @property
     def is_direct(self) -> bool:
@@ -119,7 +126,7 @@ def select(
         for model in models
         if not model.deleted_at_hub
         and (relations is None or model.relation in relations)
-        and (author is None or author_of(model.id).lower() == author.lower())
+        and (author is None or model.author.lower() == author.lower())
         and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
     ]

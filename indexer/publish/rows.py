@@ -34,7 +34,6 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.sources.cards.modelcard import MalformedRow, bounded_count
-from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
 from indexer.sources.runs import run_of
 from indexer.untrusted import printable
@@ -148,7 +147,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "model_id": model_id,
             "model": listed.id,
             "base": entry.base,
-            "author": author_of(listed.id),
+            "author": listed.author,
             "commit": entry.commit,
             "subfolder": "",
             "status": entry.status,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.cards.training_files import is_training_file
-from indexer.sources.claims import BY_FOLDER
+from indexer.sources.claims import BY_FOLDER, out_of_caches
+from indexer.sources.local_names import LOCAL, RUN_FOLDER, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
 from indexer.sources.runs import RUN, Checkpoint, checkpoint_at
@@ -32,16 +33,13 @@ from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
 # Files that decide the weights and claims of a folder.
-_HASHED = (".safetensors", ".bin", ".json")
+HASHED = (".safetensors", ".bin", ".json")
 # A sample of a file is this many blocks of so many bytes.
 _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
-_LONGEST_NAME = 80
-_RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 # What a model that was added from a folder is called, by default; its path is private.
-LOCAL = "local:"
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 
 
@@ -187,39 +185,44 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
-    readme = _text(folder / "README.md")
-    card = card_facts(readme)
-    # The part of config.json and adapter_config.json that a row on the Hub has.
-    found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
-    config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
-    if adapter.get("base_model_name_or_path"):
-        config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
     modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
-    hashed = [filename for filename in names if filename.endswith(_HASHED)]
-    commit = _digest_of(folder, hashed, _sample_digest)
+    hashed = [filename for filename in names if filename.endswith(HASHED)]
+    commit = _digest_of(folder, hashed, sample_digest)
     if whole:
         commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
-    row = {
-        "id": name or reference.id,
-        "folder": place_of(folder),
-        "sha": commit,
-        "lastModified": modified,
-        "createdAt": modified,
-        "tags": [],
-        "cardData": without_paths(card),
-        "config": without_paths(config),
-        "siblings": [{"rfilename": name} for name in names],
-    }
+    row: Row = {"id": name or reference.id, "folder": place_of(folder), "sha": commit, "createdAt": modified}
     if (checkpoint := _checkpoint_in(folder, names)) is not None:
         row[RUN] = {"key": place_of(Path(checkpoint.run)), "number": checkpoint.number}
-    if lacks_sentence(as_of_hub(row)):
+    config, adapter = (json_object(_text(folder / name)) for name in ("config.json", "adapter_config.json"))
+    return row | facts_in_files(names, _text(folder / "README.md"), config, adapter, modified)
+
+
+def facts_in_files(
+    names: Iterable[str], readme: str, config: Mapping[str, Any], adapter: Mapping[str, Any], modified: str
+) -> dict[str, Any]:
+    """What a listing row says of a model by its files: the names, the card, and what the configurations state.
+
+    ``adapter``: adapter_config.json. Paths of the author's machine are shortened.
+    """
+    # The part of config.json and adapter_config.json that a row on the Hub has.
+    stated: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    if named := adapter.get("base_model_name_or_path"):
+        stated["peft"] = {"base_model_name_or_path": out_of_caches(named) if isinstance(named, str) else named}
+    row: dict[str, Any] = {
+        "lastModified": modified,
+        "tags": [],
+        "cardData": without_paths(card_facts(readme)),
+        "config": without_paths(stated),
+        "siblings": [{"rfilename": name} for name in names],
+    }
+    if lacks_sentence(as_of_hub({"id": "x/y", **row})):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
 
 
 def _settings_above(folder: Path, beneath: Path | None) -> dict[str, Callable[[], ByteSource]]:
     """How to open what a training tool wrote of the run that the checkpoint in ``folder`` belongs to, by name."""
-    if not _RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
+    if not RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
         return {}
     run = folder.parent
     try:
@@ -256,18 +259,25 @@ def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedRea
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
     """
-    found = hashlib.sha1(usedforsecurity=False)
+    contents: dict[str, str] = {}
     for name in names:
         try:
             with os.fdopen(_descriptor(folder / name), "rb") as file:
-                content = digest(file)
+                contents[name] = digest(file)
         except OSError:
-            content = "unreadable"
-        found.update(f"{name} {content}\n".encode("utf-8", "surrogateescape"))
+            contents[name] = "unreadable"
+    return digest_of_files(contents)
+
+
+def digest_of_files(contents: Mapping[str, str]) -> str:
+    """A hash of the names of files and of what is said of the content of each, in this order: 20 hex digits."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for name, content in contents.items():
+        found.update(f"{name} {content}\n".encode("utf-8", "surrogatepass"))
     return found.hexdigest()[:20]
 
 
-def _sample_digest(file: BufferedReader) -> str:
+def sample_digest(file: RawIOBase | BufferedReader) -> str:
     """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
     size = file.seek(0, os.SEEK_END)
     found = hashlib.sha256()
@@ -280,9 +290,10 @@ def _sample_digest(file: BufferedReader) -> str:
     return f"{size} {found.hexdigest()}"
 
 
-def _object(path: Path) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """A small JSON file; {} if it holds no object."""
     try:
-        found = load_json(_text(path) or "{}")
+        found = load_json(text or "{}")
     except ValueError:
         return {}
     return found if isinstance(found, dict) and not is_too_deep(found) else {}
@@ -315,7 +326,7 @@ def _text(path: Path) -> str:
 
 def place_of(folder: Path) -> str:
     """Identifies a folder without its path: the first 16 hex digits of the path's sha256."""
-    return hashlib.sha256(str(folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return hash_of(str(folder))
 
 
 def local_name(folder: Path, taken: Mapping[str, str]) -> str:
@@ -328,11 +339,4 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     for name, of in taken.items():
         if of == place:
             return name
-    words = [folder.parent.name, folder.name] if _RUN_FOLDER.fullmatch(folder.name) else [folder.name]
-    plain = re.sub(r"[^\w.\-]+", "-", "-".join(filter(None, words)), flags=re.ASCII).strip("-.") or "model"
-    first = f"{LOCAL}{plain[:_LONGEST_NAME]}"
-    number, name = 1, first
-    while name in taken:
-        number += 1
-        name = f"{first}-{number}"
-    return name
+    return free_name(name_of_words((folder.parent.name, folder.name)), taken)
