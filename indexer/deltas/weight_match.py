@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ _TINY = 1e-12
 _CLEARLY_NEARER = 3.0
 # With this effect of the first statistics the others need not be computed.
 _BEYOND_DOUBT = 0.95
+# With fewer layers to choose from, the best of them means nothing.
+_FEWEST_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -82,42 +84,52 @@ def _cosines(first: Rows, second: Rows) -> NDArray[np.float64]:
     return np.asarray(np.sum(_unit(first) * _unit(second), axis=-1))
 
 
-def _of_rows(rows: Rows, same: Rows, base: Rows) -> float:
+def _of_rows(rows: Rows, same: Rows) -> float:
     return float(np.mean(_cosines(_centred(rows), _centred(same))))
 
 
-def _of_columns(rows: Rows, same: Rows, base: Rows) -> float:
+def _of_columns(rows: Rows, same: Rows) -> float:
     """Scales of columns do not matter."""
     return float(np.mean(_cosines(_centred(rows).T, _centred(same).T)))
 
 
-def _of_angles(rows: Rows, same: Rows, base: Rows) -> float:
+def _of_angles(rows: Rows, same: Rows) -> float:
     """The correlation of the angles between rows: no rotation or permutation of their columns changes them."""
     above = np.triu_indices(len(rows), 1)
     first, second = (unit @ unit.T for unit in (_unit(_centred(_unit(rows))), _unit(_centred(_unit(same)))))
     return _correlation(first[above], second[above])
 
 
-def _of_matched_rows(rows: Rows, same: Rows, base: Rows) -> float:
+def _of_matched_rows(rows: Rows, base: Rows) -> float:
     """The largest cosine of each row with any row of the base: rows may be permuted."""
-    return float(np.mean(np.max(_unit(_centred(rows)) @ _unit(_centred(base)).T, axis=1)))
+    return float(np.mean(np.max(_unit(_centred(rows)) @ base.T, axis=1)))
 
 
-def _of_sorted_rows(rows: Rows, same: Rows, base: Rows) -> float:
+def _of_sorted_rows(rows: Rows, base: Rows) -> float:
     """The share of rows whose sorted values are those of one row of the base: rows and columns may be permuted."""
-    first, second = (np.sort(np.abs(_unit(values)), axis=1) for values in (rows, base))
-    squares = np.sum(first**2, axis=1)[:, None] + np.sum(second**2, axis=1)[None] - 2.0 * (first @ second.T)
+    first = _sorted(rows)
+    squares = np.sum(first**2, axis=1)[:, None] + np.sum(base**2, axis=1)[None] - 2.0 * (first @ base.T)
     nearest, next_nearest = np.partition(squares, 1, axis=1)[:, :2].T
     return float(np.mean(next_nearest > _CLEARLY_NEARER * np.maximum(nearest, _TINY)))
 
 
-_STATISTICS: Mapping[Statistic, Callable[[Rows, Rows, Rows], float]] = {
+def _sorted(rows: Rows) -> Rows:
+    return np.sort(np.abs(_unit(rows)), axis=1)
+
+
+def _of_whole(rows: Rows) -> Rows:
+    return _unit(_centred(rows))
+
+
+_STATISTICS: Mapping[Statistic, Callable[[Rows, Rows], float]] = {
     "rows": _of_rows,
     "columns": _of_columns,
     "matched rows": _of_matched_rows,
     "angles": _of_angles,
     "sorted rows": _of_sorted_rows,
 }
+# Those that look for rows of a model among all of a matrix, and what they are compared with.
+_OF_WHOLE: Mapping[Statistic, Callable[[Rows], Rows]] = {"matched rows": _of_whole, "sorted rows": _sorted}
 # What each statistic speaks for, the simplest first. The first is chosen that explains this share of what the largest
 # effect does: if only the attention's rows stayed where they were, "rows" has an effect too, but a smaller one.
 MEANINGS: Mapping[Statistic, str] = {
@@ -132,85 +144,164 @@ _SHARES: Mapping[Statistic, float] = {
 }  # fmt: skip
 
 
-def match_weights(model: Sequence[LayerRows], base: Mapping[tuple[int, str], Rows]) -> WeightMatch:
+class BaseWeights(Protocol):
+    """The matrices of a base (out, in), read as they are needed."""
+
+    def layers(self, family: str) -> Sequence[int]:
+        """The layers that have such a matrix, ascending."""
+
+    def rows(self, layer: int, family: str, places: NDArray[np.int64]) -> Rows | None:
+        """Its rows at ``places``; None if it has other shapes than that of the model."""
+
+    def whole(self, layer: int, family: str) -> Rows | None:
+        """All of it; None if that would take too long. What is left out is not compared."""
+
+
+class Arrays(dict[tuple[int, str], Rows]):
+    """A base in memory, by layer and family."""
+
+    def layers(self, family: str) -> Sequence[int]:
+        """See ``BaseWeights``."""
+        return sorted(layer for layer, name in self if name == family)
+
+    def rows(self, layer: int, family: str, places: NDArray[np.int64]) -> Rows | None:
+        """See ``BaseWeights``."""
+        return self[layer, family][places] if places.max(initial=0) < len(self[layer, family]) else None
+
+    def whole(self, layer: int, family: str) -> Rows | None:
+        """See ``BaseWeights``."""
+        return self[layer, family]
+
+
+def match_weights(model: Sequence[LayerRows], base: BaseWeights) -> WeightMatch:
     """Compare rows of a model with a base.
 
     Args:
         model: some rows of several matrices; of each family the same layers.
-        base: the base's whole matrices (out, in) by layer and family, at least those of ``model``.
+        base: its matrices, of these families at least.
 
-    Raises ValueError if there is nothing to compare, or a shape differs.
+    Raises ValueError if there is nothing to compare.
     """
     layers = sorted({one.layer for one in model})
     families = sorted({one.family for one in model})
-    if not model or any((one.layer, one.family) not in base for one in model):
-        raise ValueError("a matrix of the model is none of the base's")
-    effects: dict[Statistic, float] = {}
-    tables: dict[Statistic, NDArray[np.float64]] = {}
-    for name in _STATISTICS:
-        tables[name], own = _table(name, model, base, layers, families)
-        # Layers may have been moved: then the best of each counts, against what the second best reaches.
-        effects[name] = max(_effect(tables[name], own), _effect_of_best(tables[name], own))
-        if effects[name] >= _BEYOND_DOUBT:
-            break
+    shared = sorted({layer for family in families for layer in base.layers(family)})
+    if not model or not shared:
+        raise ValueError("the base has none of the model's matrices")
+    # First with the same layers: that settles nearly all. Then with all, among which others may have been moved.
+    same = [layer for layer in layers if layer in shared]
+    tables: dict[Statistic, _Table] = {}
+    comparison = _Comparison(model, base, layers, families)
+    if len(same) == len(layers):
+        tables["rows"] = comparison.table("rows", same)
+    if "rows" not in tables or tables["rows"].effect < _BEYOND_DOUBT:
+        for name in _STATISTICS:
+            tables[name] = comparison.table(name, (same or shared) if name in _OF_WHOLE else shared)
+            if tables[name].effect >= _BEYOND_DOUBT:
+                break
+    effects = {name: table.effect for name, table in tables.items()}
     largest = max(effects.values())
     chosen = next((name for name in MEANINGS if effects.get(name, 0.0) >= _SHARES[name] * largest), None)
     chosen = chosen if largest >= LEAST_EFFECT else None
-    nearest: dict[int, int] = {}
-    if chosen is not None:
-        nearest = {
-            layer: layers[int(np.nanargmax(tables[chosen][row, : len(layers)]))] for row, layer in enumerate(layers)
+    return WeightMatch(effects, chosen, tables[chosen].nearest if chosen is not None else {})
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A statistic for each layer of the model (rows) with each of the base (columns).
+
+    ``null``: values of what is not the same, if the layers alone do not show that; ``own``: of the base with itself.
+    """
+
+    layers: Sequence[int]
+    columns: Sequence[int]
+    values: NDArray[np.float64]
+    null: float | None
+    own: float
+
+    @property
+    def effect(self) -> float:
+        """On the scale from what is not the same (0) to the base with itself (1).
+
+        Of the layers with themselves or, because they may have been moved, of the best of each.
+        """
+        if not np.isfinite(self.values).any() or self.own <= 0:
+            return 0.0
+        found = [self._of_best()]
+        is_same = np.equal.outer(np.array(self.layers), np.array(self.columns))
+        if is_same.any(axis=1).all():
+            others = self.values[~is_same]
+            others = others[np.isfinite(others)]
+            null = self.null if self.null is not None else float(np.median(others)) if len(others) else 0.0
+            found.append((float(np.nanmean(self.values[is_same])) - null) / max(self.own - null, _TINY))
+        return max(found)
+
+    def _of_best(self) -> float:
+        """Of each layer with the layer that is most like it; 0 if that is not clearly one layer."""
+        if len(self.columns) < _FEWEST_LAYERS or not np.isfinite(self.values).all():
+            return 0.0
+        ordered = np.sort(self.values, axis=1)
+        null = float(np.median(self.values))
+        return float((np.mean(ordered[:, -1]) - np.mean(ordered[:, -2])) / max(self.own - null, _TINY))
+
+    @property
+    def nearest(self) -> dict[int, int]:
+        """For each layer of the model the base's that is most like it."""
+        return {
+            layer: self.columns[int(np.nanargmax(values))]
+            for layer, values in zip(self.layers, self.values, strict=True)
+            if np.isfinite(values).any()
         }
-    return WeightMatch(effects, chosen, nearest)
 
 
-def _table(
-    name: Statistic,
-    model: Sequence[LayerRows],
-    base: Mapping[tuple[int, str], Rows],
-    layers: Sequence[int],
-    families: Sequence[str],
-) -> tuple[NDArray[np.float64], float]:
-    """A statistic for each layer of the model (rows) with each of the base (columns), and for the base with itself."""
-    statistic = _STATISTICS[name]
-    # One layer has no other: what its rows are with their columns in a random order stands for that.
-    table = np.full((len(layers), max(2, len(layers)), len(families)), np.nan)
-    order = np.random.default_rng(0)
-    itself = []
-    for one in model:
-        row, number = layers.index(one.layer), families.index(one.family)
-        whole = base[one.layer, one.family]
-        if whole.shape[1] != one.rows.shape[1] or len(one.places) != len(one.rows) or one.places.max() >= len(whole):
-            raise ValueError(f"{one.family} of layer {one.layer} has the shape {whole.shape} in the base")
-        itself.append(statistic(whole[one.places], whole[one.places], whole))
-        if len(layers) == 1 and name != "sorted rows":
-            mixed = one.rows[:, order.permutation(one.rows.shape[1])]
-            table[row, 1, number] = statistic(mixed, whole[one.places], whole)
-        for column, other in enumerate(layers):
-            theirs = base.get((other, one.family))
-            if theirs is not None and theirs.shape == whole.shape:
-                table[row, column, number] = statistic(one.rows, theirs[one.places], theirs)
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a layer may have no family of another's
-        return np.nanmean(table, axis=2), float(np.mean(itself))
+class _Comparison:
+    """Statistics of one model and one base; what is computed of a matrix of the base is kept."""
 
+    def __init__(
+        self, model: Sequence[LayerRows], base: BaseWeights, layers: Sequence[int], families: Sequence[str]
+    ) -> None:
+        self._model, self._base = model, base
+        self._layers, self._families = layers, families
+        self._prepared: dict[tuple[Statistic, int, str], Rows | None] = {}
 
-def _effect(table: NDArray[np.float64], own: float) -> float:
-    """The mean of layers with themselves on the scale from other layers (0) to the base with itself (1)."""
-    others = table[~np.eye(*table.shape, dtype=bool)]
-    null = float(np.nanmedian(others)) if np.isfinite(others).any() else 0.0
-    return float((np.nanmean(np.diag(table)) - null) / max(own - null, _TINY))
+    def table(self, name: Statistic, columns: Sequence[int]) -> _Table:
+        """See ``_Table``; NaN where nothing can be compared."""
+        statistic = _STATISTICS[name]
+        order = np.random.default_rng(0)
+        values = np.full((len(self._layers), len(columns), len(self._families)), np.nan)
+        itself, mixed = [], []
+        for one in self._model:
+            row, number = self._layers.index(one.layer), self._families.index(one.family)
+            for column, layer in enumerate(columns):
+                if layer not in self._base.layers(one.family):
+                    continue
+                theirs = self._of_base(name, layer, one)
+                if theirs is None or theirs.shape[-1] != one.rows.shape[-1]:
+                    continue
+                values[row, column, number] = statistic(one.rows, theirs)
+                if layer != one.layer and len(columns) > 1:
+                    continue
+                own = self._base.rows(layer, one.family, one.places)
+                if own is not None:
+                    itself.append(statistic(own, theirs))
+                if len(columns) == 1 and name != "sorted rows":
+                    # One layer has no other: what its rows are with others of its own rows stands for that.
+                    turned = one.rows[:, order.permutation(one.rows.shape[1])] if name in _OF_WHOLE else None
+                    mixed.append(statistic(np.roll(one.rows, 1, axis=0) if turned is None else turned, theirs))
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a layer may have no family of another's
+            means = np.nanmean(values, axis=2)
+        null = float(np.mean(mixed)) if mixed else None
+        return _Table(self._layers, columns, means, null, float(np.mean(itself)) if itself else 1.0)
 
-
-def _effect_of_best(table: NDArray[np.float64], own: float) -> float:
-    """As ``_effect``, of each layer with the layer that is most like it; 0 if that is not clearly one layer."""
-    if len(table) < 3:
-        return 0.0
-    if not np.isfinite(table).all():
-        return 0.0
-    ordered = np.sort(table, axis=1)
-    null = float(np.median(table))
-    return float((np.mean(ordered[:, -1]) - np.mean(ordered[:, -2])) / max(own - null, _TINY))
+    def _of_base(self, name: Statistic, layer: int, one: LayerRows) -> Rows | None:
+        """What the rows of a model are compared with."""
+        if name not in _OF_WHOLE:
+            return self._base.rows(layer, one.family, one.places)
+        key = name, layer, one.family
+        if key not in self._prepared:
+            whole = self._base.whole(layer, one.family)
+            self._prepared[key] = None if whole is None else _OF_WHOLE[name](whole)
+        return self._prepared[key]
 
 
 def _centred(rows: Rows) -> Rows:

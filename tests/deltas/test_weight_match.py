@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexer.deltas.weight_match import LEAST_EFFECT, LayerRows, match_weights
+from indexer.deltas.weight_match import LEAST_EFFECT, Arrays, LayerRows, match_weights
 
 LAYERS, WIDTH, HIDDEN, HEADS, ROWS = 5, 96, 256, 4, 12
 SHAPES = {"query": (WIDTH, WIDTH), "output": (WIDTH, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
@@ -22,12 +22,12 @@ def network(seed):
             rows = np.exp(0.3 * habits.standard_normal((height, 1)))
             values = rng.standard_normal((height, width))
             found[layer, family] = (rows * (values if width != WIDTH else scale * values + shift)).astype(np.float32)
-    return found
+    return Arrays(found)
 
 
 def changed(matrices, kind, strength=0.0, seed=7):
     rng = np.random.default_rng(seed)
-    found = {key: matrix.copy() for key, matrix in matrices.items()}
+    found = Arrays({key: matrix.copy() for key, matrix in matrices.items()})
     if kind in ("residual", "all", "rotated"):
         turn = np.eye(WIDTH)[rng.permutation(WIDTH)]
         if kind == "rotated":
@@ -98,21 +98,38 @@ def test_layers_that_were_moved_and_copied():
 
 
 def test_one_layer_is_enough():
-    one = {key: matrix for key, matrix in BASE.items() if key[0] == 0}
-    assert match_weights(sample(one), BASE).is_match
+    one = Arrays({key: matrix for key, matrix in BASE.items() if key[0] == 0})
+    assert match_weights(sample(one), one).is_match
     other = {key: matrix for key, matrix in network(4).items() if key[0] == 0}
-    assert not match_weights(sample(other), BASE).is_match
+    assert not match_weights(sample(other), one).is_match
 
 
 def test_zeros_are_no_match():
     assert not match_weights(sample({key: np.zeros_like(matrix) for key, matrix in BASE.items()}), BASE).is_match
 
 
-def test_other_shapes_are_an_error():
-    wrong = [LayerRows(0, "query", np.ones((2, WIDTH + 1), np.float32), np.arange(2))]
-    with pytest.raises(ValueError, match="has the shape"):
-        match_weights(wrong, BASE)
-    with pytest.raises(ValueError, match="none of the base"):
-        match_weights([LayerRows(9, "query", np.ones((2, WIDTH), np.float32), np.arange(2))], BASE)
-    with pytest.raises(ValueError, match="none of the base"):
+def test_a_deeper_model_made_of_the_layers_of_a_base():
+    # Depth up-scaling (SOLAR, arXiv 2312.15166): the first layers, then once more from the middle on.
+    order = [0, 1, 2, 3, 1, 2, 3, 4]
+    deeper = Arrays({(layer, family): BASE[old, family] for layer, old in enumerate(order) for family in SHAPES})
+    found = match_weights([one for one in sample(deeper) if one.layer in (0, 2, 5, 7)], BASE)
+    assert found.is_match
+    assert found.statistic == "rows"
+    assert found.nearest_layers == {0: 0, 2: 2, 5: 2, 7: 4}
+    other = network(6)
+    deeper = Arrays({(layer, family): other[old, family] for layer, old in enumerate(order) for family in SHAPES})
+    assert not match_weights([one for one in sample(deeper) if one.layer in (0, 2, 5, 7)], BASE).is_match
+
+
+def test_matrices_of_another_shape_are_no_match():
+    wider = [LayerRows(0, "query", np.ones((2, WIDTH + 1), np.float32), np.arange(2))]
+    taller = [LayerRows(0, "query", np.ones((2, WIDTH), np.float32), np.array([0, WIDTH]))]
+    assert not match_weights(wider, BASE).is_match
+    assert not match_weights(taller, BASE).is_match
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(ValueError, match="none of the model"):
+        match_weights([LayerRows(9, "gate", np.ones((2, WIDTH), np.float32), np.arange(2))], BASE)
+    with pytest.raises(ValueError, match="none of the model"):
         match_weights([], BASE)
