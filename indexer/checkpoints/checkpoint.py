@@ -324,12 +324,13 @@ def open_checkpoint(
     conversion: Callable[[], str | None] | None = None,
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
+    needs_config: bool = True,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
     returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
-    of shards or header.
+    of shards or header. Unless it ``needs_config``, a full model may come without a config.json.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
@@ -339,7 +340,7 @@ def open_checkpoint(
             reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
         )
         choice = choose(repository.filenames, relation)
-        config = read_config(repository, choice)
+        config = read_config(repository, choice, is_needed=needs_config)
         adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
         if choice.is_pickle and conversion is not None:
             try:

@@ -195,10 +195,10 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
-def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
+def read_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
-    Raises Skipped("malformed") if a full model has no readable one.
+    Raises Skipped("malformed") if a full model has no readable one, or none at all and that ``is_needed``.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
@@ -213,7 +213,7 @@ def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
             if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
                 found["model_type"] = found["type"]  # a policy of LeRobot
             return found
-    if choice.kind == "full":
+    if choice.kind == "full" and is_needed:
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return {}
 
