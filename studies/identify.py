@@ -2,7 +2,7 @@
 
     python -m studies.identify ATLAS… [--with FOLDER…] [--seeds 3]
 
-For every base in the atlases: fine-tuned, noised, pruned, quantised and back, permuted, rescaled and rotated, with
+For every base in the atlases: fine-tuned and then noised, pruned, quantised and back, permuted, rescaled and rotated, with
 layers moved or dropped. Each is also done to models of the same shapes that were not made from it: matrices drawn as
 for a new model, matrices drawn with the base's scales of rows and columns and its mean rows, layer by layer, and the
 other bases of the same shapes in the atlases. ``--with``: folders of trained models, each compared with every base.
@@ -208,9 +208,11 @@ def planted(bases: list[BaseMatrices], seeds: int) -> Iterator[dict[str, object]
             origins = {"itself": weights, "drawn": drawn(weights, seed), "habits": with_habits(weights, seed)}
             origins |= {f"{one.base}@{one.commit[:7]}": weights_of(one) for one in others}
             for origin, of in origins.items():
+                tuned = KINDS["fine-tuned"](of, np.random.default_rng(seed))
                 for kind, change in KINDS.items():
                     with tempfile.TemporaryDirectory() as folder:
-                        save(change(of, np.random.default_rng(seed)), base, Path(folder))
+                        made = tuned if kind == "fine-tuned" else change(tuned, np.random.default_rng(seed))
+                        save(made, base, Path(folder))
                         yield {"base": f"{base.base}@{base.commit[:7]}", "origin": origin, "kind": kind, **strength(Path(folder), base)}
 
 

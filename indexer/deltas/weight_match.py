@@ -35,12 +35,17 @@ _FEWEST_LAYERS = 3
 
 @dataclass(frozen=True)
 class LayerRows:
-    """One matrix (out, in) of one layer: ``rows`` (k, in) of it, at ``places`` (k,) among its rows."""
+    """One matrix (out, in) of one layer: ``rows`` (k, in) of it, at ``places`` (k,) among its rows.
+
+    ``reads``: whether its columns are coordinates of the residual stream, so that another basis of that leaves the
+    angles between its rows as they are.
+    """
 
     layer: int
     family: str
     rows: Rows
     places: NDArray[np.int64]
+    reads: bool = True
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,8 @@ _STATISTICS: Mapping[Statistic, Callable[[Rows, Rows], float]] = {
     "rows": _of_rows,
     "columns": _of_columns,
     "matched rows": _of_matched_rows,
-    "angles": _of_angles,
     "sorted rows": _of_sorted_rows,
+    "angles": _of_angles,
 }
 # Those that look for rows of a model among all of a matrix, and what they are compared with.
 _OF_WHOLE: Mapping[Statistic, Callable[[Rows], Rows]] = {"matched rows": _of_whole, "sorted rows": _sorted}
@@ -269,7 +274,8 @@ class _Comparison:
         order = np.random.default_rng(0)
         values = np.full((len(self._layers), len(columns), len(self._families)), np.nan)
         itself, mixed = [], []
-        for one in self._model:
+        some = [one for one in self._model if one.reads] if name == "angles" else []
+        for one in some or self._model:
             row, number = self._layers.index(one.layer), self._families.index(one.family)
             for column, layer in enumerate(columns):
                 if layer not in self._base.layers(one.family):

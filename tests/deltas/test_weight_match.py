@@ -7,7 +7,7 @@ import pytest
 
 from indexer.deltas.weight_match import LEAST_EFFECT, Arrays, LayerRows, match_weights
 
-LAYERS, WIDTH, HIDDEN, HEADS, ROWS = 5, 96, 256, 4, 12
+LAYERS, WIDTH, HIDDEN, HEADS, ROWS = 5, 96, 256, 4, 16
 SHAPES = {"query": (WIDTH, WIDTH), "output": (WIDTH, WIDTH), "up": (HIDDEN, WIDTH), "down": (WIDTH, HIDDEN)}
 WRITES = ("output", "down")  # into the residual stream
 
@@ -57,7 +57,7 @@ def changed(matrices, kind, strength=0.0, seed=7):
 def sample(matrices):
     rng = np.random.default_rng(3)
     return [
-        LayerRows(layer, family, matrix[places], places)
+        LayerRows(layer, family, matrix[places], places, family not in WRITES)
         for (layer, family), matrix in matrices.items()
         for places in [np.sort(rng.choice(len(matrix), ROWS, replace=False))]
     ]

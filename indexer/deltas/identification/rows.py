@@ -31,6 +31,7 @@ MOST_ROWS = 16
 MOST_BYTES = 7 << 20
 # Read first where a model has them: they read the residual stream, and write into it.
 _USUAL = ("query", "output", "feedforward1", "feedforward2")
+_WRITING = frozenset(family for family in FAMILIES if family.endswith(("output", "feedforward2")))
 # Numbers of whole matrices of one base that are searched for rows in another order.
 _MOST_NUMBERS = 1 << 26
 
@@ -77,7 +78,7 @@ class SampledRows:
         chosen = [mine[family][layer] for layer in layers for family in families if layer in mine[family]]
         lines = self._lines(chosen)
         of_model = [
-            LayerRows(matrix.key.layer, matrix.key.family, _as_rows(matrix, values), lines[matrix.key])
+            LayerRows(matrix.key.layer, matrix.key.family, _as_rows(matrix, values), lines[matrix.key], _reads(matrix))
             for matrix, values in zip(chosen, self._rows(chosen, lines), strict=True)
         ]
         if not all(np.isfinite(one.rows).all() for one in of_model):
@@ -166,6 +167,11 @@ def _as_rows(matrix: Matrix, values: torch.Tensor) -> Rows:
     """As rows of numbers that lie together in a checkpoint: of a transposed matrix its columns."""
     found: Rows = (values.mT if matrix.transposed else values).float().numpy()
     return found
+
+
+def _reads(matrix: Matrix) -> bool:
+    """Whether the columns of ``_as_rows`` are coordinates of the residual stream."""
+    return (matrix.key.family not in _WRITING) != matrix.transposed
 
 
 def _by_family(layout: Layout, stack: str) -> dict[str, dict[int, Matrix]]:
