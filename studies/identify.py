@@ -67,7 +67,9 @@ def _width(weights: Weights) -> int:
 
 def _turned(weights: Weights, turn: np.ndarray) -> Weights:
     """The residual stream in another basis."""
-    return {key: (turn @ one if key.family in _WRITES else one @ turn.T).astype(np.float32) for key, one in weights.items()}
+    return {
+        key: (turn @ one if key.family in _WRITES else one @ turn.T).astype(np.float32) for key, one in weights.items()
+    }
 
 
 def _with_neurons(weights: Weights, rng: np.random.Generator) -> Weights:
@@ -213,7 +215,12 @@ def planted(bases: list[BaseMatrices], seeds: int) -> Iterator[dict[str, object]
                     with tempfile.TemporaryDirectory() as folder:
                         made = tuned if kind == "fine-tuned" else change(tuned, np.random.default_rng(seed))
                         save(made, base, Path(folder))
-                        yield {"base": f"{base.base}@{base.commit[:7]}", "origin": origin, "kind": kind, **strength(Path(folder), base)}
+                        yield {
+                            "base": f"{base.base}@{base.commit[:7]}",
+                            "origin": origin,
+                            "kind": kind,
+                            **strength(Path(folder), base),
+                        }
 
 
 def main() -> None:
@@ -229,15 +236,19 @@ def main() -> None:
     for base in dict.fromkeys(row["base"] for row in rows):
         mine = [row for row in rows if row["base"] == base]
         null = np.array([row["strength"] for row in mine if row["origin"] != "itself"])
-        print(f"\n{base}: {len(null)} unrelated, strength up to {null.max():.3f}; "
-              f"probability up to {max(map(probability_of, null)):.4f}; "
-              f"{max(row['seconds'] for row in mine):.2f} s, {max(row['bytes'] for row in mine) / 1e6:.2f} MB at most")
+        print(
+            f"\n{base}: {len(null)} unrelated, strength up to {null.max():.3f}; "
+            f"probability up to {max(map(probability_of, null)):.4f}; "
+            f"{max(row['seconds'] for row in mine):.2f} s, {max(row['bytes'] for row in mine) / 1e6:.2f} MB at most"
+        )
         for kind in KINDS:
             found = [row for row in mine if row["origin"] == "itself" and row["kind"] == kind]
             values = np.array([row["strength"] for row in found])
             statistics = sorted({str(row["statistic"]) for row in found})
-            print(f"  {kind:40} AUROC {auroc(values, null):.4f}  strength {values.min():.3f} to {values.max():.3f}  "
-                  f"probability {min(map(probability_of, values)):.4f}  {', '.join(statistics)}")
+            print(
+                f"  {kind:40} AUROC {auroc(values, null):.4f}  strength {values.min():.3f} to {values.max():.3f}  "
+                f"probability {min(map(probability_of, values)):.4f}  {', '.join(statistics)}"
+            )
     for folder in chosen.folders:
         for base in bases:
             try:

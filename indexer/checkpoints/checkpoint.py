@@ -330,7 +330,8 @@ def open_checkpoint(
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
     returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
-    of shards or header. Unless it ``needs_config``, a full model may come without a config.json.
+    of shards or header. Unless it ``needs_config``, a model may come without a
+    config.json, and an adapter without an adapter_config.json.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
@@ -341,7 +342,9 @@ def open_checkpoint(
         )
         choice = choose(repository.filenames, relation)
         config = read_config(repository, choice, is_needed=needs_config)
-        adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
+        adapter_config = None
+        if choice.kind == "adapter":
+            adapter_config = read_adapter_config(repository, choice, is_needed=needs_config)
         if choice.is_pickle and conversion is not None:
             try:
                 if (revision := conversion()) is not None:

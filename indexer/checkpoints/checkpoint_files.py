@@ -218,14 +218,14 @@ def read_config(repository: Repository, choice: Choice, *, is_needed: bool = Tru
     return {}
 
 
-def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any] | None:
+def read_adapter_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any] | None:
     """adapter_config.json in the factors' folder; None for a LoRA of an image model, which does not need it.
 
-    Raises Skipped("malformed") if any other adapter lacks it.
+    Raises Skipped("malformed") if any other adapter lacks it, and that ``is_needed``.
     """
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:
-        if choice.name not in _ADAPTERS:
+        if choice.name not in _ADAPTERS or not is_needed:
             return None
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"

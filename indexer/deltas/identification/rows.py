@@ -23,6 +23,7 @@ from indexer.deltas.weight_match import LayerRows, Rows, WeightMatch, match_weig
 from indexer.errors import Skipped
 from indexer.names import CONNECTIONS, FAMILIES, DeltaKey
 from indexer.records.row_plan import lines_of, stripes_of
+from indexer.untrusted import shown
 
 MOST_LAYERS = 4
 MOST_FAMILIES = 4
@@ -34,6 +35,8 @@ _USUAL = ("query", "output", "feedforward1", "feedforward2")
 _WRITING = frozenset(family for family in FAMILIES if family.endswith(("output", "feedforward2")))
 # Numbers of whole matrices of one base that are searched for rows in another order.
 _MOST_NUMBERS = 1 << 26
+# Rows with the base's directions whose lengths differ by such factors (standard deviation of the logarithm) were scaled.
+_SAME_DIRECTIONS, _OTHER_LENGTHS = 0.9, 0.3
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,14 @@ class RowComparison:
 
     ``distance``: the norm of the difference over that of the base's rows, where they stand in the same places; inf if
     none do. ``is_equal``: all numbers are the same, or ``is_rounded``: are the base's, rounded to the model's dtype.
+    ``is_rescaled``: rows have the base's directions and other lengths.
     """
 
     match: WeightMatch
     distance: float
     is_equal: bool
     is_rounded: bool
+    is_rescaled: bool
     rows: int
     layers: int
     base_layers: int
@@ -94,7 +99,15 @@ class SampledRows:
         config = self.checkpoint.config
         is_alike = config.get("model_type") in architecture.model_types
         shapes = {name: info.shape for name, info in self.checkpoint.tensors.items() if info.dtype in READABLE}
-        return architecture.locate(shapes, config if is_alike else {**config, **base.config})
+        try:
+            return architecture.locate(shapes, config if is_alike else {**config, **base.config})
+        except Skipped as problem:
+            if is_alike or "model_type" not in config:
+                raise
+            what = (
+                f"another architecture, {base.config.get('model_type')}; the model is {shown(config['model_type'], 40)}"
+            )
+            raise Skipped("shape_mismatch", what) from problem
 
     def _lines(self, matrices: Sequence[Matrix]) -> dict[DeltaKey, NDArray[np.int64]]:
         """The rows that are read of each matrix (input coordinates of a transposed one)."""
@@ -106,9 +119,7 @@ class SampledRows:
         most = max(4, min(MOST_ROWS, MOST_BYTES // max(size, 1)))
         return {matrix.key: lines_of(matrix.lines, min(most, matrix.lines)) for matrix in matrices}
 
-    def _rows(
-        self, matrices: Sequence[Matrix], lines: Mapping[DeltaKey, NDArray[np.int64]]
-    ) -> list[torch.Tensor]:
+    def _rows(self, matrices: Sequence[Matrix], lines: Mapping[DeltaKey, NDArray[np.int64]]) -> list[torch.Tensor]:
         """Rows of the matrices; those that were read for another base are not read again."""
         stored = {matrix.key: matrix.stored_lines(lines[matrix.key]) for matrix in matrices}
         of_tensor: dict[str, list[NDArray[np.int64]]] = {}
@@ -233,6 +244,7 @@ def _with_distance(
     base_layers: int,
 ) -> RowComparison:
     squares = size = 0.0
+    ratios: list[NDArray[np.float64]] = []
     is_equal = is_rounded = layers == base_layers
     for one in model:
         layer = match.nearest_layers.get(one.layer, one.layer)
@@ -240,6 +252,8 @@ def _with_distance(
         if theirs is None or theirs.shape != one.rows.shape:
             is_equal = is_rounded = False
             continue
+        lengths = [np.linalg.norm(values.astype(np.float64), axis=1) for values in (one.rows, theirs)]
+        ratios.append(np.log(np.maximum(lengths[0], 1e-12) / np.maximum(lengths[1], 1e-12)))
         squares += float(np.sum((one.rows.astype(np.float64) - theirs) ** 2))
         size += float(np.sum(theirs.astype(np.float64) ** 2))
         is_equal &= layer == one.layer and bool(np.array_equal(one.rows, theirs))
@@ -248,4 +262,8 @@ def _with_distance(
             is_rounded = layer == one.layer and rounded is not None and bool(np.array_equal(one.rows, rounded))
     distance = math.sqrt(squares / size) if size else math.inf
     count = sum(len(one.rows) for one in model)
-    return RowComparison(match, distance, is_equal, is_rounded and not is_equal, count, layers, base_layers)
+    spread = float(np.std(np.concatenate(ratios))) if ratios else 0.0
+    is_rescaled = match.effects.get("rows", 0.0) > _SAME_DIRECTIONS and spread > _OTHER_LENGTHS
+    return RowComparison(
+        match, distance, is_equal, is_rounded and not is_equal, is_rescaled, count, layers, base_layers
+    )
