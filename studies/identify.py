@@ -256,7 +256,7 @@ def main() -> None:
             except ModelError as error:
                 print(folder.name, base.base, error)
                 continue
-            print(folder.name, base.base, {key: value for key, value in found.items()})
+            print(folder.name, base.base, found)
 
 
 if __name__ == "__main__":

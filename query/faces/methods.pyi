@@ -13,6 +13,7 @@ from query.questions.compare import compare as _compare
 from query.questions.depth.depth import depth as _depth
 from query.questions.depth.study import depth_study as _depth_study
 from query.questions.features import features as _features
+from query.questions.identify import identify as _identify
 from query.questions.inventory import datasets as _datasets
 from query.questions.inventory import models as _models
 from query.questions.invert import invert as _invert
@@ -50,6 +51,7 @@ class Methods:
     depth_study = method(_depth_study)
     evaluate_prediction = method(_evaluate_prediction)
     features = method(_features)
+    identify = method(_identify)
     invert = method(_invert)
     layers = method(_layers)
     lineage = method(_lineage)

@@ -2,8 +2,8 @@
 
 Shapes alone only leave out bases. Two kinds of adapters keep more of the weights that they were trained on. A DoRA
 begins with the norms of the base's rows (arXiv 2402.09353), and training moves these little. A PiSSA begins with its
-leading singular vectors (arXiv 2404.02948), and one that was converted to a plain LoRA holds them too. Both are compared
-with the same layers of the base, and with its other layers, which are the null of just this pair.
+leading singular vectors (arXiv 2404.02948), and one that was converted to a plain LoRA holds them too. Both are
+compared with the same layers of the base, and with its other layers, which are the null of just this pair.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class AdapterTensors:
         layers = sorted({matrix.key.layer for _, matrix, _ in modules})
         for _, matrix, parts in modules:
             layer = matrix.key.layer
-            others = [one for one in (*layers[layers.index(layer) + 1 :], *layers[: layers.index(layer)])][:2]
+            others = (*layers[layers.index(layer) + 1 :], *layers[: layers.index(layer)])[:2]
             keys = [DeltaKey(matrix.key.stack, one, matrix.key.family) for one in (layer, *others)]
             for key in keys:
                 place = base.layout.by_key.get(key)

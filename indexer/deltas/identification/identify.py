@@ -330,7 +330,7 @@ def _of_adapter(
             weights[base] *= math.exp(_bounded((effects.get(base, 0.0) - _ADAPTER_MIDDLE) / _ADAPTER_STEEPNESS))
     if is_named:
         weights = {base: weight * (_NAMED if named[base] else 1.0) for base, weight in weights.items()}
-        none = max(none, _NOT_NAMED)
+        none = max(none, _NOT_NAMED / max(len(fits), 1))
     elif other:
         none = max(none, _NAMES_OTHER * sum(weights.values()))
     contradicted = [base for base in reasons if named[base]]

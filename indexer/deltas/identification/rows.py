@@ -35,7 +35,7 @@ _USUAL = ("query", "output", "feedforward1", "feedforward2")
 _WRITING = frozenset(family for family in FAMILIES if family.endswith(("output", "feedforward2")))
 # Numbers of whole matrices of one base that are searched for rows in another order.
 _MOST_NUMBERS = 1 << 26
-# Rows with the base's directions whose lengths differ by such factors (standard deviation of the logarithm) were scaled.
+# Rows with the base's directions were scaled if their lengths differ by more (standard deviation of the logarithm).
 _SAME_DIRECTIONS, _OTHER_LENGTHS = 0.9, 0.3
 
 

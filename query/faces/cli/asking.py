@@ -107,9 +107,9 @@ class CommandInvocation:
         """End with a usage error."""
         raise click.UsageError(sentence)
 
-    def fail(self) -> NoReturn:
-        """End with status 1, after everything has been printed."""
-        click.get_current_context().exit(1)
+    def fail(self, status: int = 1) -> NoReturn:
+        """End with this status, after everything has been printed."""
+        click.get_current_context().exit(status)
 
 
 def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
