@@ -218,7 +218,8 @@ def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[
     """What the atlas found when it indexed the model, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
-        "FROM fine_tunes JOIN records USING (model_id) WHERE model = ? ORDER BY is_unrelated, is_copy DESC, base_cosine DESC NULLS LAST, base",
+        "FROM fine_tunes JOIN records USING (model_id) WHERE model = ? "
+        "ORDER BY is_unrelated, is_copy DESC, base_cosine DESC NULLS LAST, base",
         [known.model],
     )
     related = [row for row in indexed if not row["is_unrelated"]]
