@@ -41,7 +41,7 @@ CREATE TABLE fine_tunes (
         -- files.
     model VARCHAR NOT NULL,  -- Id on the Hub (owner/name), local:NAME for a folder of this machine, or SCHEME:… of another source.
     base VARCHAR NOT NULL,  -- Canonical id of the base.
-    author VARCHAR NOT NULL,  -- Account that owns it; "local" for a folder.
+    author VARCHAR NOT NULL,  -- Account that owns it; "local" for a folder without a label of its own.
     "commit" VARCHAR,  -- Commit of the model that this row describes.
     subfolder VARCHAR NOT NULL DEFAULT '',  -- Requested folder in the repository; empty for the root.
     status VARCHAR NOT NULL,  -- indexed, skipped (cannot be indexed at this commit), failed (will be retried), or

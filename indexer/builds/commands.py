@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -12,14 +11,13 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
-from indexer.builds.options import BuildArguments, BuildOptions, RecordArguments
+from indexer.builds.options import BuildArguments, BuildOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
     AtlasError,
     BadArgument,
     Call,
-    ModelError,
     Text,
     require,
     without_user,
@@ -29,11 +27,10 @@ from indexer.machine import check_device
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
 from indexer.sources.bases import base_of
-from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
+from indexer.sources.claims import NO_PATH
 from indexer.sources.questions import CrawlRequest, Rejected
-from indexer.sources.readmes import completed
-from indexer.sources.registry import ModelRef, base_source
-from indexer.sources.rows import checked_pages, row_of
+from indexer.sources.registry import base_source
+from indexer.sources.rows import checked_pages
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
@@ -136,55 +133,6 @@ def build(
             else:
                 reports.append(_run(one, was_listed))
     return reports[0] if isinstance(base, str) else reports
-
-
-@plain_arguments
-def add(
-    model: str | Path,
-    base: str,
-    atlas: str | Path = "atlas",
-    *,
-    name: str | None = None,
-    progress: Progress | None = None,
-    **options: Unpack[RecordArguments],
-) -> BuildReport:
-    """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
-
-    The model is listed and built alone; one that was removed comes back. ``name``: what the atlas calls a folder, by
-    default ``local:NAME`` after the folder; its path is not stored. ``options``: read, rank, spectra, keep_factors,
-    device, vector_length and same_as, as in :func:`build`. ``report.problem`` says why a model was not indexed. Raises
-    AtlasError where it cannot be found or is the base itself, and as ``build`` does.
-    """
-    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
-    reference = ModelRef.parse(str(model))
-    source = reference.source
-    source.check_name(reference, name)
-    with folder.locked("index add"):
-        facts = find_base(folder, base)
-        one = Build(folder, facts, replace(chosen, workers=1, retry_failed=True), watcher)
-        check_rank(folder, facts.id, chosen.rank)
-        finish_removals(folder, [facts.id], watcher.say)
-        try:
-            row = completed(row_of(reference))
-        except ModelError as error:
-            raise source.explain(error, reference) from error
-        row |= {"id": source.name_in_atlas(reference, row, name, _places(one.listing))}
-        if row["id"] in facts.ids:
-            message = f"{facts.id} is the base itself, not a model tuned from it."
-            raise AtlasError(message, "Name one of its fine-tunes.")
-        stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
-        one.listing.note_base(facts.ids, one.base.licence)
-        one.base.note_mirrors(one.listing)
-        one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
-        selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
-        places = {row["id"]: replace(reference, id=row["id"], revision=None)}
-        return one.run(one.plan(selected, places), stored)
-
-
-def _places(listing: Listing) -> dict[str, str]:
-    """The listed models by name, each with what identifies the folder that it was added from; "" for other models."""
-    return {one.id: str(one.row.get("folder", "")) * (one.claimed_by == BY_FOLDER) for one in listing.models()}
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:

@@ -20,6 +20,7 @@ from indexer.builds.options import (
 from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
+from indexer.console.stdin import STDIN, names_on_stdin
 from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.errors import AtlasError, Call, Text, require
 from indexer.quantities import duration_in_words, size_in_words
@@ -147,27 +148,41 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model)
-@base_option("The base it was tuned from.", required=True)
-@click.option("--name", metavar="OWNER/NAME", help="Name of a folder in the atlas. Default: local:FOLDER.")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@base_option("The base they were tuned from. Default: what their files and weights tell.")
+@click.option("--name", metavar="OWNER/NAME", help="Name of one folder in the atlas. Default: local:FOLDER.")
+@click.option("--author", metavar="NAME", help="Whose models they are, if they are not public.")
+@click.option("--dataset", multiple=True, metavar="NAME", help="What they were tuned on. May be given several times.")
+@click.option("--licence", metavar="NAME", help="Their licence.")
+@click.option(
+    "--labels", metavar="FILE", help="A table with the columns model, author, dataset and licence (TSV or CSV)."
+)
 @options_for(RecordArguments)
 @atlas_option
 @output_options
-def add(model: str, base: str, name: str | None, atlas: str, output: str, **chosen: Any) -> None:
-    """Add one model: a Hub id, its address, owner/name@revision, or a local checkpoint folder.
+def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
+    """Add models: Hub ids, addresses, owner/name@revision, local checkpoint folders, or files of weights.
 
-    The path of a folder is not stored. Add a folder again when it has changed; it keeps its name.
+    If MODEL is "-", models are read from stdin, one per line. Paths are not stored. Add a folder again when it has
+    changed; it keeps its name and its labels. All models of one base are published once.
     """
-    from indexer.builds.commands import add as add_model
+    from indexer.builds.add import add as add_models
     from indexer.builds.view import BuildView
 
+    names = [name for one in models for name in (names_on_stdin() if one == STDIN else [one])]
+    is_one = len(names) == 1
     with BuildView() as view:
-        report = add_model(model, base, atlas, name=name, progress=view, **chosen)
-    emit(report.to_dict(), output)
-    if not report.is_success:
-        raise AtlasError(
-            f"Not indexed: {report.problem or 'an earlier run refused it'}.", Text("See: ", Call("show", model))
-        )
+        found = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
+    reports = found if isinstance(found, list) else [found]
+    emit([one.to_dict() for one in reports] if len(reports) != 1 else reports[0].to_dict(), output)
+    left = sum(one.discovered - one.indexed - one.unchanged for one in reports)
+    if is_one and left and not reports[0].is_success:
+        problem = reports[0].problem or "an earlier run refused it"
+        raise AtlasError(f"Not indexed: {problem}.", Text("See: ", Call("show", names[0])))
+    if left:
+        total = sum(one.discovered for one in reports)
+        hint = "The reasons are above, and in: query sql 'FROM failures'"
+        raise AtlasError(f"{left:,} of {total:,} models were not indexed.", hint)
 
 
 @click.command()

@@ -30,6 +30,8 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.sources.cards.modelcard import MalformedRow, bounded_count
+from indexer.sources.claims import BY_FOLDER
+from indexer.sources.labels import labels_of_row
 from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
 from indexer.untrusted import printable
@@ -123,7 +125,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "model_id": model_id,
             "model": listed.id,
             "base": entry.base,
-            "author": author_of(listed.id),
+            "author": _author(listed),
             "commit": entry.commit,
             "subfolder": "",
             "status": entry.status,
@@ -160,6 +162,12 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
     if notes:
         fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
     return rows
+
+
+def _author(listed: ListedModel) -> str:
+    """The account that a model belongs to; of one from a folder its label, if it has one."""
+    label = labels_of_row(listed.row).author if listed.claimed_by == BY_FOLDER else None
+    return label or author_of(listed.id)
 
 
 def rows_of_record(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from indexer.console.advice import for_command_line
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
+from indexer.console.stdin import STDIN
 from indexer.errors import AtlasError
 from indexer.sources.registry import ModelRef
 from query.contract.options import MODEL
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Format, Hidden, If, Listed
 from query.models.lookup import identify_model, known_bases_of
-from query.models.texts import STDIN
 from query.shared.wording import counted, percent
 
 if TYPE_CHECKING:

@@ -200,7 +200,7 @@ def test_json_is_a_list_of_candidates(atlas, weights, tmp_path, run, monkeypatch
     assert status == 0
     assert set(found) == {"model", "base", "probability", "evidence", "relation"}
     monkeypatch.setattr(
-        "query.faces.cli.batch.read_stdin", lambda most: f"{own}\n# a comment\n{tmp_path}/none\n".encode()
+        "indexer.console.stdin.read_stdin", lambda most: f"{own}\n# a comment\n{tmp_path}/none\n".encode()
     )
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     status, out, err = run("query", "identify", "-", "--atlas", atlas, "--json")

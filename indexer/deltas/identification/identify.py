@@ -23,9 +23,10 @@ from indexer.deltas.identification.rows import RowComparison, SampledRows
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.listing.listing import Listing
+from indexer.names import with_dots
 from indexer.network.session import install_session
-from indexer.sources.claims import untyped_relation
-from indexer.sources.registry import ModelRef
+from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_relation
+from indexer.sources.registry import ModelRef, is_listed_id
 
 RelationToBase = Literal["fine-tune", "rearranged", "adapter", "the base itself", "none"]
 # What a probability rests on: "shapes" alone leave open whether a base that is not known here has them too.
@@ -46,6 +47,7 @@ _NAMES_OTHER = 9.0
 _LACKS_LAST = 0.1
 # Of several bases that a model is like, which are made from each other, the nearest counts: by the ratio of distances.
 _NEARER = 40.0
+_CONFIGURED = ("adapter_config.json", "config.json")
 _LARGEST_LOGIT = 6.0
 _LEAST_SHOWN = 0.001
 _MOST_REASONS = 3
@@ -81,13 +83,15 @@ class Identification:
     """What is known of the base of one model.
 
     ``candidates``: most probable first. ``none``: the probability that it is none of the bases known here, and
-    ``none_evidence`` what speaks for that. ``bytes_read``: of the model.
+    ``none_evidence`` what speaks for that. ``bytes_read``: of the model. ``named``: ids in its configuration that are
+    none of these bases.
     """
 
     candidates: tuple[BaseCandidate, ...]
     none: float
     none_evidence: tuple[str, ...]
     bytes_read: int
+    named: tuple[str, ...] = ()
 
     @property
     def base(self) -> str | None:
@@ -158,7 +162,16 @@ def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
             for base in bases:
                 if base.matrices is not None:
                     base.matrices.close()
-        return replace(found, bytes_read=checkpoint.bytes_read)
+        known = {name.lower() for base in bases for name in base.ids}
+        named = [listed for one in names if one.where in _CONFIGURED and (listed := _listed_id(one.text))]
+        others = tuple(one for one in dict.fromkeys(named) if one.lower() not in known)
+        return replace(found, bytes_read=checkpoint.bytes_read, named=others)
+
+
+def _listed_id(text: str) -> str | None:
+    """The id of a base that a source lists, as a configuration names it; None for a path or any other text."""
+    name = with_dots(hub_spelling(text))
+    return name if is_listed_id(name) and classify_base(name, "", ()) == NO else None
 
 
 def _opened(reference: ModelRef) -> Checkpoint:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from indexer.console.option import Option
+from indexer.console.stdin import STDIN
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError, Call, Text
 from indexer.records.difference import (
@@ -43,7 +44,6 @@ from query.models.resolved import (
     thresholds,
     vector_of_record,
 )
-from query.models.texts import STDIN
 from query.questions.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.questions.predict.measurements import EVIDENCE, TOGETHER, evidence_of, in_words
 from query.questions.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
