@@ -148,7 +148,7 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=complete_model)
 @base_option("The base they were tuned from. Default: what their files and weights tell.")
 @click.option("--name", metavar="OWNER/NAME", help="Name of one folder in the atlas. Default: local:FOLDER.")
 @click.option("--author", metavar="NAME", help="Whose models they are, if they are not public.")

@@ -197,7 +197,7 @@ def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
 
     rows = atlas.rows("SELECT base, aliases FROM bases ORDER BY base")
     if not rows:
-        raise AtlasError("This atlas knows no base.", "Add one: index build --base ID")
+        raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
     named = {row["base"]: tuple(row["aliases"]) for row in rows}
     return [one for one in known_bases(atlas.folder, named) if one.base in named]
 

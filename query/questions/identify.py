@@ -13,6 +13,7 @@ from indexer.console.option import Argument, Option
 from indexer.console.stdin import STDIN
 from indexer.errors import AtlasError
 from indexer.sources.registry import ModelRef
+from query.contract.columns import AskedModel
 from query.contract.options import MODEL
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Format, Hidden, If, Listed
@@ -38,7 +39,7 @@ _LARGEST = 0.9999
 class BaseOfModel:
     """One base that a model may have been made from; ``base`` is None for none of those that the atlas knows."""
 
-    model: Annotated[str, Doc("The model asked about.")]
+    model: AskedModel
     base: Annotated[str | None, Doc("A base of the atlas; empty in the row for none of them.")]
     probability: Annotated[
         float | None, Doc("Probability that the model was made from it, from 0 to 1. Empty if it cannot be read.")
@@ -100,7 +101,7 @@ class _Found(NamedTuple):
 
 def _command(
     call: Invocation,
-    models: Annotated[Sequence[str], Argument(metavar="MODEL...", is_repeated=True, completes="model")] = (),
+    models: Annotated[Sequence[str], Argument(metavar="MODEL…", is_repeated=True, completes="model")] = (),
     **options: Any,
 ) -> None:
     """If MODEL is "-", models are read from stdin, one per line."""

@@ -20,6 +20,7 @@ from query.contract.columns import (
     OF_A_BATCH,
     SIMILARITY,
     SIMILARITY_ERROR,
+    AskedModel,
     Author,
     BaseId,
     DatasetList,
@@ -155,7 +156,7 @@ class SimilarModels(Rows[Neighbour]):
     )  # fmt: skip
     SHOW_HEADLINE = True
 
-    model: Annotated[str, Doc("The model asked about.")]
+    model: AskedModel
     base: BaseId
     representation: Vectors
     neighbours: Annotated[tuple[Neighbour, ...], Doc("The models found, nearest first.")]

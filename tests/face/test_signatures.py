@@ -79,7 +79,12 @@ def test_a_command_has_the_defaults_of_its_methods():
     [
         ("build", BuildArguments, BuildOptions.parse, {"bases", "dry_run", "yes", "adopt"}),
         ("work", BuildArguments, BuildOptions.parse, {"base", "shard"}),
-        ("add", RecordArguments, BuildOptions.parse, {"model", "base", "name"}),
+        (
+            "add",
+            RecordArguments,
+            BuildOptions.parse,
+            {"models", "base", "name", "author", "dataset", "licence", "labels"},
+        ),  # fmt: skip
         ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
         ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
     ],
