@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, Call, Text
-from indexer.names import UNMEASURABLE, UNTRAINED
+from indexer.names import UNMEASURABLE, UNTRAINED, voters
 from indexer.vectors.table import VectorTable
 from query.contract.results import Doc
 from query.models.sampled import SAMPLE, note_on_sampled, sample_gives
@@ -45,6 +45,10 @@ START = (
     "coalesce(CASE WHEN start.seed IS NOT NULL THEN concat_ws(' ', start.generator, start.seed, start.\"offset\") END, "
     "'as ' || initialisation)"
 )
+
+
+# What a study says of models that are all by one author.
+BY_RUN = "All of these models are by one author, so each run counts as an author: runs of one person are more alike."
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,11 @@ class Population:
     blocks: int = 0
     outputs: NDArray[np.float32] | None = None
     groups: NDArray[np.uint8] | None = None
+
+    @property
+    def voters(self) -> list[str]:
+        """Whose vote each model is part of: its author's or, where all are by one author, its run's."""
+        return voters(self.authors, self.models)
 
     @property
     def table(self) -> VectorTable:

@@ -431,17 +431,18 @@ def predict_target(
     target: Target, models: LabelledModels, *, k: int, representation: str = "", fits: Fits | None = None
 ) -> Prediction:
     """Predict from labelled models, which must not include the target itself. ``fits``: kept for the next target."""
-    if not any(author != target.author for author in models.authors):
+    own = models.voter(target.author, target.name)
+    if not any(author != own for author in models.authors):
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
             f"{target.author or 'its own'} to compare with.",
             Text("Index more models: ", Call("build", target.base)),
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
-    everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary, target.start)
+    everyone = models.with_unlabelled(vector, target.name, own, target.head, target.vocabulary, target.start)
     training = TrainingSet(everyone, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
-    fitted = _fitted_without(models, target.author, k, {} if fits is None else fits)
+    fitted = _fitted_without(models, own, k, {} if fits is None else fits)
     probabilities = {way: each[0] for way, each in fitted.probabilities(features).items()}
     # A model without a vector is only asked about if its config.json names labels.
     kinds = evidence_of(features, 0) or ["head"]
@@ -479,15 +480,16 @@ def predict_target(
             "Adapters that began at the same random numbers have no vote for data that another model names: here the "
             "data go with these numbers, and the same seed makes adapters alike."
         )
-    own_models = [row for row, name in enumerate(models.authors) if name == target.author]
+    own_models = [row for row, name in enumerate(models.authors) if name == own]
     if target.vector is not None and own_models:
         similarity = target.vector.similarities(models.table.take(own_models))[0]
         nearest = own_models[int(np.argmax(similarity))]
+        kin = "of the same run" if models.by_run else "by the same author"
         if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
             notes.append(
                 f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
-                f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, "
-                "because the calibration excludes models by the same author."
+                f"{', '.join(own_datasets(models.datasets[nearest]))}), is {kin} and was excluded, "
+                f"because the calibration excludes models {kin}."
             )
     if not fitted.is_calibrated:
         notes.append(TOO_FEW)
