@@ -140,7 +140,8 @@ CREATE TABLE records (
     duplicate_group INTEGER,  -- The model_id of the earliest model of its group of duplicates (its own if it is the
         -- earliest); null if it has no duplicates.
     duplicate_of INTEGER,  -- The model_id of the earlier upload that it duplicates; null if there is none.
-    delta_norm DOUBLE,  -- Frobenius norm of all its deltas taken together; an estimate if a sample was read.
+    delta_norm DOUBLE,  -- Frobenius norm of all its deltas taken together; an estimate if a sample was read. Null for an
+        -- adapter whose file does not say its alpha: then the norms of its deltas are known up to one factor.
     delta_norm_error DOUBLE NOT NULL DEFAULT 0,  -- Standard error of delta_norm; 0 if all matrices were read whole.
     relative_norm DOUBLE,  -- delta_norm divided by the Frobenius norm of the base's block matrices.
     model_type VARCHAR,  -- model_type of its config.json.

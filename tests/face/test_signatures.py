@@ -84,7 +84,7 @@ def test_a_command_has_the_defaults_of_its_methods():
             RecordArguments,
             BuildOptions.parse,
             {"models", "base", "name", "author", "dataset", "licence", "labels"},
-        ),  # fmt: skip
+        ),
         ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
         ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
     ],

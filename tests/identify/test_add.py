@@ -130,3 +130,22 @@ def test_a_table_of_labels_is_checked(tmp_path):
 def test_labels_of_a_hostile_row_are_none():
     for kept in (None, [], {"author": ["x"]}, {"author": "\x1b[31m"}, {"author": "x" * 500}, {"datasets": [{}]}):
         assert labels_of_row({"labels": kept}) == ModelLabels()
+
+
+def test_a_loose_lora_without_alpha_has_no_norm(empty, tmp_path):
+    made = lora(tmp_path / "made", TWIN)
+    shutil.copy(made / "adapter_model.safetensors", tmp_path / "style.safetensors")
+    add([tmp_path / "style.safetensors", made], TWIN, empty)
+    with Atlas(empty) as opened:
+        rows = opened.rows(
+            "SELECT model, records.delta_norm, records.relative_norm, passed_over FROM fine_tunes "
+            "JOIN records USING (model_id) ORDER BY model"
+        )
+        assert [(row["model"], row["delta_norm"] is None) for row in rows] == [
+            ("local:made", False), ("local:style", True),
+        ]  # fmt: skip
+        assert rows[1]["relative_norm"] is None
+        assert "does not say its alpha" in rows[1]["passed_over"][0]
+        # Its direction is known: the two are the same adapter at two strengths.
+        (near,) = opened.similar("local:style").neighbours
+        assert near.similarity == pytest.approx(1, abs=1e-4)

@@ -41,7 +41,7 @@ def odd_atlases():
             {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
         ),
         "no datasets": (silent, {"names", "purity", "prediction", "rank"}),
-        "one author": ([replace(one, author="solo") for one in models], {"prediction", "rank", "pairs"}),
+        "one author": ([replace(one, author="solo") for one in models], {"rank", "pairs"}),
         "one dataset": ([replace(one, datasets=("d",)) for one in models], {"rank"}),
         "no ranks": ([replace(one, ranks=None) for one in models], {"rank"}),
         "all alike": ([replace(one, vector=models[0].vector) for one in models], {"rank"}),

@@ -406,6 +406,7 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
             [asked.base, asked.model_id],
         )
         if row["read"] != asked.read  # an estimated and an exact norm differ, whatever the models are
+        or None in (row["delta_norm"], facts["delta_norm"])  # an adapter whose strength is not known
         or relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
@@ -420,7 +421,8 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
         try:  # the test of a publish
             is_duplicate = difference_of(asked.record, store.read(row["record_key"])) <= within
         except AtlasError:  # the atlas has no records: by norm and signature alone
-            is_close = relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+            norms = row["delta_norm"], facts["delta_norm"]
+            is_close = None not in norms and relative_difference(*norms) <= within
             is_duplicate = cosine >= 1 - within and is_close
         if is_duplicate:
             found.append(Duplicate(row["model"], tuple(row["datasets"])))
