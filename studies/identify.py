@@ -1,11 +1,12 @@
 """Is a model's base recognised among others of its shapes? Planted changes of real bases, against unrelated models.
 
-    python -m studies.identify ATLAS… [--with FOLDER…] [--seeds 3]
+    python -m studies.identify ATLAS… [--unrelated FOLDER…] [--with FOLDER…] [--seeds 3] [--page docs/own-models.md]
 
 For every base in the atlases: fine-tuned and then noised, pruned, quantised and back, permuted, rescaled and rotated, with
 layers moved or dropped. Each is also done to models of the same shapes that were not made from it: matrices drawn as
 for a new model, matrices drawn with the base's scales of rows and columns and its mean rows, layer by layer, and the
-other bases of the same shapes in the atlases. ``--with``: folders of trained models, each compared with every base.
+other bases of the same shapes in the atlases. ``--unrelated``: models that were trained from scratch. ``--with``: folders of other trained models, each compared with
+every base. ``--page``: write the table there.
 The coefficients of ``probability_of`` are fitted to the first base and confirmed on the others.
 """
 
@@ -15,9 +16,10 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from safetensors.torch import save_file
 
 from indexer.atlas import AtlasFolder
 from indexer.checkpoints.checkpoint import open_checkpoint
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.base import BaseMatrices, locate_matrices
 from indexer.deltas.identification.identify import probability_of
 from indexer.deltas.identification.rows import SampledRows
 from indexer.deltas.stored_base import stored_bases
@@ -180,7 +182,7 @@ def save(weights: Weights, base: BaseMatrices, folder: Path, dtype: torch.dtype 
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def strength(folder: Path, base: BaseMatrices) -> dict[str, object]:
+def strength(folder: Path, base: BaseMatrices) -> dict[str, Any]:
     """How a checkpoint compares with a base."""
     began = time.perf_counter()
     with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
@@ -200,7 +202,23 @@ def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
     return float(above)
 
 
-def planted(bases: list[BaseMatrices], seeds: int) -> Iterator[dict[str, object]]:
+def trained(folder: Path, base: BaseMatrices) -> Weights | None:
+    """The block matrices of a checkpoint with the base's shapes; None for any other."""
+    with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
+        try:
+            layout = locate_matrices(checkpoint, checkpoint.config)
+        except ModelError:
+            return None
+        if {one.key: one.shape for one in layout.matrices} != {one.key: one.shape for one in base.layout.matrices}:
+            return None
+        found = {}
+        for name, tensor in checkpoint.stream(layout.tensors):
+            for matrix in layout.by_tensor[name]:
+                found[matrix.key] = matrix.extract(tensor).float().clone().numpy()
+        return found
+
+
+def planted(bases: list[BaseMatrices], seeds: int, unrelated: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
     """A row for each planted model and each unrelated one."""
     for base in bases:
         weights = weights_of(base)
@@ -209,6 +227,7 @@ def planted(bases: list[BaseMatrices], seeds: int) -> Iterator[dict[str, object]
         for seed in range(seeds):
             origins = {"itself": weights, "drawn": drawn(weights, seed), "habits": with_habits(weights, seed)}
             origins |= {f"{one.base}@{one.commit[:7]}": weights_of(one) for one in others}
+            origins |= {str(one): made for one in unrelated if (made := trained(one, base)) is not None}
             for origin, of in origins.items():
                 tuned = KINDS["fine-tuned"](of, np.random.default_rng(seed))
                 for kind, change in KINDS.items():
@@ -223,16 +242,50 @@ def planted(bases: list[BaseMatrices], seeds: int) -> Iterator[dict[str, object]
                         }
 
 
+def write_page(page: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the table between the marks of a page."""
+    bases = list(dict.fromkeys(row["base"] for row in rows))
+    null = {
+        base: np.array([row["strength"] for row in rows if row["base"] == base and row["origin"] != "itself"])
+        for base in bases
+    }
+    lines = [
+        "| planted, after a fine-tuning | "
+        + " | ".join(base.partition("@")[0].partition("/")[2] for base in bases)
+        + " |"
+    ]
+    lines.append("|---" * (1 + len(bases)) + "|")
+    for kind in KINDS:
+        cells = []
+        for base in bases:
+            values = np.array(
+                [row["strength"] for row in rows if (row["base"], row["origin"], row["kind"]) == (base, "itself", kind)]
+            )
+            cells.append(f"{auroc(values, null[base]):.3f} (from {values.min():.2f})")
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    lines.append(
+        "| unrelated, at most | " + " | ".join(f"{null[base].max():.2f} of {len(null[base])}" for base in bases) + " |"
+    )
+    seconds, size = max(row["seconds"] for row in rows), max(row["bytes"] for row in rows)
+    text = page.read_text(encoding="utf-8")
+    before, after = text.partition("<!-- identify -->")[0], text.partition("<!-- /identify -->")[2]
+    about = f"AUROC against the unrelated (and the smallest strength); at most {seconds:.1f} s and {size / 1e6:.1f} MB a model:"
+    table = "\n".join(lines)
+    page.write_text(f"{before}<!-- identify -->\n{about}\n\n{table}\n<!-- /identify -->{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Print a row for each base and kind, and the coefficients."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("atlases", nargs="+", type=Path)
     parser.add_argument("--with", dest="folders", nargs="*", type=Path, default=[])
+    parser.add_argument("--unrelated", nargs="*", type=Path, default=[])
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     bases = [BaseMatrices(one.path) for atlas in chosen.atlases for one in stored_bases(AtlasFolder(atlas))]
-    rows = list(planted(bases, chosen.seeds))
+    rows = list(planted(bases, chosen.seeds, chosen.unrelated))
     for base in dict.fromkeys(row["base"] for row in rows):
         mine = [row for row in rows if row["base"] == base]
         null = np.array([row["strength"] for row in mine if row["origin"] != "itself"])
@@ -249,6 +302,8 @@ def main() -> None:
                 f"  {kind:40} AUROC {auroc(values, null):.4f}  strength {values.min():.3f} to {values.max():.3f}  "
                 f"probability {min(map(probability_of, values)):.4f}  {', '.join(statistics)}"
             )
+    if chosen.page is not None:
+        write_page(chosen.page, rows)
     for folder in chosen.folders:
         for base in bases:
             try:

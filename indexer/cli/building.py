@@ -161,7 +161,7 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 @atlas_option
 @output_options
 def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
-    """Add models: Hub ids, addresses, owner/name@revision, local checkpoint folders, or files of weights.
+    """Read models that you name, and publish them: Hub ids, addresses, owner/name@revision, folders, files of weights.
 
     If MODEL is "-", models are read from stdin, one per line. Paths are not stored. Add a folder again when it has
     changed; it keeps its name and its labels. All models of one base are published once.

@@ -66,18 +66,18 @@ class BasesOfModels(Listed[BaseOfModel]):
     ``is_allowed``: for each model whether it was made from one of the bases asked for; None if that cannot be told.
     """
 
-    ROWS = "items"
+    ROWS = "candidates"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("relation",)
 
-    items: Annotated[tuple[BaseOfModel, ...], Doc("The bases, by model, the most probable first.")]
+    candidates: Annotated[tuple[BaseOfModel, ...], Doc("The bases, by model, the most probable first.")]
     is_allowed: Annotated[Mapping[str, bool | None], Hidden()]
 
     @property
     def headline(self) -> str:
         """The base of a single model, or how many have one."""
         first: dict[str, BaseOfModel] = {}
-        for one in self.items:
+        for one in self.candidates:
             first.setdefault(one.model, one)
         if len(first) == 1:
             (best,) = first.values()
@@ -112,7 +112,7 @@ def _command(
     with call.opened() as atlas:
         answer = atlas.identify(names if len(names) > 1 or required else names[0], **options)
         call.show(answer)
-    errors = [one for one in answer.items if one.error]
+    errors = [one for one in answer.candidates if one.error]
     if not required:
         if errors:
             say(f"{counted(len(errors), 'model')} of {len(names):,} could not be read: the column error says why")
