@@ -158,8 +158,8 @@ class BaseWeights(Protocol):
     def rows(self, layer: int, family: str, places: NDArray[np.int64]) -> Rows | None:
         """Its rows at ``places``; None if it has other shapes than that of the model."""
 
-    def whole(self, layer: int, family: str) -> Rows | None:
-        """All of it; None if that would take too long. What is left out is not compared."""
+    def whole(self, layer: int, family: str, *, is_sorted: bool = False) -> Rows | None:
+        """All of it; None if that would take too long, also to sort. What is left out is not compared."""
 
 
 class Arrays(dict[tuple[int, str], Rows]):
@@ -173,7 +173,7 @@ class Arrays(dict[tuple[int, str], Rows]):
         """See ``BaseWeights``."""
         return self[layer, family][places] if places.max(initial=0) < len(self[layer, family]) else None
 
-    def whole(self, layer: int, family: str) -> Rows | None:
+    def whole(self, layer: int, family: str, *, is_sorted: bool = False) -> Rows | None:
         """See ``BaseWeights``."""
         return self[layer, family]
 
@@ -305,7 +305,7 @@ class _Comparison:
             return self._base.rows(layer, one.family, one.places)
         key = name, layer, one.family
         if key not in self._prepared:
-            whole = self._base.whole(layer, one.family)
+            whole = self._base.whole(layer, one.family, is_sorted=name == "sorted rows")
             self._prepared[key] = None if whole is None else _OF_WHOLE[name](whole)
         return self._prepared[key]
 

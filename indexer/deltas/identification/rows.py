@@ -33,8 +33,8 @@ MOST_BYTES = 7 << 20
 # Read first where a model has them: they read the residual stream, and write into it.
 _USUAL = ("query", "output", "feedforward1", "feedforward2")
 _WRITING = frozenset(family for family in FAMILIES if family.endswith(("output", "feedforward2")))
-# Numbers of whole matrices of one base that are searched for rows in another order.
-_MOST_NUMBERS = 1 << 26
+# Numbers of whole matrices of one base that are searched for rows in another order, and that are sorted for that.
+_MOST_NUMBERS, _MOST_SORTED = 1 << 26, 1 << 24
 # Rows with the base's directions were scaled if their lengths differ by more (standard deviation of the logarithm).
 _SAME_DIRECTIONS, _OTHER_LENGTHS = 0.9, 0.3
 
@@ -88,7 +88,7 @@ class SampledRows:
         ]
         if not all(np.isfinite(one.rows).all() for one in of_model):
             raise Skipped("not_finite", "its weights hold NaN or infinite values")
-        of_base = _BaseRows(base, theirs, families, len(layers))
+        of_base = _BaseRows(base, theirs, families, layers)
         match = match_weights(of_model, of_base)
         dtype = self.checkpoint.tensors[chosen[0].tensor].dtype
         return _with_distance(match, of_model, of_base, dtype, _depth(layout, stack), _depth(base.layout, stack))
@@ -143,17 +143,23 @@ class _BaseRows:
     """A stored base as ``weight_match`` reads it: one stack, in which layers are numbered from 0."""
 
     def __init__(
-        self, base: BaseMatrices, matrices: Mapping[str, Mapping[int, Matrix]], families: Sequence[str], layers: int
+        self,
+        base: BaseMatrices,
+        matrices: Mapping[str, Mapping[int, Matrix]],
+        families: Sequence[str],
+        layers: Sequence[int],
     ) -> None:
         self._base, self._matrices = base, matrices
         self._layers = {family: sorted(by_layer) for family, by_layer in matrices.items()}
-        # Small families first, as many as may be searched whole.
-        self._searched: set[str] = set()
-        left = _MOST_NUMBERS
+        # Small families first, as many as may be searched whole: all layers of one, or some of those to be sorted.
+        self._searched: set[tuple[int, str, bool]] = set()
+        left, left_sorted = _MOST_NUMBERS, _MOST_SORTED
         for family in sorted(families, key=lambda name: math.prod(_shape(matrices[name]))):
-            left -= layers * math.prod(_shape(matrices[family]))
-            if left >= 0 and not base.is_sampled:
-                self._searched.add(family)
+            size = math.prod(_shape(matrices[family]))
+            left -= size * len(layers)
+            for layer in layers if left >= 0 and not base.is_sampled else ():
+                left_sorted -= size
+                self._searched |= {(layer, family, False)} | ({(layer, family, True)} if left_sorted >= 0 else set())
 
     def layers(self, family: str) -> Sequence[int]:
         """See ``BaseWeights``."""
@@ -166,9 +172,9 @@ class _BaseRows:
             return None
         return _as_rows(matrix, self._base.lines(matrix.key, places))
 
-    def whole(self, layer: int, family: str) -> Rows | None:
+    def whole(self, layer: int, family: str, *, is_sorted: bool = False) -> Rows | None:
         """See ``BaseWeights``."""
-        if family not in self._searched:
+        if (layer, family, is_sorted) not in self._searched:
             return None
         matrix = self._matrices[family][layer]
         return _as_rows(matrix, self._base.matrix(matrix.key))
