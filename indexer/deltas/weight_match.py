@@ -207,7 +207,11 @@ def match_weights(model: Sequence[LayerRows], base: BaseWeights) -> WeightMatch:
     largest = max(effects.values())
     chosen = next((name for name in MEANINGS if effects.get(name, 0.0) >= _SHARES[name] * largest), None)
     chosen = chosen if largest >= LEAST_EFFECT else None
-    return WeightMatch({str(name): effect for name, effect in effects.items()}, chosen, tables[chosen].nearest if chosen is not None else {})
+    return WeightMatch(
+        {str(name): effect for name, effect in effects.items()},
+        chosen,
+        tables[chosen].nearest if chosen is not None else {},
+    )
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from indexer.atlas import AtlasFolder
+from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.deltas.base import store_base
+from indexer.deltas.identification.identify import identify, identify_base, known_bases
+from indexer.deltas.identification.names import StatedName, names_base
 from indexer.errors import AtlasError
+from indexer.sources.registry import ModelRef
 from query import Atlas
 from tests import checkpoints
 from tests.atlas_builder import BASE
@@ -45,6 +52,62 @@ def test_a_fine_tune_is_of_the_base_whose_rows_it_has(atlas, weights, tmp_path, 
     assert (found.base, found.relation) == (base, "fine-tune")
     assert found.probability > 0.99
     assert "changed no more than training does" in found.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "kind", [checkpoints.t5(4, 3, 32, 64), checkpoints.phi3(4, 4, 2, 8, 48)], ids=["two stacks", "fused rows"]
+)
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_other_architectures_and_bases_of_which_a_sample_is_kept(tmp_path, kind, is_sampled):
+    base = kind.random(1)
+    folder = checkpoints.save(tmp_path / "base", kind, base)
+    with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
+        place = AtlasFolder(tmp_path / "atlas").base("org/base", "c" * 40)
+        store_base(checkpoint, "org/base", "c" * 40, place, is_sampled=is_sampled)
+    bases = known_bases(AtlasFolder(tmp_path / "atlas"))
+    own = checkpoints.save(tmp_path / "own", kind, tuned(kind, base))
+    other = checkpoints.save(tmp_path / "other", kind, kind.random(2))
+    assert identify_base(ModelRef(str(own), folder=own), bases) == "org/base"
+    assert identify_base(ModelRef(str(other), folder=other), bases) is None
+
+
+def test_of_bases_that_are_made_from_each_other_the_nearest_counts(tmp_path):
+    first = KIND.random(1)
+    second = tuned(KIND, first, 0.004, seed=11)
+    for name, made in (("org/first", first), ("org/second", second)):
+        folder = checkpoints.save(tmp_path / name, KIND, made)
+        with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
+            store_base(checkpoint, name, "c" * 40, AtlasFolder(tmp_path / "atlas").base(name, "c" * 40))
+    bases = known_bases(AtlasFolder(tmp_path / "atlas"))
+    for name, made in (("org/first", first), ("org/second", second)):
+        model = checkpoints.save(tmp_path / f"of-{name[4:]}", KIND, tuned(KIND, made, 0.002, seed=12))
+        found = identify(ModelRef(str(model), folder=model), bases)
+        assert found.base == name
+        assert "which it is like too" in found.candidates[0].evidence[-1]
+
+
+def test_broken_files_are_one_error_each(atlas, tmp_path):
+    good = checkpoints.save(tmp_path / "good", KIND, KIND.random(1))
+    whole = (good / "model.safetensors").read_bytes()
+    nan = checkpoints.save(tmp_path / "nan", KIND, {key: one * np.nan for key, one in KIND.random(1).items()})
+    broken = [nan]
+    for name, content in (
+        ("cut", whole[:5000]),
+        ("empty", b""),
+        ("long header", b"\xff" * 64),
+        ("text", b"hello" * 99),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_bytes((good / "config.json").read_bytes())
+        (folder / "model.safetensors").write_bytes(content)
+        broken.append(folder)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "model.safetensors").write_bytes(whole)
+    (tmp_path / "odd" / "config.json").write_text('{"model_type": ["x"], "_name_or_path": {"a": 1}}')
+    found = answers(atlas, *broken, tmp_path / "odd", good)
+    assert all(one.error and one.base is None for one in found[: len(broken)])
+    assert found[-1].base == BASE
 
 
 def test_the_base_itself_and_its_upload_in_another_dtype(atlas, weights, tmp_path):
@@ -156,15 +219,14 @@ def test_a_pissa_spans_leading_directions_of_its_base(atlas, weights, tmp_path):
 
 
 def test_the_metadata_of_a_file_name_an_image_model():
-    from indexer.deltas.identification.names import StatedName, names_base
-    from indexer.sources.registry import ModelRef
-
     model = ModelRef("a/b")
     sdxl, flux = ("stabilityai/stable-diffusion-xl-base-1.0",), ("black-forest-labs/FLUX.1-dev",)
     version = StatedName("ss_base_model_version in its file", "sdxl_base_v1-0")
     assert [names_base(version, model, ids) for ids in (sdxl, flux)] == ["yes", "no"]
     architecture = StatedName("modelspec.architecture in its file", "flux-1-dev/lora")
     assert [names_base(architecture, model, ids) for ids in (sdxl, flux)] == ["no", "yes"]
+    copied = StatedName("adapter_config.json", "unsloth/base-unsloth-bnb-4bit")
+    assert [names_base(copied, model, ids) for ids in (("org/base",), ("org/other",))] == ["yes", "no"]
     unknown = StatedName("ss_base_model_version in its file", "my_own_thing")
     assert [names_base(unknown, model, ids) for ids in (sdxl, flux)] == ["unsure", "unsure"]
 
@@ -220,10 +282,6 @@ def test_an_indexed_model_is_answered_from_its_record(atlas, run):
 
 
 def test_few_bytes_are_read_of_a_large_model(atlas, weights, tmp_path):
-    from indexer.atlas import AtlasFolder
-    from indexer.deltas.identification.identify import identify, known_bases
-    from indexer.sources.registry import ModelRef
-
     kind = checkpoints.roberta(4, 32, 64)
     made = tuned(kind, weights[BASE]) | {"embeddings.word_embeddings.weight": np.zeros((200_000, 32), np.float32)}
     model = checkpoints.save(tmp_path / "model", kind, made)

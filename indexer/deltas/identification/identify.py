@@ -26,7 +26,7 @@ from indexer.listing.listing import Listing
 from indexer.names import with_dots
 from indexer.network.session import install_session
 from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_relation
-from indexer.sources.registry import ModelRef, is_listed_id
+from indexer.sources.registry import ModelRef, is_listed_id, source_of
 
 RelationToBase = Literal["fine-tune", "rearranged", "adapter", "the base itself", "none"]
 # What a probability rests on: "shapes" alone leave open whether a base that is not known here has them too.
@@ -123,10 +123,15 @@ def known_bases(folder: AtlasFolder, names: Mapping[str, Collection[str]] | None
         if stored.base not in found:
             aliases = names[stored.base] if names and stored.base in names else _aliases(folder, stored.base)
             matrices = BaseMatrices(stored.path, resident=False)
-            found[stored.base] = KnownBase(tuple(dict.fromkeys((stored.base, *aliases))), matrices)
+            found[stored.base] = KnownBase(_all_ids(stored.base, aliases), matrices)
     for base, aliases in (names or {}).items():
-        found.setdefault(base, KnownBase(tuple(dict.fromkeys((base, *aliases))), None))
+        found.setdefault(base, KnownBase(_all_ids(base, aliases), None))
     return list(found.values())
+
+
+def _all_ids(base: str, aliases: Collection[str]) -> tuple[str, ...]:
+    ids = tuple(dict.fromkeys((base, *aliases)))
+    return tuple(dict.fromkeys((*ids, *source_of(base).mirrors(ids))))
 
 
 def _aliases(folder: AtlasFolder, base: str) -> tuple[str, ...]:
@@ -136,12 +141,12 @@ def _aliases(folder: AtlasFolder, base: str) -> tuple[str, ...]:
         return ()
 
 
-def identify_base(folder: AtlasFolder, reference: ModelRef) -> str | None:
-    """The base of a model among those of an atlas, by its files; None if none is sure enough.
+def identify_base(reference: ModelRef, bases: Sequence[KnownBase]) -> str | None:
+    """The base that a model was made from, by its files; None if none is sure enough. For builds that sort models.
 
     Raises ModelError if the model cannot be read.
     """
-    return identify(reference, known_bases(folder)).base
+    return identify(reference, bases).base
 
 
 def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:

@@ -35,6 +35,12 @@ _IMAGE_MODELS = {
 }  # fmt: skip
 
 
+# How names of copies in few bits end.
+_QUANTISED = re.compile(
+    r"[-_.](?:unsloth-)?(?:bnb-?)?(?:nf4|fp4|[48]-?bits?|int[48]|gptq|awq|fp8|bnb)(?:[-_.][48]-?bits?)?$", re.IGNORECASE
+)
+
+
 @dataclass(frozen=True)
 class StatedName:
     """One name of a base: ``where`` it is given, and the ``text``."""
@@ -67,7 +73,12 @@ def names_base(stated: StatedName, model: ModelRef, ids: Collection[str]) -> str
         return _names_image_model(stated.text, ids)
     own = model.id if model.is_name else model.id.replace("\\", "/").rstrip("/").rpartition("/")[2]
     classify = classify_base if stated.where == "its card" else classify_path
-    return classify(stated.text, own, ids)
+    verdict = classify(stated.text, own, ids)
+    if verdict in (NO, UNSURE) and (copied := _QUANTISED.sub("", stated.text.rstrip("/"))) != stated.text:
+        # An adapter that was trained on a copy of the base in few bits.
+        last = copied.replace("\\", "/").rpartition("/")[2].lower()
+        return YES if last in {one.rpartition("/")[2].lower() for one in ids} else verdict
+    return verdict
 
 
 def _names_image_model(text: str, ids: Collection[str]) -> str | None:
