@@ -7,6 +7,7 @@ base are read together and published once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Unpack, overload
@@ -223,7 +224,7 @@ class _Adding:
         one.listing.note_base(facts.ids, one.base.licence)
         one.base.note_mirrors(one.listing)
         for row, reference in rows.values():
-            one.listing.add(row, untyped_relation(row), facts.id, reference.source.claimed_by)
+            one.listing.add(row, _relation(row, reference), facts.id, reference.source.claimed_by)
         selected = [model for model in one.listing.models() if model.id in rows]
         at = {name: replace(reference, id=name, revision=None) for name, (_, reference) in rows.items()}
         return one.run(one.plan(selected, at), stored)
@@ -243,6 +244,17 @@ class _Adding:
                 raise AtlasError(message, "Labels are for models of your own.")
             return row
         return with_labels(row, labels_of_row(listed.get(str(row["id"]), {})).updated(given))
+
+
+def _relation(row: Row, reference: ModelRef) -> str:
+    """What a model is by its files; of a single file without any configuration, by its tensors."""
+    relation = untyped_relation(row)
+    if relation == "adapter" and reference.folder is not None and reference.folder.is_file():
+        from indexer.deltas.identification.identify import is_full
+
+        with suppress(ModelError):
+            return "finetune" if is_full(reference) else "adapter"
+    return relation
 
 
 def _shown(reference: ModelRef) -> str:

@@ -325,13 +325,14 @@ def open_checkpoint(
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
     needs_config: bool = True,
+    needs_adapter_config: bool = True,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
     Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
     returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
     of shards or header. Unless it ``needs_config``, a model may come without a
-    config.json, and an adapter without an adapter_config.json.
+    config.json; unless it ``needs_adapter_config``, an adapter without that.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
@@ -344,7 +345,7 @@ def open_checkpoint(
         config = read_config(repository, choice, is_needed=needs_config)
         adapter_config = None
         if choice.kind == "adapter":
-            adapter_config = read_adapter_config(repository, choice, is_needed=needs_config)
+            adapter_config = read_adapter_config(repository, choice, is_needed=needs_adapter_config)
         if choice.is_pickle and conversion is not None:
             try:
                 if (revision := conversion()) is not None:

@@ -82,9 +82,14 @@ def _folder_named(text: str) -> Path | None:
             if typed.is_relative_to(root):
                 raise _leads_out(text, root)
             return None
-        if _OF_FOLDER.fullmatch(path.name) and path.is_file():
-            return path.parent
-        return path if path.is_dir() or (path.suffix in _WEIGHTS and path.is_file()) else None
+        if path.is_dir():
+            return path
+        # Not where a link leads: in the Hub's cache that is a blob without a name, and without the files beside it.
+        file = path if root is not None else Path(os.path.normpath(Path(text).expanduser().absolute()))
+        is_whole = _OF_FOLDER.fullmatch(file.name) is not None
+        if not (is_whole or file.suffix in _WEIGHTS) or not file.is_file():
+            return None
+        return file.parent if is_whole else file
     except (OSError, RuntimeError, ValueError):
         return None  # too long for a path, or the home of an unknown user
 

@@ -149,3 +149,20 @@ def test_a_loose_lora_without_alpha_has_no_norm(empty, tmp_path):
         # Its direction is known: the two are the same adapter at two strengths.
         (near,) = opened.similar("local:style").neighbours
         assert near.similarity == pytest.approx(1, abs=1e-4)
+
+
+def test_a_full_model_in_one_file_needs_no_configuration(empty, weights, tmp_path):
+    made = checkpoints.save(tmp_path / "made", KIND, tuned(KIND, weights[TWIN]))
+    shutil.copy(made / "model.safetensors", tmp_path / "my tuned model.safetensors")
+    blob = tmp_path / "blobs" / ("a" * 64)
+    blob.parent.mkdir()
+    shutil.move(made / "model.safetensors", blob)
+    (made / "model.safetensors").symlink_to(blob)  # as in the Hub's cache
+    (report,) = add([tmp_path / "my tuned model.safetensors", made / "model.safetensors"], atlas=empty)
+    assert (report.base, report.indexed) == (TWIN, 2)
+    with Atlas(empty) as opened:
+        rows = opened.rows("SELECT model, relation, duplicate_of FROM models ORDER BY model_id")
+    assert {row["model"]: row["relation"] for row in rows} == {
+        "local:my-tuned-model": "finetune", "local:made": "finetune",
+    }  # fmt: skip
+    assert sum(row["duplicate_of"] is not None for row in rows) == 1

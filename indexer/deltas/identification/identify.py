@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from indexer.atlas import AtlasFolder
@@ -179,14 +180,23 @@ def _listed_id(text: str) -> str | None:
     return name if is_listed_id(name) and classify_base(name, "", ()) == NO else None
 
 
+def is_full(reference: ModelRef) -> bool:
+    """Whether a file of weights holds a full model, by its tensors. Raises ModelError."""
+    with closing(_opened(reference)) as checkpoint:
+        return checkpoint.kind == "full"
+
+
 def _opened(reference: ModelRef) -> Checkpoint:
     """The checkpoint, as an adapter if its files look like one. Raises ModelError."""
     repository = open_repository(reference)
     filenames = sorted(repository.filenames)
     row = {"siblings": [{"rfilename": name} for name in filenames]}
     relation = untyped_relation(row)
-    options = {"commit": repository.commit, "filenames": filenames}
-    checkpoint = open_checkpoint(reference, relation=relation, needs_config=False, **options)  # type: ignore[arg-type]
+    opened = partial(
+        open_checkpoint, reference, commit=repository.commit, filenames=filenames,
+        needs_config=False, needs_adapter_config=False,
+    )  # fmt: skip
+    checkpoint = opened(relation=relation)
     if checkpoint.kind == "adapter" and checkpoint.adapter_config is None:
         try:
             AdapterTensors(checkpoint).plan  # noqa: B018 - raises if it is none
@@ -194,7 +204,7 @@ def _opened(reference: ModelRef) -> Checkpoint:
             if problem.reason != "malformed":
                 return checkpoint
             checkpoint.close()  # a full model under an unusual name
-            return open_checkpoint(reference, relation="finetune", needs_config=False, **options)  # type: ignore[arg-type]
+            return opened(relation="finetune")
     return checkpoint
 
 
