@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, Call, Text
-from indexer.names import UNMEASURABLE, UNTRAINED, voters
+from indexer.names import UNMEASURABLE, UNTRAINED
 from indexer.vectors.table import VectorTable
 from query.contract.results import Doc
 from query.models.sampled import SAMPLE, note_on_sampled, sample_gives
@@ -47,7 +47,7 @@ START = (
 )
 
 
-# What a study says of models that are all by one author.
+# What a prediction says of models that are all by one author.
 BY_RUN = "All of these models are by one author, so each run counts as an author: runs of one person are more alike."
 
 
@@ -108,11 +108,6 @@ class Population:
     blocks: int = 0
     outputs: NDArray[np.float32] | None = None
     groups: NDArray[np.uint8] | None = None
-
-    @property
-    def voters(self) -> list[str]:
-        """Whose vote each model is part of: its author's or, where all are by one author, its run's."""
-        return voters(self.authors, self.models)
 
     @property
     def table(self) -> VectorTable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from indexer.console.option import Option
 from query.contract.options import Base, Representation
 from query.contract.registry import Invocation, Tool, question
-from query.models.population import BY_RUN, family_trees, notes_on_sampled, read_population, tasks_of
+from query.models.population import family_trees, notes_on_sampled, read_population, tasks_of
 from query.questions.purity import study
 from query.questions.purity.result import PurityResult
 
@@ -119,5 +119,4 @@ def purity(
     )
     habits = [name for name in study.HABITS if (name, by) != ("head", "task")]  # a head shows the task
     noted = study.habits_with_labels(population, study.strata_of(atlas, population, habits))
-    on_runs = (BY_RUN,) if population.voters != population.authors else ()
-    return replace(found, on_sampled=(*notes_on_sampled(atlas, population), *on_runs), on_habits=noted)
+    return replace(found, on_sampled=notes_on_sampled(atlas, population), on_habits=noted)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import BadArgument
-from indexer.names import voters
 from query.models.population import START, Population, components, representatives
 from query.questions.purity.labels import Floats, LabelledOrder, OwnPlaces, confused_pairs
 from query.questions.purity.result import ModelPurity, PurityResult, PurityScore, WithinScore
@@ -100,8 +99,8 @@ def purity(
     labels = [names for names in datasets if names]
     rows = rows[[bool(names) for names in datasets]]
     if len(rows):
+        authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
-        authors = codes_of(voters([population.authors[row] for row in rows], names))
         # Leaving out a model's author also leaves out the model, so one table serves both in turn.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors
