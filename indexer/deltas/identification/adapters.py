@@ -38,12 +38,14 @@ class AdapterFit:
 
     ``modules`` of its modules are matrices of the base; ``reaches_last``: whether one of them is in the last layer, as
     is usual. ``magnitudes`` and ``span``: effects between 0, as for other layers, and 1; None where they say nothing.
+    ``starts_from_base``: whether its configuration says that it began with directions of the base.
     """
 
     modules: int
     reaches_last: bool
     magnitudes: float | None = None
     span: float | None = None
+    starts_from_base: bool = False
 
 
 @dataclass
@@ -76,7 +78,7 @@ class AdapterTensors:
             return fit
         some = _spread({path: matrices for path, matrices in located.items() if len(matrices) == 1}, MOST_MODULES)
         magnitudes, span = self._effects(some, base) if len(some) > 1 else (None, None)
-        return AdapterFit(len(located), reaches_last, magnitudes, span)
+        return AdapterFit(len(located), reaches_last, magnitudes, span, plan.start is not None)
 
     def _check_shapes(self, path: str, matrices: Sequence[Matrix]) -> None:
         """Raise Skipped("shape_mismatch") unless the factors make a matrix of this size."""
@@ -206,4 +208,4 @@ def _effect(values: Sequence[tuple[float, float, float]]) -> float | None:
     if len(values) < 2:
         return None
     own, others, most = (float(np.mean(column)) for column in zip(*values, strict=True))
-    return (own - others) / max(most - others, 0.05)
+    return min((own - others) / max(most - others, 0.05), 1.0)

@@ -41,6 +41,7 @@ SURE = 0.9
 _MIDDLE, _STEEPNESS = 0.2, 0.025
 # The same by what an adapter keeps of the base.
 _ADAPTER_MIDDLE, _ADAPTER_STEEPNESS = 0.4, 0.05
+_NO_SPAN = 0.1  # of a PiSSA of other weights
 # How much a name says of an adapter whose shapes fit: for the base that it names, and against all others.
 _NAMED, _NOT_NAMED = 97.0, 3.0
 _NAMES_OTHER = 9.0
@@ -384,10 +385,13 @@ def _of_adapter(
 
 
 def _effect_of(fit: AdapterFit) -> float | None:
-    """What decides of an adapter; a span that says nothing counts only beside magnitudes."""
+    """What decides of an adapter. A span like that of other layers says something only where it should be the base's."""
     if fit.magnitudes is not None:
         return max(fit.magnitudes, fit.span or 0.0)
-    return fit.span if fit.span is not None and fit.span >= _ADAPTER_MIDDLE else None
+    if fit.span is None:
+        return None
+    is_missing = fit.starts_from_base and fit.span < _NO_SPAN
+    return fit.span if fit.span >= _ADAPTER_MIDDLE or is_missing else None
 
 
 def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> list[str]:
