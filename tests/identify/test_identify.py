@@ -294,3 +294,18 @@ def test_a_model_that_cannot_be_read_is_one_line(atlas, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     with Atlas(atlas) as opened, pytest.raises(AtlasError, match="GGUF"):
         opened.identify(tmp_path)
+
+
+def test_without_the_matrices_of_a_base_it_cannot_be_told(atlas, weights, tmp_path, run):
+    bare = tmp_path / "bare"
+    shutil.copytree(atlas, bare)
+    (gone,) = (bare / "bases").glob("org--base@*")
+    gone.unlink()
+    own = checkpoints.save(tmp_path / "own", KIND, tuned(KIND, weights[BASE]))
+    assert run("query", "identify", own, "--atlas", bare, "--require-base", BASE)[0] == 2
+    assert run("query", "identify", own, "--atlas", bare, "--require-base", TWIN)[0] == 1
+    (own / "README.md").write_text(f"---\nbase_model: {BASE}\n---\n")
+    (found, _) = answers(bare, own)
+    assert found.base == BASE
+    assert "its matrices are not in this atlas" in found.evidence[-1]
+    assert run("query", "identify", own, "--atlas", bare, "--require-base", BASE)[0] == 2  # a card proves nothing

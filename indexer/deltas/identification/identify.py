@@ -45,6 +45,8 @@ _NO_SPAN = 0.1  # of a PiSSA of other weights
 # How much a name says of an adapter whose shapes fit: for the base that it names, and against all others.
 _NAMED, _NOT_NAMED = 97.0, 3.0
 _NAMES_OTHER = 9.0
+# The probability that a card is right of a full model whose weights cannot be compared.
+_CLAIMED = 0.8
 # An adapter mostly changes the last layer, too.
 _LACKS_LAST = 0.1
 # Of several bases that a model is like, which are made from each other, the nearest counts: by the ratio of distances.
@@ -86,7 +88,7 @@ class Identification:
 
     ``candidates``: most probable first. ``none``: the probability that it is none of the bases known here, and
     ``none_evidence`` what speaks for that. ``bytes_read``: of the model. ``named``: ids in its configuration that are
-    none of these bases.
+    none of these bases. ``uncompared``: bases whose matrices are not here, or damaged.
     """
 
     candidates: tuple[BaseCandidate, ...]
@@ -94,6 +96,7 @@ class Identification:
     none_evidence: tuple[str, ...]
     bytes_read: int
     named: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
     @property
     def base(self) -> str | None:
@@ -106,7 +109,9 @@ class Identification:
         share = sum(one.probability for one in self.candidates if one.base in bases)
         if share >= SURE and any(one.basis != "shapes" for one in self.candidates if one.base in bases):
             return True
-        # Another base by shapes alone may still be one of these: they were left out because their shapes differ.
+        if not set(self.uncompared).isdisjoint(bases):
+            return None
+        # By shapes alone it may still be another base; but these were left out because their shapes differ.
         return False if share <= 1 - SURE else None
 
 
@@ -231,6 +236,7 @@ def _of_full(
             reasons[one.base] = problem.detail
         except AtlasError as problem:
             reasons[one.base] = problem.message
+            unseen.append(one.base)
     likely = {base: probability_of(found.match.strength) for base, found in compared.items() if found.match.is_match}
     nearness = {base: _nearness(compared[base]) for base in likely}
     total = sum(nearness.values())
@@ -247,14 +253,14 @@ def _of_full(
     ]
     if not candidates:
         for base in unseen:
-            if named[base]:
+            if named[base] and base not in reasons:
                 why = "its matrices are not in this atlas, so its weights could not be compared"
-                candidates.append(BaseCandidate(base, SURE, "fine-tune", (*named[base], why), "names"))
+                candidates.append(BaseCandidate(base, _CLAIMED, "fine-tune", (*named[base], why), "names"))
         largest = min(1.0, sum(one.probability for one in candidates))
         if len(candidates) > 1:
             candidates = [replace(one, probability=largest / len(candidates)) for one in candidates]
     against = [] if largest >= SURE else _against(reference, names, bases, named, compared, reasons)
-    return _result(candidates, 1.0 - largest, against)
+    return _result(candidates, 1.0 - largest, against, unseen)
 
 
 def _nearness(found: RowComparison) -> float:
@@ -343,12 +349,13 @@ def _of_adapter(
             found = adapter_fit(tensors, one.matrices)
         except AtlasError as problem:
             found = problem.message
+            unseen.append(one.base)
         if isinstance(found, str):
             reasons[one.base] = found
         else:
             fits[one.base] = found
     weights = {base: (1.0 if fit.reaches_last else _LACKS_LAST) / len(fits) for base, fit in fits.items()}
-    weights |= {base: 1.0 for base in unseen if named[base]}
+    weights |= {base: 1.0 for base in unseen if named[base] and base not in reasons}
     effects = {base: effect for base, fit in fits.items() if (effect := _effect_of(fit)) is not None}
     other = _other_name(reference, names, bases)
     is_named = any(named[base] for base in weights)
@@ -381,11 +388,11 @@ def _of_adapter(
     if effects and max(effects.values()) < _ADAPTER_MIDDLE:
         against.append("what it keeps of the weights that it was trained on is like none of the bases known here")
     against += [f"{base}: {why}" for base, why in list(reasons.items())[:_MOST_REASONS] if base not in contradicted]
-    return _result(candidates, none / total, against)
+    return _result(candidates, none / total, against, unseen)
 
 
 def _effect_of(fit: AdapterFit) -> float | None:
-    """What decides of an adapter. A span like that of other layers says something only where it should be the base's."""
+    """What decides of an adapter; a span like that of other layers only where it should be the base's."""
     if fit.magnitudes is not None:
         return max(fit.magnitudes, fit.span or 0.0)
     if fit.span is None:
@@ -412,10 +419,12 @@ def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> 
     return words
 
 
-def _result(candidates: list[BaseCandidate], none: float, against: list[str]) -> Identification:
+def _result(
+    candidates: list[BaseCandidate], none: float, against: list[str], uncompared: Sequence[str]
+) -> Identification:
     kept = sorted(candidates, key=lambda one: (-one.probability, one.base))
     kept = [one for one in kept if one.probability >= _LEAST_SHOWN]
-    return Identification(tuple(kept), max(0.0, none), tuple(against), 0)
+    return Identification(tuple(kept), max(0.0, none), tuple(against), 0, uncompared=tuple(uncompared))
 
 
 def _logistic(value: float) -> float:
