@@ -35,8 +35,8 @@ _USUAL = ("query", "output", "feedforward1", "feedforward2")
 _WRITING = frozenset(family for family in FAMILIES if family.endswith(("output", "feedforward2")))
 # Numbers of whole matrices of one base that are searched for rows in another order, and that are sorted for that.
 _MOST_NUMBERS, _MOST_SORTED = 1 << 26, 1 << 24
-# Rows with the base's directions were scaled if their lengths differ by more (standard deviation of the logarithm).
-_SAME_DIRECTIONS, _OTHER_LENGTHS = 0.9, 0.3
+# Rows with the base's directions were scaled if the lengths of so many changed by another factor (its logarithm).
+_SAME_DIRECTIONS, _OTHER_LENGTH, _SHARE_OF_ROWS = 0.5, 0.3, 0.2
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,9 @@ def _with_distance(
             is_rounded = layer == one.layer and rounded is not None and bool(np.array_equal(one.rows, rounded))
     distance = math.sqrt(squares / size) if size else math.inf
     count = sum(len(one.rows) for one in model)
-    spread = float(np.std(np.concatenate(ratios))) if ratios else 0.0
-    is_rescaled = match.effects.get("rows", 0.0) > _SAME_DIRECTIONS and spread > _OTHER_LENGTHS
+    changes = np.concatenate(ratios) if ratios else np.zeros(1)
+    share = float(np.mean(np.abs(changes - np.median(changes)) > _OTHER_LENGTH))
+    is_rescaled = match.effects.get("rows", 0.0) > _SAME_DIRECTIONS and share > _SHARE_OF_ROWS
     return RowComparison(
         match, distance, is_equal, is_rounded and not is_equal, is_rescaled, count, layers, base_layers
     )
