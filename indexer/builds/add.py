@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack, overload
 
@@ -26,7 +26,7 @@ from indexer.sources.claims import BY_FOLDER, untyped_relation
 from indexer.sources.labels import ModelLabels, labels_of_row, read_labels, with_labels
 from indexer.sources.readmes import completed
 from indexer.sources.registry import ModelRef
-from indexer.sources.rows import row_of
+from indexer.sources.rows import facts_of, row_of
 from indexer.sources.source import BaseFacts, Row
 from indexer.upkeep.removal import finish_removals
 
@@ -146,6 +146,7 @@ class _Adding:
     name: str | None
     for_all: ModelLabels
     labels: dict[str, ModelLabels]
+    refused: set[str] = field(default_factory=set)
 
     def run(self, given: Sequence[str], base: str | None) -> list[BuildReport]:
         facts = find_base(self.folder, base) if base is not None else None
@@ -243,7 +244,14 @@ class _Adding:
                 message = f"{reference.typed} is public: its card says who made it, and of what."
                 raise AtlasError(message, "Labels are for models of your own.")
             return row
-        return with_labels(row, labels_of_row(listed.get(str(row["id"]), {})).updated(given))
+        labels = labels_of_row(listed.get(str(row["id"]), {})).updated(given)
+        row = with_labels(row, labels)
+        kept = {one.raw for one in facts_of(row).datasets}
+        for dataset in labels.datasets:
+            if dataset not in kept and dataset not in self.refused:
+                self.refused.add(dataset)
+                self.watcher.say(f"{dataset!r} names no data set, as many could be called so: write owner/{dataset}")
+        return row
 
 
 def _relation(row: Row, reference: ModelRef) -> str:

@@ -74,6 +74,10 @@ def test_labels_are_kept_when_a_folder_is_added_again(empty, runs, tmp_path):
     (tmp_path / "runs.tsv").write_text(f"model\tauthor\tdataset\n{folder}\tann\tone;two\n")
     add(folder, atlas=empty, labels=tmp_path / "runs.tsv")
     add(folder, BASE, empty, licence="mit")
+    events = []
+    add(folder, BASE, empty, dataset=["one;news"], progress=lambda event: events.append(event.message))
+    assert sum("'news' names no data set" in str(one) for one in events) == 1
+    add(folder, BASE, empty, dataset=["one", "two"])
     (row,) = models(empty).values()
     assert (row["author"], row["licence"], row["datasets"]) == ("ann", "mit", ["one", "two"])
 
