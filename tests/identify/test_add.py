@@ -15,7 +15,7 @@ from query import Atlas
 from tests import checkpoints
 from tests.atlas_builder import BASE
 from tests.identify.conftest import GPT2, KIND, OTHER_KIND, TWIN, tuned
-from tests.identify.test_identify import lora
+from tests.identify.test_identify import answers, lora
 
 
 @pytest.fixture
@@ -170,3 +170,11 @@ def test_a_full_model_in_one_file_needs_no_configuration(empty, weights, tmp_pat
         "local:my-tuned-model": "finetune", "local:made": "finetune",
     }  # fmt: skip
     assert sum(row["duplicate_of"] is not None for row in rows) == 1
+
+
+def test_an_adapter_of_a_listed_fine_tune_is_of_its_base(empty, weights, tmp_path):
+    tuned_once = checkpoints.save(tmp_path / "once", KIND, tuned(KIND, weights[TWIN]))
+    add(tuned_once, atlas=empty, name="ann/once")
+    (found, *_) = answers(empty, lora(tmp_path / "on-top", "ann/once"))
+    assert (found.base, found.relation) == (TWIN, "adapter")
+    assert found.evidence[0] == "adapter_config.json names ann/once, which the atlas lists as made from it"

@@ -8,7 +8,7 @@ share the probability. docs/own-models.md has the measurements.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,10 +60,14 @@ _FEW_LAYERS = 3
 
 @dataclass(frozen=True)
 class KnownBase:
-    """A base to compare with: all its ``ids``, the canonical one first; ``matrices``: None if they are not here."""
+    """A base to compare with: all its ``ids``, the canonical one first; ``matrices``: None if they are not here.
+
+    ``lists`` says whether the atlas has a model of this id among those made from it.
+    """
 
     ids: tuple[str, ...]
     matrices: BaseMatrices | None
+    lists: Callable[[str], bool] = lambda identifier: False
 
     @property
     def base(self) -> str:
@@ -130,10 +134,19 @@ def known_bases(folder: AtlasFolder, names: Mapping[str, Collection[str]] | None
         if stored.base not in found:
             aliases = names[stored.base] if names and stored.base in names else _aliases(folder, stored.base)
             matrices = BaseMatrices(stored.path, resident=False)
-            found[stored.base] = KnownBase(_all_ids(stored.base, aliases), matrices)
+            found[stored.base] = KnownBase(
+                _all_ids(stored.base, aliases), matrices, partial(_is_listed, folder, stored.base)
+            )
     for base, aliases in (names or {}).items():
-        found.setdefault(base, KnownBase(_all_ids(base, aliases), None))
+        found.setdefault(base, KnownBase(_all_ids(base, aliases), None, partial(_is_listed, folder, base)))
     return list(found.values())
+
+
+def _is_listed(folder: AtlasFolder, base: str, identifier: str) -> bool:
+    try:
+        return Listing(folder.listing(base)).lists(identifier)
+    except AtlasError:
+        return False
 
 
 def _all_ids(base: str, aliases: Collection[str]) -> tuple[str, ...]:
@@ -338,6 +351,12 @@ def _of_adapter(
     reference: ModelRef, tensors: AdapterTensors, names: list[StatedName], bases: Sequence[KnownBase]
 ) -> Identification:
     named = claims(names, reference, {one.base: one.ids for one in bases})
+    if not any(named.values()):
+        for stated in names:
+            parent = _listed_id(stated.text) if stated.where in _CONFIGURED else None
+            for one in bases:
+                if parent is not None and one.lists(parent):
+                    named[one.base].append(f"{stated.where} names {parent}, which the atlas lists as made from it")
     fits: dict[str, AdapterFit] = {}
     reasons: dict[str, str] = {}
     unseen: list[str] = []
@@ -357,7 +376,7 @@ def _of_adapter(
     weights = {base: (1.0 if fit.reaches_last else _LACKS_LAST) / len(fits) for base, fit in fits.items()}
     weights |= {base: 1.0 for base in unseen if named[base] and base not in reasons}
     effects = {base: effect for base, fit in fits.items() if (effect := _effect_of(fit)) is not None}
-    other = _other_name(reference, names, bases)
+    other = [] if any(named.values()) else _other_name(reference, names, bases)
     is_named = any(named[base] for base in weights)
     none = 0.0
     if effects:
