@@ -41,9 +41,10 @@ __all__ = [
     "work",
 ]
 
+@overload
 def add(
     model: str | Path,
-    base: str,
+    base: str | None = None,
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
@@ -55,10 +56,34 @@ def add(
     same_as: str | Sequence[str] = (),
     vector_length: int | None = None,
     name: str | None = None,
+    author: str | None = None,
+    dataset: str | Sequence[str] = (),
+    licence: str | None = None,
+    labels: str | Path | None = None,
 ) -> BuildReport: ...
 @overload
+def add(
+    model: list[str | Path] | list[str] | tuple[str | Path, ...],
+    base: str | None = None,
+    atlas: str | Path = "atlas",
+    *,
+    progress: Progress | None = None,
+    read: str | None = None,
+    rank: int = 8,
+    spectra: bool = False,
+    keep_factors: bool = True,
+    device: str = "cpu",
+    same_as: str | Sequence[str] = (),
+    vector_length: int | None = None,
+    name: str | None = None,
+    author: str | None = None,
+    dataset: str | Sequence[str] = (),
+    licence: str | None = None,
+    labels: str | Path | None = None,
+) -> list[BuildReport]: ...
+@overload
 def build(
-    base: str = (),
+    base: str,
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,

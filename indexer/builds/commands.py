@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,7 +13,7 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
-from indexer.builds.options import AddOptions, BuildOptions, RecordOptions, WorkOptions
+from indexer.builds.options import BuildOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
 from indexer.builds.trees import PlacedModel, Tree, Trees
 from indexer.console.options import with_options
@@ -23,7 +22,6 @@ from indexer.errors import (
     AtlasError,
     BadArgument,
     Call,
-    ModelError,
     Text,
     require,
     without_user,
@@ -34,11 +32,10 @@ from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
 from indexer.quantities import some_of
 from indexer.sources.bases import base_of
-from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
+from indexer.sources.claims import NO_PATH
 from indexer.sources.questions import CrawlRequest, Rejected
-from indexer.sources.readmes import completed
-from indexer.sources.registry import ModelRef, base_source
-from indexer.sources.rows import checked_pages, row_of
+from indexer.sources.registry import base_source
+from indexer.sources.rows import checked_pages
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
@@ -80,6 +77,11 @@ def build(
         from indexer.builds.dask_executor import DaskExecutor
 
         DaskExecutor(options.scheduler).connect().close(timeout=5)  # raises before a long crawl
+
+    def fetch(facts: BaseFacts, is_named: bool) -> None:
+        if is_named or names:  # not what only a model of another base names
+            Build(folder, facts, options, watcher).stored_base(whole=False)
+
     reports = []
     with folder.locked(f"index build{''.join(f' --base {name}' for name in names)}"):
         remove_leftovers(folder)
@@ -89,7 +91,7 @@ def build(
             trees = Trees(folder, options, watcher)
             trees.read()
             found = found or _bases_of(trees, folder, watcher)
-            models = trees.sort(found)
+            models = trees.sort(found, None if options.dry_run else fetch)
             for sentence in models.sentences():
                 watcher.say(sentence)
         for facts in found:
@@ -127,20 +129,20 @@ def build(
 
 def _bases_of(trees: Trees, folder: AtlasFolder, watcher: Watcher) -> list[BaseFacts]:
     """The bases that models of trees name, as far as they can be used."""
-    found: dict[str, BaseFacts] = {}
+    bases: dict[str, BaseFacts] = {}
     unusable: list[str] = []
     for name in trees.named_bases()[:_MOST_BASES]:
-        if any(name.lower() in {one.lower() for one in facts.ids} for facts in found.values()):
+        if any(name.lower() in {known.lower() for known in facts.ids} for facts in bases.values()):
             continue
         try:
             facts = find_base(folder, name)
         except AtlasError as error:
             unusable.append(error.message.rstrip("."))
             continue
-        found.setdefault(facts.id, facts)
+        bases.setdefault(facts.id, facts)
     if unusable:
         watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
-    return list(found.values())
+    return list(bases.values())
 
 
 def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
@@ -157,57 +159,6 @@ def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedMo
         listing.remove_if_empty()
     if gone:
         build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")
-
-
-@plain_arguments
-@with_options(AddOptions)
-def add(
-    model: str | Path,
-    base: str,
-    atlas: str | Path = "atlas",
-    *,
-    progress: Progress | None = None,
-    options: AddOptions,
-) -> BuildReport:
-    """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
-
-    The model is listed and built alone; one that was removed comes back. The path of a folder is not stored.
-    ``report.problem`` says why a model was not indexed. Raises AtlasError where it cannot be found or is the base
-    itself, and as ``build`` does.
-    """
-    chosen = WorkOptions(**options.part(RecordOptions), workers=1, retry_failed=True)
-    watcher, folder = Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
-    reference = ModelRef.parse(str(model))
-    source = reference.source
-    source.check_name(reference, options.name)
-    with folder.locked("index add"):
-        facts = find_base(folder, base)
-        one = Build(folder, facts, chosen, watcher)
-        check_rank(folder, facts.id, chosen.rank)
-        finish_removals(folder, [facts.id], watcher.say)
-        try:
-            row = completed(row_of(reference))
-        except ModelError as error:
-            raise source.explain(error, reference) from error
-        row |= {"id": source.name_in_atlas(reference, row, options.name, _places(one.listing))}
-        if row["id"] in facts.ids:
-            message = f"{facts.id} is the base itself, not a model tuned from it."
-            raise AtlasError(message, "Name one of its fine-tunes.")
-        # First: nothing is listed for a base that cannot be used.
-        stored = one.stored_base(whole=untyped_relation(row) != "adapter")
-        one.listing.note_base(facts.ids, one.base.licence)
-        one.base.note_mirrors(one.listing)
-        one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
-        selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
-        places = {row["id"]: replace(reference, id=row["id"], revision=None)}
-        planned = one.plan(selected, places)
-        return one.run(planned, one.base_for(planned, stored))
-
-
-def _places(listing: Listing) -> dict[str, str]:
-    """The listed models by name, each with what identifies the folder that it was added from; "" for other models."""
-    return {one.id: str(one.row.get("folder", "")) * (one.claimed_by == BY_FOLDER) for one in listing.models()}
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:

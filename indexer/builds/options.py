@@ -264,7 +264,13 @@ class AddOptions(RecordOptions):
     """The options of `index add`."""
 
     name: Annotated[str | None, Option(
-        "Name of a folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None
+        "Name of one folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None
+    author: Annotated[str | None, Option("Whose models they are, if they are not public.", metavar="NAME")] = None
+    dataset: Annotated[str | Sequence[str], Option(
+        "What they were tuned on. May be given several times.", metavar="NAME", is_repeated=True)] = ()
+    licence: Annotated[str | None, Option("Their licence.", metavar="NAME")] = None
+    labels: Annotated[str | Path | None, Option(
+        "A table with the columns model, author, dataset and licence (TSV or CSV).", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.identify import identify_base
 from indexer.builds.options import WorkOptions
 from indexer.builds.report import Watcher
 from indexer.checkpoints.ahead import in_threads
+from indexer.deltas.identification.identify import identify, known_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees
@@ -296,45 +296,93 @@ class Trees:
                 counts[listing.ids()[0]] += 0
         return sorted(counts, key=lambda name: (-counts[name], name))
 
-    def sort(self, bases: Sequence[BaseFacts]) -> Sorted:
-        """Which model has which base."""
+    def sort(self, bases: Sequence[BaseFacts], fetch: Callable[[BaseFacts, bool], object] | None = None) -> Sorted:
+        """Which model has which base: the one that its files name, else the one that its weights tell.
+
+        ``fetch`` makes the matrices of a base available, to compare with; it is called with whether models name the
+        base. None: only what the atlas holds is compared.
+        """
         found = Sorted({facts.id: [] for facts in bases})
+        listings = {facts.id: Listing(self.folder.listing(facts.id)) for facts in bases}
+        listed = {base: {model.id: model for model in listing.models()} for base, listing in listings.items()}
         ids: dict[str, Collection[str]] = {}
         members: dict[str, str] = {}
         for facts in bases:
-            listing = Listing(self.folder.listing(facts.id))
             mirrors = source_of(facts.id).mirrors(facts.ids)
-            ids[facts.id] = (*facts.ids, *mirrors, *listing.copies())
-            members |= {one.id.lower(): facts.id for one in listing.models() if not one.id.startswith(LOCAL)}
+            ids[facts.id] = (*facts.ids, *mirrors, *listings[facts.id].copies())
+            members |= {name.lower(): facts.id for name in listed[facts.id] if not name.startswith(LOCAL)}
         itself = {name.lower() for facts in bases for name in facts.ids}
-        now_tried = hashlib.sha256("\n".join(sorted(ids)).encode()).hexdigest()[:16]
+        counts = {tree.known.tree: Counter[str]() for tree in self.trees}
+        unnamed: list[tuple[Tree, PlacedModel]] = []
         for tree in self.trees:
-            of_tree, tried = Counter[str](), []
-            for one in tree.models:
-                said = one.known.facts
-                if one.model.hub_id.lower() in itself:
+            of_tree = counts[tree.known.tree]
+            for placed in tree.models:
+                name = placed.known.model
+                if placed.model.hub_id.lower() in itself:
                     of_tree["bases"] += 1
                     continue
-                base, other = base_among(said, one.known.model, ids)
+                base, other = base_among(placed.known.facts, name, ids)
                 if base is None and other is not None:
                     base = members.get(other.lower())
-                if base is None and other is None and one.known.tried != now_tried:
-                    base = identify_base(tree.reference(one), ids)
-                    if base is None:
-                        tried.append(replace(one.known, tried=now_tried))
+                elif base is None:
+                    base = next((base for base in listed if tree.is_listed(listed[base].get(name), placed)), None)
                 if base is not None:
                     of_tree["models"] += 1
-                    found.of[base].append((tree, one))
+                    found.of[base].append((tree, placed))
                 elif other is not None:
                     of_tree["another_base"] += 1
-                    found.others.append((one.known.model, other))
+                    found.others.append((name, other))
                 else:
-                    of_tree["base_not_named"] += 1
-                    found.unnamed.append(one.known.model)
+                    unnamed.append((tree, placed))
+        tried = self._identify(unnamed, bases, found, fetch) if unnamed and bases else {}
+        for tree, placed in unnamed:
+            base = tried.get(placed.known.place)
+            counts[tree.known.tree]["models" if base else "base_not_named"] += 1
+            if base:
+                found.of[base].append((tree, placed))
+            else:
+                found.unnamed.append(placed.known.model)
+        for tree in self.trees:
+            of_tree = counts[tree.known.tree]
             of_tree["problems"] = sum(tree.listing.problems.counts.values())
             tree.known = replace(tree.known, counts=dict(of_tree))
-            self._store(tree, tried)
+            self._store(tree, ())
         return found
+
+    def _identify(
+        self,
+        unnamed: Sequence[tuple[Tree, PlacedModel]],
+        bases: Sequence[BaseFacts],
+        found: Sorted,
+        fetch: Callable[[BaseFacts, bool], object] | None,
+    ) -> dict[str, str]:
+        """The bases that weights tell, by the place of the model. What was tried in vain is not tried again."""
+        if fetch is not None:
+            for facts in bases:
+                fetch(facts, bool(found.of[facts.id]))
+        ids = {facts.id for facts in bases}
+        known = [base for base in known_bases(self.folder) if base.base in ids]
+        if not known:
+            return {}
+        compared = "\n".join(sorted(base.base for base in known))
+        now_tried = hashlib.sha256(compared.encode()).hexdigest()[:16]
+        results: dict[str, str] = {}
+        for number, (tree, placed) in enumerate(unnamed, 1):
+            if placed.known.tried == now_tried:
+                continue
+            if number % 10 == 0:
+                self.watcher.listed(f"{number:,} of {len(unnamed):,} models that name no base compared")
+            try:
+                answer = identify(tree.reference(placed), known)
+            except ModelError:
+                answer = None  # reading it says why, if a base is known
+            if answer is not None and answer.base is not None:
+                results[placed.known.place] = answer.base
+                if answer.candidates[0].basis == "shapes":
+                    found.by_shapes.append(placed.known.model)
+            else:
+                self._store(tree, [replace(placed.known, tried=now_tried)])
+        return results
 
     def update(self, listing: Listing, base: str, models: Sequence[tuple[Tree, PlacedModel]]) -> tuple[int, int]:
         """Bring the listing of a base up to date; returns how many models are new, and how many have left for good."""
@@ -369,11 +417,15 @@ class Trees:
 
 @dataclass
 class Sorted:
-    """The models of trees by base: those of each, those of ``others`` with the base that they name, and ``unnamed``."""
+    """The models of trees by base: those of each, those of ``others`` with the base that they name, and ``unnamed``.
+
+    ``by_shapes``: those whose base only the shapes of their factors tell.
+    """
 
     of: dict[str, list[tuple[Tree, PlacedModel]]]
     others: list[tuple[str, str]] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
+    by_shapes: list[str] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
         """What is not indexed, and why."""
@@ -384,6 +436,9 @@ class Sorted:
             found.append(f"models of other bases, not indexed: {len(self.others):,}, of {some_of(named, 8)}")
         if self.unnamed:
             found.append(f"models that name no base, not indexed: {len(self.unnamed):,} ({some_of(self.unnamed, 3)})")
+        if self.by_shapes:
+            shown = some_of(self.by_shapes, 3)
+            found.append(f"models whose base is told by their shapes alone: {len(self.by_shapes):,} ({shown})")
         return found
 
     def places(self, base: str) -> dict[str, ModelRef]:

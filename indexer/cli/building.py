@@ -20,6 +20,7 @@ from indexer.builds.options import (
 from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
+from indexer.console.stdin import STDIN, names_on_stdin
 from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.errors import AtlasError, Call, Text
 from indexer.quantities import duration_in_words, size_in_words
@@ -147,26 +148,34 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model)
-@base_option("The base it was tuned from.", required=True)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=complete_model)
+@base_option("The base they were tuned from. Default: what their files and weights tell.")
 @options_for(AddOptions)
 @atlas_option
 @output_options
-def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Add one model: a Hub id, its address, owner/name@revision, or a local checkpoint folder.
+def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
+    """Read models that you name, and publish them: Hub ids, addresses, owner/name@revision, folders, files of weights.
 
-    The path of a folder is not stored. Add a folder again when it has changed; it keeps its name.
+    If MODEL is "-", models are read from stdin, one per line. Paths are not stored. Add a folder again when it has
+    changed; it keeps its name and its labels. All models of one base are published once.
     """
-    from indexer.builds.commands import add as add_model
+    from indexer.builds.add import add as add_models
     from indexer.builds.view import BuildView
 
+    names = [name for model in models for name in (names_on_stdin() if model == STDIN else [model])]
+    is_one = len(names) == 1
     with BuildView() as view:
-        report = add_model(model, base, atlas, progress=view, **chosen)
-    emit(report.to_dict(), output)
-    if not report.is_success:
-        raise AtlasError(
-            f"Not indexed: {report.problem or 'an earlier run refused it'}.", Text("See: ", Call("show", model))
-        )
+        added = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
+    reports = added if isinstance(added, list) else [added]
+    emit([report.to_dict() for report in reports] if len(reports) != 1 else reports[0].to_dict(), output)
+    left = sum(report.discovered - report.indexed - report.unchanged for report in reports)
+    if is_one and left and not reports[0].is_success:
+        problem = reports[0].problem or "an earlier run refused it"
+        raise AtlasError(f"Not indexed: {problem}.", Text("See: ", Call("show", names[0])))
+    if left:
+        total = sum(report.discovered for report in reports)
+        hint = "The reasons are above, and in: query sql 'FROM failures'"
+        raise AtlasError(f"{left:,} of {total:,} models were not indexed.", hint)
 
 
 @click.command()

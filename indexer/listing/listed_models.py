@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.sources.claims import Claim
+from indexer.sources.claims import BY_FOLDER, Claim
+from indexer.sources.labels import labels_of_row
 from indexer.sources.local_names import LOCAL
 from indexer.sources.questions import COPY, in_utc
 from indexer.sources.registry import author_of
@@ -47,9 +48,11 @@ class ListedModel:
 
     @property
     def author(self) -> str:
-        """Whose it is: the owner in its id, or of a model of this machine the one that the user gave."""
-        stated = self.row.get("author") if self.id.startswith(LOCAL) else None
-        return tidy(stated, 96) if isinstance(stated, str) else author_of(self.id)
+        """Whose it is: the owner in its id, or of a model of this machine the one that the user named."""
+        stated = labels_of_row(self.row).author if self.claimed_by == BY_FOLDER else None
+        if stated is None and self.id.startswith(LOCAL) and isinstance(of_tree := self.row.get("author"), str):
+            stated = tidy(of_tree, 96)
+        return stated or author_of(self.id)
 
     @property
     def is_direct(self) -> bool:

@@ -114,6 +114,10 @@ class Listing:
         """The ids of the base, the canonical one first."""
         return self._read(ListingTables.ids)
 
+    def lists(self, identifier: str) -> bool:
+        """Whether a model of this id is listed."""
+        return self._read(lambda listing: listing.row(identifier) is not None)
+
     def aliases(self) -> tuple[str, ...]:
         """The other ids of the base."""
         return self.ids()[1:]

@@ -1,4 +1,8 @@
-"""Checkpoint folders on this machine: a listing row as the Hub would give it, files, and names without paths."""
+"""Checkpoint folders on this machine: a listing row as the Hub would give it, files, and names without paths.
+
+A file of weights is a model of its own: a LoRA among others in the folder of a program. Its usual name
+(``model.safetensors``) and that of a shard stand for the folder.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,16 @@ _LARGEST_TEXT = 4 << 20
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 
 
+# Names of files of weights that stand for their folder, and what else of a folder belongs to any other file in it.
+_OF_FOLDER = re.compile(
+    r"(adapter_|diffusion_pytorch_|pytorch_)?model(-\d+-of-\d+)?(\.safetensors|\.bin)(\.index\.json)?|adapters\.safetensors"
+    r"|pytorch_lora_weights\.safetensors"
+)
+_WEIGHTS = (".safetensors", ".bin")
+_BESIDE = ("adapter_config.json", "config.json")
+_NOT_PLAIN = re.compile(r"[^\w.\-+ ]", re.ASCII)
+
+
 def folders_root() -> Path | None:
     """The folder outside of which no file of a model's folder may be opened; None if there is no such limit."""
     return registry.limits.folders if registry.limits else None
@@ -56,7 +70,7 @@ def _leads_out(text: str, root: Path) -> AtlasError:
 
 
 def _folder_named(text: str) -> Path | None:
-    """The folder that ``text`` names, if it exists and models may be read from it.
+    """The folder or the file of weights that ``text`` names, if it exists and models may be read from it.
 
     Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
     """
@@ -70,13 +84,20 @@ def _folder_named(text: str) -> Path | None:
             if typed.is_relative_to(root):
                 raise _leads_out(text, root)
             return None
-        return path if path.is_dir() else None
+        if path.is_dir():
+            return path
+        # Not where a link leads: in the Hub's cache that is a blob without a name, and without the files beside it.
+        file = path if root is not None else Path(os.path.normpath(Path(text).expanduser().absolute()))
+        is_whole = _OF_FOLDER.fullmatch(file.name) is not None
+        if not (is_whole or file.suffix in _WEIGHTS) or not file.is_file():
+            return None
+        return file.parent if is_whole else file
     except (OSError, RuntimeError, ValueError):
         return None  # too long for a path, or the home of an unknown user
 
 
 class Folder(Source):
-    """A folder that ``save_pretrained`` wrote.
+    """A folder that ``save_pretrained`` wrote, or one file of weights.
 
     Its path is private: an atlas calls it ``local:NAME``, or by the name that the user gave it.
     """
@@ -104,7 +125,7 @@ class Folder(Source):
         return "" if self.kind else "; models are not read from folders here"
 
     def parse(self, text: str) -> ModelRef | None:
-        """An existing folder, or the name of one in an atlas."""
+        """An existing folder, a file of weights, or the name of one in an atlas."""
         if (folder := _folder_named(text)) is not None:
             return ModelRef(str(folder), folder=folder)
         return ModelRef(text) if self.valid_id(text) else None
@@ -162,9 +183,9 @@ class Folder(Source):
         folder, beneath = reference.folder / reference.subfolder, folders_root()
         cannot_list = f"the folder {shown(folder)} cannot be listed"
         with system_errors(lambda why: Failed("not_found", f"{cannot_list}: {why}")):
-            names = files_below(folder, beneath)
+            files = _files_of(folder)
         above = _settings_above(folder, beneath)
-        return Version(None, names, lambda path: LocalFile(folder / path, path, beneath), above=above)
+        return Version(None, files, lambda path: LocalFile(files.get(path, folder / path), path, beneath), above=above)
 
 
 def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
@@ -178,23 +199,26 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     folder = reference.folder
     assert folder is not None
     with system_errors(lambda why: AtlasError(f"{folder} cannot be listed: {why}.", _HINT)):
-        names = files_below(folder, folders_root())
+        files = _files_of(folder)
+    names = list(files)
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         if (outside := _first_outside(folder, names)) is not None:
             raise AtlasError(f"{outside} leads out of {folders_root()} through a link, so it is not read.", _HINT)
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
-    modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
-    hashed = [filename for filename in names if filename.endswith(HASHED)]
-    commit = _digest_of(folder, hashed, sample_digest)
+    modified = datetime.fromtimestamp(max(map(_modified, files.values())), UTC).isoformat()
+    hashed = {filename: path for filename, path in files.items() if filename.endswith(HASHED)}
+    commit = _digest_of(hashed, sample_digest)
     if whole:
-        commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
+        commit += _digest_of(hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
     row: Row = {"id": name or reference.id, "folder": place_of(folder), "sha": commit, "createdAt": modified}
     if (checkpoint := _checkpoint_in(folder, names)) is not None:
         row[RUN] = {"key": place_of(Path(checkpoint.run)), "number": checkpoint.number}
-    config, adapter = (json_object(_text(folder / name)) for name in ("config.json", "adapter_config.json"))
-    return row | facts_in_files(names, _text(folder / "README.md"), config, adapter, modified)
+    readme, config, adapter = (
+        _text(files[name]) if name in files else "" for name in ("README.md", "config.json", "adapter_config.json")
+    )
+    return row | facts_in_files(names, readme, json_object(config), json_object(adapter), modified)
 
 
 def facts_in_files(
@@ -254,15 +278,26 @@ def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
-def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The files of a model, by their names in it: those of a folder, or a file and the configuration beside it.
+
+    Raises OSError.
+    """
+    if not folder.is_file():
+        return {name: folder / name for name in files_below(folder, folders_root())}
+    beside = [name for name in _BESIDE if (folder.parent / name).is_file()]
+    return {_NOT_PLAIN.sub("_", folder.name): folder} | {name: folder.parent / name for name in beside}
+
+
+def _digest_of(files: Mapping[str, Path], digest: Callable[[BufferedReader], str]) -> str:
     """A hash of the names of files and of what ``digest`` says of each: 20 hex digits.
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
     """
     contents: dict[str, str] = {}
-    for name in names:
+    for name, path in files.items():
         try:
-            with os.fdopen(_descriptor(folder / name), "rb") as file:
+            with os.fdopen(_descriptor(path), "rb") as file:
                 contents[name] = digest(file)
         except OSError:
             contents[name] = "unreadable"
@@ -339,4 +374,5 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     for name, of in taken.items():
         if of == place:
             return name
-    return free_name(name_of_words((folder.parent.name, folder.name)), taken)
+    last = folder.stem if folder.suffix in _WEIGHTS and not folder.is_dir() else folder.name
+    return free_name(name_of_words((folder.parent.name, last)), taken)
