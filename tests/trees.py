@@ -15,9 +15,9 @@ from tests.tiny_hub import BASE, SIZES
 PREFIX = "base_model.model.roberta.encoder.layer"
 
 
-def factors(seed: int, scale: float = 0.05) -> dict[str, torch.Tensor]:
-    """LoRA factors of the queries and values of the tiny base."""
-    draw, width = torch.Generator().manual_seed(seed), SIZES["hidden_size"]
+def factors(seed: int, scale: float = 0.05, width: int = SIZES["hidden_size"]) -> dict[str, torch.Tensor]:
+    """LoRA factors of the queries and values of the tiny base, or of one of another ``width``."""
+    draw = torch.Generator().manual_seed(seed)
     found = {}
     for layer in range(SIZES["num_hidden_layers"]):
         for name in ("query", "value"):

@@ -91,7 +91,7 @@ def build(
             trees = Trees(folder, options, watcher)
             trees.read()
             found = found or _bases_of(trees, folder, watcher)
-            models = trees.sort(found, None if options.dry_run else fetch)
+            models = trees.sort(found, None if options.dry_run else fetch, trusts_shapes=bool(names))
             for sentence in models.sentences():
                 watcher.say(sentence)
         for facts in found:

@@ -81,7 +81,7 @@ def work(
         if options.sources:  # every shard must know where models lie
             trees = Trees(folder, options, watcher)
             trees.read()
-            models = trees.sort([facts], lambda *_: one.stored_base(whole=False))
+            models = trees.sort([facts], lambda *_: one.stored_base(whole=False), trusts_shapes=True)
             one.places = models.places(facts.id)
             list_trees(one, trees, models.of[facts.id])
         stored = one.stored_base()

@@ -13,7 +13,6 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.options import WorkOptions
 from indexer.builds.report import Watcher
 from indexer.checkpoints.ahead import in_threads
-from indexer.deltas.identification.identify import identify, known_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees
@@ -296,11 +295,18 @@ class Trees:
                 counts[listing.ids()[0]] += 0
         return sorted(counts, key=lambda name: (-counts[name], name))
 
-    def sort(self, bases: Sequence[BaseFacts], fetch: Callable[[BaseFacts, bool], object] | None = None) -> Sorted:
+    def sort(
+        self,
+        bases: Sequence[BaseFacts],
+        fetch: Callable[[BaseFacts, bool], object] | None = None,
+        *,
+        trusts_shapes: bool = False,
+    ) -> Sorted:
         """Which model has which base: the one that its files name, else the one that its weights tell.
 
         ``fetch`` makes the matrices of a base available, to compare with; it is called with whether models name the
-        base. None: only what the atlas holds is compared.
+        base. None: only what the atlas holds is compared. ``trusts_shapes``: the base of an adapter may be told by the
+        shapes of its factors alone, because a person has said which bases are meant.
         """
         found = Sorted({facts.id: [] for facts in bases})
         listings = {facts.id: Listing(self.folder.listing(facts.id)) for facts in bases}
@@ -334,7 +340,7 @@ class Trees:
                     found.others.append((name, other))
                 else:
                     unnamed.append((tree, placed))
-        tried = self._identify(unnamed, bases, found, fetch) if unnamed and bases else {}
+        tried = self._identify(unnamed, bases, found, fetch, trusts_shapes) if unnamed and bases else {}
         for tree, placed in unnamed:
             base = tried.get(placed.known.place)
             counts[tree.known.tree]["models" if base else "base_not_named"] += 1
@@ -355,8 +361,11 @@ class Trees:
         bases: Sequence[BaseFacts],
         found: Sorted,
         fetch: Callable[[BaseFacts, bool], object] | None,
+        trusts_shapes: bool,
     ) -> dict[str, str]:
         """The bases that weights tell, by the place of the model. What was tried in vain is not tried again."""
+        from indexer.deltas.identification.identify import identify, known_bases  # imports torch
+
         if fetch is not None:
             for facts in bases:
                 fetch(facts, bool(found.of[facts.id]))
@@ -364,7 +373,7 @@ class Trees:
         known = [base for base in known_bases(self.folder) if base.base in ids]
         if not known:
             return {}
-        compared = "\n".join(sorted(base.base for base in known))
+        compared = "\n".join([*sorted(base.base for base in known), str(trusts_shapes)])
         now_tried = hashlib.sha256(compared.encode()).hexdigest()[:16]
         results: dict[str, str] = {}
         for number, (tree, placed) in enumerate(unnamed, 1):
@@ -376,9 +385,10 @@ class Trees:
                 answer = identify(tree.reference(placed), known)
             except ModelError:
                 answer = None  # reading it says why, if a base is known
-            if answer is not None and answer.base is not None:
+            is_by_shapes = answer is not None and answer.base is not None and answer.candidates[0].basis == "shapes"
+            if answer is not None and answer.base is not None and (trusts_shapes or not is_by_shapes):
                 results[placed.known.place] = answer.base
-                if answer.candidates[0].basis == "shapes":
+                if is_by_shapes:
                     found.by_shapes.append(placed.known.model)
             else:
                 self._store(tree, [replace(placed.known, tried=now_tried)])

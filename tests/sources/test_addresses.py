@@ -12,7 +12,7 @@ import pytest
 
 from indexer import build, status
 from indexer.errors import AtlasError, Failed
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.session import HttpLimits, install_session
 from indexer.sources import addresses
 from indexer.sources.addresses import FsspecFiles, file_system, meaning_of
 from indexer.sources.file_systems import FileFacts
@@ -121,7 +121,7 @@ def test_a_thousand_objects_are_one_request(bucket, calls):
 
 @pytest.mark.slow
 def test_what_goes_wrong_with_a_bucket_is_one_line(bucket, s3_server, monkeypatch):
-    monkeypatch.setattr(addresses, "RetryPolicy", lambda: RetryPolicy(retries=1, first_wait=0.01))
+    install_session(HttpLimits(retries=1, first_wait=0.01))
     with pytest.raises(AtlasError, match=r"s3://no-such-bucket/x cannot be listed: there is no such bucket\."):
         list_tree(file_system("s3://no-such-bucket/x"))
     with pytest.raises(AtlasError, match=r"There is nothing at s3://team-secret/none\."):
@@ -192,7 +192,7 @@ def memory(tmp_path):
 
 
 def test_throttling_is_waited_for_and_a_request_too_many_is_a_failure(memory, monkeypatch):
-    monkeypatch.setattr(addresses, "RetryPolicy", lambda: RetryPolicy(retries=2, first_wait=0.001))
+    install_session(HttpLimits(retries=2, first_wait=0.001))
     left, real = [0], type(memory).cat_file
 
     def slow(self, path, start=None, end=None, **options):

@@ -70,8 +70,8 @@ def test_a_push_has_no_part_of_the_path(owner, tmp_path):
 @pytest.mark.slow
 def test_answers_pages_and_exports_are_made_of_files_without_it(owner):
     with closing(duckdb.connect("atlas/atlas.duckdb", read_only=True)) as connection:
-        for (table,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall():
-            assert_private(str(connection.execute(f'FROM "{table}"').fetchall()).encode())
+        for (table,) in connection.execute("SELECT schema_name || '.' || table_name FROM duckdb_tables()").fetchall():
+            assert_private(str(connection.execute(f"FROM {table}").fetchall()).encode())
     for file in AtlasFolder("atlas").root.rglob("*"):
         if file.is_file() and file.name != "trees.sqlite":
             assert_private(file.read_bytes())

@@ -7,9 +7,11 @@ import os
 import shutil
 
 import pytest
+from safetensors.torch import save_file
 
 from indexer import build, status
 from indexer.atlas import AtlasFolder
+from indexer.deltas.identification import identify
 from indexer.errors import AtlasError
 from indexer.sources.addresses import file_system
 from indexer.sources.tree import list_tree
@@ -19,7 +21,7 @@ from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT
 from tests.hubs import reset_session, use_endpoint
 from tests.tiny_hub import BASE
-from tests.trees import adapter, full, loose
+from tests.trees import adapter, factors, full, loose
 
 WILD = ROOT.parent / "shared" / "data" / "wild"
 
@@ -204,7 +206,7 @@ def test_from_build_to_build(built, said, hub, tmp_path, tiny_store):
         adapter(tree / run / "checkpoint-500", len(run) + int(run[-1]))
     full(tree / "whole", tiny_store(2), "ann/glue-0")
     adapter(tree / "other", 9, "FacebookAI/roberta-large")
-    adapter(tree / "silent", 10, None)
+    save_file(factors(10, width=24), adapter(tree / "silent", 10, None) / "adapter_model.safetensors")
     report = built(tree, author="me")
     assert (report.discovered, report.indexed, report.failed) == (3, 3, 0)
     assert "models of other bases, not indexed: 1, of FacebookAI/roberta-large (1)" in said
@@ -254,6 +256,29 @@ def test_from_build_to_build(built, said, hub, tmp_path, tiny_store):
     (emptied,) = built(tree, base=())
     assert emptied.discovered == 0
     assert all(gone for _, _, gone in models())
+
+
+@pytest.mark.slow
+def test_weights_tell_the_base_where_no_file_names_it(built, said, tmp_path, tiny_store, monkeypatch):
+    tree = tmp_path / "runs"
+    silent = full(tree / "whole", tiny_store(2), "ann/glue-0", None)
+    (silent / "README.md").unlink(missing_ok=True)
+    config = json.loads((silent / "config.json").read_text())
+    (silent / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "_name_or_path"}))
+    adapter(tree / "adapter", 10, None)
+    adapter(tree / "named", 11)
+    # By shapes alone only if somebody says which base is meant.
+    (report,) = built(tree, base=())
+    assert (report.discovered, report.indexed) == (2, 2)
+    assert "models that name no base, not indexed: 1 (local:adapter)" in said
+    report = built(tree)
+    assert (report.discovered, report.indexed, report.unchanged) == (3, 1, 2)
+    assert "models whose base is told by their shapes alone: 1 (local:adapter)" in said
+    # What is known is not compared again, and neither is what was compared in vain.
+    save_file(factors(12, width=24), adapter(tree / "other", 12, None) / "adapter_model.safetensors")
+    built(tree)
+    monkeypatch.setattr(identify, "identify", lambda *_: pytest.fail("compared again"))
+    assert built(tree).unchanged == 3
 
 
 @pytest.mark.slow
