@@ -1,4 +1,4 @@
-"""The facts about a model that ``show``, ``compare``, lists and its page in the browser name: one table for all."""
+"""The facts about a model in ``show``, ``compare``, lists and its page in the browser, described in one table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from query.models.resolved import start_in_words
 from query.models.sampled import SAMPLE, copy_in_words, flags_in_words
 from query.shared.wording import percent
 
-Known = Mapping[str, Any]  # what is known of a model, by key
+Known = Mapping[str, Any]  # the known facts about a model, by key
 
 
 class Place(Flag):
-    """Where facts are named: by ``show`` without details, by ``compare``, in a list, on the page in the browser."""
+    """Where a fact is shown: by ``show`` without details, by ``compare``, on the page in the browser."""
 
     SHOW = auto()
     COMPARE = auto()
@@ -28,11 +28,11 @@ class ModelFact:
     """One fact about a model.
 
     Attributes:
-        name: its key in JSON, which is also its label; a column of the views, unless ``words`` makes it of others.
-        places: where it is named.
-        words: what a person reads, from all that is known of the model; empty if there is nothing to say. Without it,
-            the value.
-        is_usual: whether it goes without saying, so that ``show`` leaves it out.
+        name: its key in JSON, which is also its label; a column of the views, unless ``words`` derives it from others.
+        places: where it is shown.
+        words: a function from the known facts of the model to the text, which is empty if there is nothing to show. By
+            default the value is shown.
+        is_usual: whether the value is the usual one, which ``show`` leaves out.
     """
 
     name: str
@@ -41,17 +41,17 @@ class ModelFact:
     is_usual: Callable[[Known], bool] = lambda known: False
 
     def in_words(self, known: Known) -> Any:
-        """What a person reads; None if nothing is known."""
+        """The text for people; None if nothing is known."""
         return known.get(self.name) if self.words is None else self.words(known)
 
 
 def facts_of(place: Place) -> tuple[ModelFact, ...]:
-    """The facts that are named there, in order."""
+    """The facts that are shown there, in order."""
     return tuple(fact for fact in FACTS if place in fact.places)
 
 
 def names_of(place: Place) -> tuple[str, ...]:
-    """Their names."""
+    """The names of the facts that are shown there, in order."""
     return tuple(fact.name for fact in facts_of(place))
 
 
