@@ -1,4 +1,4 @@
-"""The command `model-atlas`: the subcommands of `index` and `query`, where other programs have taken these names."""
+"""The command `model-atlas`: the subcommands of `index` and `query`, for machines where other programs are so named."""
 
 from __future__ import annotations
 
