@@ -43,15 +43,9 @@ if TYPE_CHECKING:
 @atlas_option
 @output_options
 def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: bool, **chosen: Any) -> None:
-    r"""Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
+    """Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
-
-    \b
-      index build --base roberta-base                          the Hub
-      index build --base roberta-base --from /data/runs        a folder tree
-      index build --from ~/ComfyUI/models/loras --from hf-cache
-      index build --from s3://team/checkpoints                 extra [s3]
     """
     from indexer.builds.commands import build as build_bases
     from indexer.builds.view import BuildView
