@@ -245,8 +245,7 @@ CREATE TABLE fused_matrices (
 -- Published vectors: one row per (base, representation). The view indexes describes them.
 CREATE TABLE representations (
     base VARCHAR NOT NULL,  -- Canonical id of the base.
-    representation VARCHAR NOT NULL,  -- Name: input, input_v1, output, delta, seed, seed_scaled, spectrum, depth,
-        -- vocabulary.
+    representation VARCHAR NOT NULL,  -- Name, as `index represent` takes it.
     version INTEGER NOT NULL,  -- Version of the representation; vectors of different versions are never compared.
     rank INTEGER NOT NULL,  -- Number of singular triplets that the vectors were computed from.
     length INTEGER NOT NULL,  -- Length of a vector.
@@ -540,7 +539,7 @@ LEFT JOIN (
 WHERE status = 'indexed';
 
 -- The vectors of each (base, representation) and their FAISS file.
--- representation: Name: input, output, delta, seed, seed_scaled, spectrum, depth, vocabulary.
+-- representation: Name, as `index represent` takes it.
 -- vectors: Models that have a vector.
 CREATE VIEW indexes AS
 SELECT base, representation, version, rank, vectors, length, faiss_bytes, faiss_file FROM representations;

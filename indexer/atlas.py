@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from indexer.errors import AtlasError, Call, Text
+from indexer.errors import AtlasError, Call, Text, system_errors
 from indexer.regular_files import descriptor_of
 from indexer.shared_state import usable_umask
 
@@ -162,19 +162,18 @@ class AtlasFolder:
                 os.close(handle)
 
     def _opened_lock(self) -> int:
-        for _ in range(100):
-            try:
-                self.root.mkdir(parents=True, exist_ok=True)
-                return descriptor_of(self.root / "lock", os.O_RDWR | os.O_CREAT)
-            except FileNotFoundError:  # removed by another process meanwhile
-                continue
-            except OSError as error:
-                is_link = (self.root / "lock").is_symlink()
-                raise AtlasError(
-                    f"{self.root} cannot be written to: {error.strerror}.",
-                    copied_hint(self.root) if is_link else "Choose another `atlas`.",
-                ) from error
-        raise AtlasError(f"{self.root} cannot be made.", "Choose another `atlas`.")
+        lock, other = self.root / "lock", "Choose another `atlas`."
+
+        def unwritable(why: str) -> AtlasError:
+            hint = copied_hint(self.root) if lock.is_symlink() else other
+            return AtlasError(f"{self.root} cannot be written to: {why}.", hint)
+
+        with system_errors(unwritable):
+            for _ in range(100):
+                with suppress(FileNotFoundError):  # removed by another process meanwhile
+                    self.root.mkdir(parents=True, exist_ok=True)
+                    return descriptor_of(lock, os.O_RDWR | os.O_CREAT)
+        raise AtlasError(f"{self.root} cannot be made.", other)
 
     def _take_lock(self, handle: int, wait: bool, made: Sequence[Path]) -> None:
         try:

@@ -133,6 +133,17 @@ def first_error_kept(first: BaseException) -> Iterator[None]:
         raise first from None
 
 
+@contextmanager
+def system_errors(ours: Callable[[str], Exception]) -> Iterator[None]:
+    """Within the block, OSError becomes ``ours(why)``: what the system says, or that a file is not text."""
+    try:
+        yield
+    except OSError as error:
+        raise ours(error.strerror or str(error) or type(error).__name__) from error
+    except UnicodeError as error:
+        raise ours("it is not text") from error
+
+
 def without_user(address: str) -> str:
     """An address that may be shown and stored: without user name and password."""
     parts = urlsplit(address)

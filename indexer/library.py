@@ -7,49 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
-from indexer.builds.options import ProfileArguments, RecordArguments, check_options
-from indexer.builds.report import Progress, Watcher
-from indexer.errors import require
+from indexer.builds.options import ProfileOptions, RebuildOptions, RepresentOptions
+from indexer.builds.report import ProfileReport, Progress, Watcher
+from indexer.console.option import Option
+from indexer.console.options import with_options
 
 if TYPE_CHECKING:
-    from indexer.builds.report import ProfileReport
     from indexer.upkeep.verification import Disagreement
 
 
 @plain_arguments
+@with_options(ProfileOptions)
 def profile(
     models: str | Sequence[str] = (),
     base: str | None = None,
     atlas: str | Path = "atlas",
-    **options: Unpack[ProfileArguments],
+    *,
+    options: ProfileOptions,
 ) -> ProfileReport:
     """Measure what each layer of ``models``, or of the fine-tunes of ``base``, keeps of its input: `index profile`.
 
-    ``options``, with their defaults:
-
-    - ``limit`` (None): only this many models, most downloads first
-    - ``with_untrained`` (False): also the base's architecture with fresh weights
-    - ``probe`` (random, or image), ``text``, ``images``: the kind of input, and files to use instead of the shipped
-    - ``recover``, ``exact`` (False): also find the input again, by gradients or by search
-    - ``layers`` (all, or 12 evenly spaced): numbers, or text like "1,6,12"
-    - ``recipe`` ("default", or "original"); ``steps``, ``rate``: of the original method; ``shift``: σ of its criterion
-    - ``seed`` (0), ``device`` ("cpu"), ``workers`` (1)
-    - ``memory`` (what is free): bytes for all workers together, or text like "2G"
-
     Raises AtlasError if a model is not indexed, or the base cannot be run.
     """
-    require("Profiling", "torch", "transformers")
-    from indexer.builds.profiling import ProfileOptions, base_and_models, profile_base
+    from indexer.builds.profiling import base_and_models, profile_base
 
     folder = AtlasFolder(atlas).require()
-    chosen = ProfileOptions.parse(**options)
     canonical, named = base_and_models(folder, base, [models] if isinstance(models, str) else models)
     with folder.locked("index profile"):
-        return profile_base(folder, canonical, named, chosen)
+        return profile_base(folder, canonical, named, options)
 
 
 @plain_arguments
@@ -74,7 +63,17 @@ def listed_models(atlas: str | Path = "atlas", base: str | None = None) -> Itera
 
 
 @plain_arguments
-def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagreement]:
+def verify(
+    atlas: str | Path = "atlas",
+    *,
+    strict: Annotated[
+        bool,
+        Option(
+            "Also publish everything again in a temporary folder and compare: for an atlas by someone else. It takes "
+            "as long as `index rebuild`, and the space of the database and the vectors two to three times (in TMPDIR)."
+        ),
+    ] = False,
+) -> list[Disagreement]:
     """The disagreements between files, checksums and database, none if all is well: what `index verify` does.
 
     ``strict``: also publish everything again in a temporary folder and compare; that takes as long as ``rebuild``, and
@@ -90,42 +89,34 @@ def verify(atlas: str | Path = "atlas", *, strict: bool = False) -> list[Disagre
 
 
 @plain_arguments
+@with_options(RebuildOptions)
 def rebuild(
-    atlas: str | Path = "atlas",
-    *,
-    force: bool = False,
-    vector_length: int | None = None,
-    progress: Progress | None = None,
+    atlas: str | Path = "atlas", *, progress: Progress | None = None, options: RebuildOptions
 ) -> dict[str, Any]:
     """Rebuild the database and the FAISS files from the listing and the records: what `index rebuild` does.
 
-    ``force``: rebuild even if models would be lost. Raises AtlasError if models would be lost or there is nothing
-    to build from; nothing is changed then.
+    Raises AtlasError if models would be lost or there is nothing to build from; nothing is changed then.
     """
     from indexer.upkeep.maintenance import rebuild as rebuild_atlas
 
     folder = AtlasFolder(atlas)
     with folder.locked("index rebuild"):
-        asked = check_options(RecordArguments, {"vector_length": vector_length})
-        return rebuild_atlas(folder, say=Watcher(progress).say, force=force, **asked)
+        return rebuild_atlas(
+            folder, say=Watcher(progress).say, force=options.force, vector_length=options.vector_length
+        )
 
 
 @plain_arguments
+@with_options(RepresentOptions)
 def represent(
-    name: str,
-    atlas: str | Path = "atlas",
-    *,
-    vector_length: int | None = None,
-    progress: Progress | None = None,
+    name: str, atlas: str | Path = "atlas", *, progress: Progress | None = None, options: RepresentOptions
 ) -> dict[str, Any]:
     """Publish another representation from the records, without reading a checkpoint: what `index represent` does.
 
-    ``vector_length``: as in :func:`build`. Raises AtlasError if there is no representation of that name, or the records
-    lack what it needs.
+    Raises AtlasError if there is no representation of that name, or the records lack what it needs.
     """
     from indexer.upkeep.maintenance import represent as represent_atlas
 
     folder = AtlasFolder(atlas).require()
     with folder.locked(f"index represent {name}"):
-        asked = check_options(RecordArguments, {"vector_length": vector_length})
-        return represent_atlas(folder, name, say=Watcher(progress).say, **asked)
+        return represent_atlas(folder, name, say=Watcher(progress).say, vector_length=options.vector_length)

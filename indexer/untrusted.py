@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
+
+from indexer.errors import WRONG_KINDS
 
 SHA256 = re.compile(r"[0-9a-f]{64}")
 COMMIT = re.compile(r"[0-9a-f]{40}")  # of git
@@ -90,6 +93,17 @@ def load_json(
         return json.loads(text, parse_int=whole_number, object_pairs_hook=pairs)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+@contextmanager
+def malformed(ours: Callable[[str], Exception]) -> Iterator[None]:
+    """Within the block, what values of the wrong kind raise becomes ``ours(why)``; ``why`` is printable and short."""
+    try:
+        yield
+    except WRONG_KINDS as error:
+        said = tidy(str(error).partition("\n")[0], 200).rstrip(".")
+        kind = type(error).__name__
+        raise ours(said if said and type(error) is ValueError else f"{kind}: {said}" if said else kind) from error
 
 
 def lone_surrogate(text: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import shutil
 import stat
@@ -17,6 +18,31 @@ def private_folder() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"vectors-in-the-wild-{os.getuid()}"
 
 
+def open_private_folder() -> int:
+    """A descriptor of the private folder, which is made if it is missing.
+
+    Raises OSError if it is a link, belongs to another user, or others may write to it.
+    """
+    folder = private_folder()
+    with suppress(FileExistsError):
+        folder.mkdir(0o700)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        check_owner(descriptor, folder)
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
+            raise OSError(errno.EPERM, "others may write to it", str(folder))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_owner(descriptor: int, path: Path) -> None:
+    """Raise OSError if an open file belongs to another user."""
+    if os.fstat(descriptor).st_uid != os.getuid():
+        raise OSError(errno.EPERM, "it belongs to another user", str(path))
+
+
 def find_caches() -> None:
     """Let all libraries keep their caches in a private temporary folder if the user's cache folder cannot be written.
 
@@ -26,7 +52,7 @@ def find_caches() -> None:
     usual = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 - Path raises without a home
     if _can_be_written(Path(usual)):
         return
-    folder = _owned(private_folder()) or _for_this_process()
+    folder = _private() or _for_this_process()
     if folder is None:
         return
     if os.access(token := Path(usual, "huggingface", "token"), os.R_OK):
@@ -47,16 +73,13 @@ def _can_be_written(path: Path) -> bool:
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
-def _owned(folder: Path) -> Path | None:
-    """The folder, made if it is missing; None if it is a link, is another user's, or others may write to it."""
+def _private() -> Path | None:
+    """The private folder, made if it is missing; None if it cannot be used."""
     try:
-        with suppress(FileExistsError):
-            folder.mkdir(0o700)
-        found = folder.lstat()
+        os.close(open_private_folder())
     except OSError:
         return None
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    return folder if is_ours and not stat.S_IMODE(found.st_mode) & 0o022 else None
+    return private_folder()
 
 
 def _for_this_process() -> Path | None:

@@ -7,13 +7,13 @@ Run it after a change of a field of an answer, or of its description.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 from query.contract.glossary import answers_of
 from query.contract.registry import OURS, commands
-from query.contract.results import Column, Data, Detail, If, Result, Shown, columns, row_class_in
+from query.contract.results import Column, Data, Detail, If, OnRequest, Result, Shown, columns, row_class_in
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "answers.md"
 _HEAD = """\
@@ -62,6 +62,8 @@ def _within(known: Iterable[Column], seen: set[Any]) -> list[tuple[str, type[Any
     """The keys that hold rows or objects, with the classes of these; each class once."""
     found = []
     for column in known:
+        if column.is_heading:
+            continue
         inner = row_class_in(column.type)
         if inner is not None and inner not in seen and not issubclass(inner, Result):
             seen.add(inner)
@@ -70,15 +72,18 @@ def _within(known: Iterable[Column], seen: set[Any]) -> list[tuple[str, type[Any
 
 
 def _table(known: Iterable[Column]) -> str:
-    lines = "".join(f"| `{one.key}` | {one.doc}{_remark(one)} |\n" for one in known)
+    known = list(known)
+    headings = {shown.heading for one in known if (shown := one.marker(Shown)) is not None}
+    lines = "".join(f"| `{one.key}` | {one.doc}{_remark(one, headings)} |\n" for one in known if not one.is_heading)
     return f"| key | what it means |\n|---|---|\n{lines}"
 
 
-def _remark(column: Column) -> str:
+def _remark(column: Column, headings: Container[str]) -> str:
     condition: If | None = column.marker(If)
     remarks = [
         "in tables only with `--details`" if column.marker(Detail) else "",
-        "in no table" if column.marker(Data) else "",
+        ("in tables in another form" if column.key in headings else "in no table") if column.marker(Data) else "",
+        "only on request" if column.marker(OnRequest) else "",
         "only in tables" if column.marker(Shown) else "",
         "left out where there is none" if condition is not None and not condition.in_tables else "",
     ]

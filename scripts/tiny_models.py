@@ -17,7 +17,9 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from indexer.profiles.layers import Layers
 from indexer.profiles.patch_embedding import seeded_patch_embedding
-from indexer.profiles.single import Reference, read_now
+from indexer.profiles.single import read_now
+from indexer.records.identity import ModelVersion
+from indexer.sources.registry import ModelRef
 
 SIDE = 32
 DIGITS = 10
@@ -239,8 +241,8 @@ class Models:
     """The small models and their untrained twins, loaded once."""
 
     def __init__(self, folder: Path) -> None:
-        self.gpt2 = read_now(Reference(str(folder / "tiny-gpt2")))
-        self.vit = read_now(Reference(str(folder / "tiny-vit")))
+        self.gpt2 = read_now(ModelVersion(ModelRef.parse(str(folder / "tiny-gpt2"))))
+        self.vit = read_now(ModelVersion(ModelRef.parse(str(folder / "tiny-vit"))))
         self.gpt2_twin, self.vit_twin = self.gpt2.twin(0, "cpu"), self.vit.twin(0, "cpu")
         # Any torch module: the library needs a patch embedding and blocks.
         self.own = {

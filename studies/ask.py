@@ -86,8 +86,8 @@ def measure(folder: str, size: str, architecture: str) -> None:
         null, pooled = reader.reference(), reader.pooled_rates()
         files = [out / "texts" / f"{name.replace('/', '--')}.jsonl" for name in names]
         texts = [read_texts(file, most=TEXTS) for file in files]
-        asked = joined([reader.of(one) for one in texts])
-        outside = joined([reader.of(one) for one in documentation()])
+        asked = joined([reader.features_of(one) for one in texts])
+        outside = joined([reader.features_of(one) for one in documentation()])
         models = read_candidates(atlas, plan.base, null.rates.shape[1])
         kept = [place for place, one in enumerate(models.ids.tolist()) if names_of[one][0] in truth]
         models = models.only(np.array(kept, dtype=np.intp))

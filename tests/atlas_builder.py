@@ -23,7 +23,7 @@ from indexer.publish.tables import Tables
 from indexer.publish.vector_update import renew_null_similarity
 from indexer.publish.vectors import PublishedVectors
 from indexer.records.identity import Spec
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.vectors.stored import Vectors
 
 BASE = "org/base"

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
@@ -73,6 +73,16 @@ ROOT = Path(__file__).resolve().parent.parent
 FORKER = Forker()
 spawn_by_fork(Forker(OF_TESTS))
 TRAINING: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """A command of `studies` or `scripts` that a test calls in this process may set variables: later tests lack them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if name != "PYTEST_CURRENT_TEST"})
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

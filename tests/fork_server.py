@@ -18,7 +18,6 @@ import ssl
 import sys
 import tempfile
 import threading
-import time
 import traceback
 import types
 import typing
@@ -100,10 +99,8 @@ def renew_hub_constants() -> None:
 
 def _wait_less() -> None:
     """Between two tries of a request, commands wait a twentieth of what they make users wait."""
-    session, hub_requests = import_module("indexer.network.session"), import_module("indexer.network.hub_requests")
-    session.random = types.SimpleNamespace(uniform=lambda low, high: random.uniform(low, high) / 20)  # type: ignore[attr-defined]
-    policy = hub_requests.RetryPolicy  # type: ignore[attr-defined]
-    policy.wait = lambda self, attempt: time.sleep(min(self.longest_wait, self.first_wait * 2 ** (attempt - 1)) / 20)
+    retries = import_module("indexer.network.retries")
+    retries.random = types.SimpleNamespace(uniform=lambda low, high: random.uniform(low, high) / 20)  # type: ignore[attr-defined]
 
 
 def _serve(until: int, listening: socket.socket, workers: socket.socket) -> None:

@@ -101,7 +101,8 @@ class FakeClock:
 def use_fake_clock(monkeypatch: Any, limits: HttpLimits = QUICK, say: Any = None) -> FakeClock:
     """From now on the client of this process waits by a clock of the test's, and keeps rate limits of its own."""
     clock = FakeClock()
-    monkeypatch.setattr("indexer.network.session.time", clock)
+    for module in ("session", "retries"):
+        monkeypatch.setattr(f"indexer.network.{module}.time", clock)
     limiter = RateLimiter(clock=clock.monotonic)
     set_client_factory(lambda: HubClient(limits, limiter, say or (lambda sentence: None)))
     return clock

@@ -84,7 +84,7 @@ def _child(words: list[str], chosen: int, pipe: int) -> None:
     main = import_module({"index": "indexer.cli", "query": "query.faces.cli"}[words[0]]).main
 
     moments = Moments(chosen)
-    transport = next(value for value in vars(session).values() if hasattr(value, "handle_request"))
+    transport = session.HubTransport
     send = transport.handle_request
 
     def counted(self, request):

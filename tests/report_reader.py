@@ -1,4 +1,4 @@
-"""Reads a report as another program would: by html.parser, which knows nothing of how the page was made."""
+"""Reads a report as another program would: by html.parser, without any of our code."""
 
 from __future__ import annotations
 
@@ -47,29 +47,29 @@ class Page(HTMLParser):
         assert not self._open, f"never closed: {self._open}"
 
     def handle_starttag(self, tag, attributes):
-        found = {name: value or "" for name, value in attributes}
-        assert len(found) == len(attributes), f"an attribute twice in {tag}: {attributes}"
-        self.elements.append((tag, found))
+        values = {name: value or "" for name, value in attributes}
+        assert len(values) == len(attributes), f"an attribute twice in {tag}: {attributes}"
+        self.elements.append((tag, values))
         if tag in VOID:
             return
         self._open.append(tag)
         self._buffers[tag] = ""
         if tag == "section":
-            self.section = found.get("aria-labelledby", "")
+            self.section = values.get("aria-labelledby", "")
         if tag == "p":
-            self._class = found.get("class", "")
+            self._class = values.get("class", "")
         if tag == "table":
             self.tables.append(Table(section=self.section))
         if tag == "tr":
             self._row: list[str] = []
         if tag == "th":
-            self.tables[-1].scopes.append(found.get("scope", ""))
+            self.tables[-1].scopes.append(values.get("scope", ""))
 
     def handle_endtag(self, tag):
         assert tag not in VOID
         assert self._open[-1:] == [tag], f"</{tag}> inside {self._open}"
         self._open.pop()
-        # As a browser does: line breaks in the source are spaces.
+        # Line breaks in the source are spaces, as in a browser.
         text = self._buffers[tag] if "pre" in self._open else re.sub(r"[ \n]+", " ", self._buffers[tag]).strip(" \n")
         if tag == "caption":
             self.tables[-1].caption = text
@@ -98,24 +98,28 @@ class Page(HTMLParser):
             self._buffers[tag] += data
 
     def table(self, caption: str) -> Table:
-        """The one table whose caption begins so."""
-        (found,) = [table for table in self.tables if table.caption.startswith(caption)]
-        return found
+        """The one table whose caption begins with ``caption``."""
+        (match,) = [table for table in self.tables if table.caption.startswith(caption)]
+        return match
 
-    def said(self, section: str) -> str:
-        return "\n".join(text for where, _, text in self.paragraphs if where == section)
+    def section_text(self, section: str) -> str:
+        return "\n".join(text for paragraph_section, _, text in self.paragraphs if paragraph_section == section)
 
     def missing(self, section: str) -> list[str]:
-        return [text for where, kind, text in self.paragraphs if (where, kind) == (section, "missing")]
+        return [
+            text
+            for paragraph_section, kind, text in self.paragraphs
+            if (paragraph_section, kind) == (section, "missing")
+        ]
 
     def attributes(self, tag: str) -> list[dict[str, str]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
     def pictures(self) -> list[tuple[str, bytes]]:
-        """Kind and content of everything that is drawn, in either theme."""
-        addresses = [one["src"] for one in self.attributes("img")] + [
-            one["srcset"] for one in self.attributes("source")
+        """Kind and content of every picture, in either theme."""
+        addresses = [values["src"] for values in self.attributes("img")] + [
+            values["srcset"] for values in self.attributes("source")
         ]
-        found = [re.fullmatch(r"data:(image/[a-z+]+);base64,([A-Za-z0-9+/=]+)", address) for address in addresses]
-        assert all(found), "a picture that is not in the page itself"
-        return [(one[1], base64.b64decode(one[2])) for one in found if one]
+        matches = [re.fullmatch(r"data:(image/[a-z+]+);base64,([A-Za-z0-9+/=]+)", address) for address in addresses]
+        assert all(matches), "a picture that is not in the page itself"
+        return [(match[1], base64.b64decode(match[2])) for match in matches if match]

@@ -32,27 +32,27 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path):
     with ThreadPoolExecutor(2) as threads:
         for _ in range(30):
             assert all(threads.map(write, payloads))
-    assert [one.name for one in path.parent.iterdir()] == ["record"]
+    assert [file.name for file in path.parent.iterdir()] == ["record"]
 
 
 def test_what_killed_writers_left_is_swept_up_once_it_is_old(tmp_path):
     folder = AtlasFolder(tmp_path)
-    kept = [folder.record("ab" + 62 * "0"), folder.base("org/base", "1" * 40), tmp_path / "precious" / ".left.tmp"]
+    precious = [folder.record("ab" + 62 * "0"), folder.base("org/base", "1" * 40), tmp_path / "precious" / ".left.tmp"]
     old = [
-        temporary_path(kept[0]),
-        temporary_path(kept[1]),
-        temporary_path(kept[1], "data"),
-        kept[0].with_name(".former.4711.tmp"),
+        temporary_path(precious[0]),
+        temporary_path(precious[1]),
+        temporary_path(precious[1], "data"),
+        precious[0].with_name(".former.4711.tmp"),
     ]
-    fresh = [temporary_path(kept[0]), temporary_path(kept[1], "data")]
-    for path in (*kept, *old, *fresh):
+    fresh = [temporary_path(precious[0]), temporary_path(precious[1], "data")]
+    for path in (*precious, *old, *fresh):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
-    for path in (*kept, *old):
+    for path in (*precious, *old):
         os.utime(path, (0, time.time() - LEFT_SECONDS - 60))
     (folder.records / "cd").symlink_to(tmp_path / "precious", target_is_directory=True)
     remove_leftovers(folder)
-    assert all(path.exists() for path in (*kept, *fresh))
+    assert all(path.exists() for path in (*precious, *fresh))
     assert not any(path.exists() for path in old)
     remove_leftovers(AtlasFolder(tmp_path / "nothing"))
 
@@ -66,8 +66,8 @@ def resize(disk, size: int, *more: str) -> bool:
     if sys.platform != "linux" or not shutil.which("mount"):
         return False
     options = ",".join([*more, f"size={size}"])
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True, check=False)
-    return done.returncode == 0
+    process = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], capture_output=True, check=False)
+    return process.returncode == 0
 
 
 @pytest.fixture
@@ -94,18 +94,18 @@ def leftovers(disk) -> list[str]:
 
 @pytest.mark.slow
 def test_a_build_on_a_full_disk_stops_with_one_line_and_goes_on_later(shell, disk):
-    ran = shell("index", "--quiet", "build", "--base", BASE, "--workers", "1")
-    assert ran.code == 1
-    assert ran.err.count("\n") == 1, ran.err
-    assert ran.err.startswith("Error: The disk is full at ")
-    assert str(disk) in ran.err
+    build = shell("index", "--quiet", "build", "--base", BASE, "--workers", "1")
+    assert build.code == 1
+    assert build.err.count("\n") == 1, build.err
+    assert build.err.startswith("Error: The disk is full at ")
+    assert str(disk) in build.err
     assert not leftovers(disk)
-    kept = {path: path.read_bytes() for path in disk.rglob("records/*/*.safetensors")}
-    assert 0 < len(kept) < 12
+    records = {path: path.read_bytes() for path in disk.rglob("records/*/*.safetensors")}
+    assert 0 < len(records) < 12
     assert resize(disk, ENOUGH, "remount")
     report = shell("index", "build", "--base", BASE, "--workers", "1", "--json").json
-    assert (report["unchanged"], report["indexed"]) == (len(kept), 12 - len(kept))
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert (report["unchanged"], report["indexed"]) == (len(records), 12 - len(records))
+    assert {path: path.read_bytes() for path in records} == records
 
 
 @pytest.mark.slow
@@ -115,9 +115,9 @@ def test_a_publish_on_a_full_disk_leaves_the_last_state(shell, disk):
     before = shell("query", "similar", "ann/glue-0", "--json").json
     used = sum(path.stat().st_size for path in disk.rglob("*") if path.is_file())
     assert resize(disk, used + 300_000, "remount")
-    ran = shell("index", "--quiet", "represent", "output")
-    assert ran.code == 1
-    assert ran.err.startswith("Error: The disk is full")
+    command = shell("index", "--quiet", "represent", "output")
+    assert command.code == 1
+    assert command.err.startswith("Error: The disk is full")
     assert not leftovers(disk)
     assert shell("query", "similar", "ann/glue-0", "--json").json == before
     assert shell("index", "verify").code == 0
@@ -136,10 +136,10 @@ def test_a_push_on_a_full_disk_shows_nothing_and_leaves_nothing(disk, made, tmp_
     with open_hub(tmp_path / "hub") as hub:
         ann = shell_of(hub, tmp_path / "ann")
         assert resize(disk, used + free, "remount")
-        ran = ann("index", "--quiet", "push", NAME, "--with-records", "--atlas", str(atlas))
-        assert ran.code == 1
-        assert ran.err.count("\n") == 1, ran.err
-        assert ran.err.startswith("Error: The disk is full"), ran.err
+        push = ann("index", "--quiet", "push", NAME, "--with-records", "--atlas", str(atlas))
+        assert push.code == 1
+        assert push.err.count("\n") == 1, push.err
+        assert push.err.startswith("Error: The disk is full"), push.err
         assert hub.datasets.find(NAME) is None or not is_whole(hub)
         assert not (atlas / ".push").exists()
         assert resize(disk, ENOUGH, "remount")

@@ -13,7 +13,7 @@ from indexer.builds.plan import move_records
 from indexer.builds.shards import publish_records
 from indexer.builds.worker import RecordWorker
 from indexer.errors import AtlasError
-from indexer.records.identity import Parent, Spec, Unit
+from indexer.records.identity import ModelVersion, Spec, Unit
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.upkeep.maintenance import rebuild, represent
@@ -30,7 +30,7 @@ def offline(monkeypatch):
 
 
 def record_of(atlas, model=MODEL):
-    return next(one for one in RecordStore(atlas).headers() if one.identity.model == model)
+    return next(record for record in RecordStore(atlas).headers() if record.identity.model == model)
 
 
 def damage(path):
@@ -46,10 +46,10 @@ def test_a_damaged_record_of_a_parent_fails_its_adapter_alone(atlas, monkeypatch
 
     monkeypatch.setattr(worker, "vectorise", vectorise)
     monkeypatch.setattr(worker, "_base_matrices", lambda *_: None)
-    one = parent.identity
-    below = Parent(one.model, one.commit, "finetune", ())
-    unit = Unit(ModelRef("eve/lora"), "c", one.base, one.base_commit, "adapter", Spec(), parent=below)
-    result = RecordWorker(atlas.root, atlas.base(one.base, one.base_commit))(unit)
+    identity = parent.identity
+    unread_parent = ModelVersion(ModelRef(identity.model), identity.commit, "finetune")
+    unit = Unit(ModelRef("eve/lora"), "c", identity.base, identity.base_commit, "adapter", Spec(), parent=unread_parent)
+    result = RecordWorker(atlas.root, atlas.base(identity.base, identity.base_commit))(unit)
     assert result.error.reason == "parent_damaged"
     assert MODEL in result.error.detail
     assert "checksum does not match" in result.error.detail
@@ -72,15 +72,15 @@ def test_a_model_whose_record_is_damaged_is_not_indexed_without_a_vector(atlas):
     damage(record)
     said = []
     represent(atlas, "output", say=said.append)
-    assert any(MODEL in one and "skipped, not published" in one for one in said)
+    assert any(MODEL in text and "skipped, not published" in text for text in said)
     with Atlas(atlas.root) as opened:
         row = opened.rows("SELECT status, reason, record_key FROM fine_tunes WHERE model = ?", [MODEL])
         assert row == [{"status": "skipped", "reason": "does_not_fit", "record_key": None}]
         assert [len(opened.vectors(BASE, name)) for name in ("input", "output")] == [8, 8]
         assert opened.rows("SELECT 1 FROM records") == [{"1": 1}] * 8
-    assert {one.kind for one in verify(atlas)} == {"record"}
+    assert {problem.kind for problem in verify(atlas)} == {"record"}
     record.write_bytes(intact)
-    assert [one.kind for one in verify(atlas)] == ["record"]  # not in the database
+    assert [problem.kind for problem in verify(atlas)] == ["record"]  # not in the database
     publish_records((), atlas.root)
     assert verify(atlas) == []
     with Atlas(atlas.root) as opened:

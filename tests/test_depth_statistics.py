@@ -15,32 +15,32 @@ RUNS = 200
 
 def sweeps(rng, authors=12):
     """Author, dataset and a place of each model; every fourth author has a large sweep on a dataset of their own."""
-    whose, data, places = [], [], []
+    whose, data, values = [], [], []
     for author in range(authors):
         hand = rng.normal()
         for dataset in rng.choice(4, 1 + author % 2, replace=False):
-            name, place = f"d{dataset}" if author % 4 else f"own{author}", hand + rng.normal()
+            name, value = f"d{dataset}" if author % 4 else f"own{author}", hand + rng.normal()
             for _ in range(int(rng.integers(1, 9 if author % 4 == 0 else 4))):
                 whose.append(f"a{author}")
                 data.append((name,))
-                places.append(place + 0.3 * rng.normal())
-    return whose, data, np.array(places)
+                values.append(value + 0.3 * rng.normal())
+    return whose, data, np.array(values)
 
 
 @pytest.mark.slow
 def test_the_p_of_data_sets_is_uniform_where_only_sweeps_differ(monkeypatch):
     monkeypatch.setattr("query.questions.depth.study.DRAWS", 199)
-    found = []
+    p_values = []
     for seed in range(RUNS):
         rng = np.random.default_rng(seed)
-        whose, data, places = sweeps(rng)
-        (row,) = _data_shares({"drift": places[:, None]}, data, whose, rng)
+        whose, data, values = sweeps(rng)
+        (row,) = _data_shares({"drift": values[:, None]}, data, whose, rng)
         assert 0 <= row.share <= 1
-        found.append(row.p)
+        p_values.append(row.p)
     for level in (0.05, 0.1, 0.25, 0.5):
         low, high = binom.interval(0.999, RUNS, level)
-        assert low <= (np.array(found) <= level).sum() <= high, level
-    assert kstest(found, "uniform").pvalue > 0.001
+        assert low <= (np.array(p_values) <= level).sum() <= high, level
+    assert kstest(p_values, "uniform").pvalue > 0.001
 
 
 def test_a_data_set_that_decides_is_found():
@@ -52,7 +52,7 @@ def test_a_data_set_that_decides_is_found():
     assert row.share > 0.95 > 0.4 > row.chance
     assert row.p < 0.01
     groups = np.array([int(names[0][1]) for names in data])
-    between = sum((groups == one).sum() * (values[groups == one].mean() - values.mean()) ** 2 for one in range(3))
+    between = sum((groups == group).sum() * (values[groups == group].mean() - values.mean()) ** 2 for group in range(3))
     assert eta_squared(values, groups[None, :])[0] == pytest.approx(between / ((values - values.mean()) ** 2).sum())
 
 
@@ -66,8 +66,8 @@ def test_what_all_models_share_from_layer_to_layer_is_no_correlation():
     rho, (low, high) = spearman(left, right, authors)
     assert low < 0 < high
     assert abs(rho) < 0.2
-    one = spearman(left[:, :1], right[:, :1], authors)[0]
-    assert one == pytest.approx(spearmanr(left[:, 0], right[:, 0]).statistic)
+    first = spearman(left[:, :1], right[:, :1], authors)[0]
+    assert first == pytest.approx(spearmanr(left[:, 0], right[:, 0]).statistic)
     pooled = next(_agreements(list(layers), {"delta": left, "own_delta": left}, {"drift": right}, authors))
     assert (pooled.layer, pooled.rho) == (None, rho)
 
@@ -94,8 +94,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(authors, true):
         whose = np.repeat(np.arange(authors), rng.integers(1, 9, authors))
 
         def pair(count, rng=rng):
-            one, other = rng.normal(size=(2, count))
-            return one, true * one + np.sqrt(1 - true**2) * other
+            first, noise = rng.normal(size=(2, count))
+            return first, true * first + np.sqrt(1 - true**2) * noise
 
         left, right = (
             1.5 * of_author[whose] + own for of_author, own in zip(pair(authors), pair(len(whose)), strict=True)

@@ -57,7 +57,7 @@ def lacking(patch, call: str) -> None:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             return WHOLE_MMAP.__new__(cls, descriptor, *more, **named)
 
-    made = {
+    patches = {
         "sync of folders": [(os, "fsync", sync_of_files_only)],
         "sync": [(os, "fsync", refuse(errno.EINVAL))],
         "open of folders": [(os, "open", open_of_files_only)],
@@ -66,7 +66,7 @@ def lacking(patch, call: str) -> None:
         "modes": [(os, "chmod", refuse(errno.EPERM)), (os, "fchmod", refuse(errno.EPERM))],
         "times": [(os, "utime", refuse(errno.EPERM))],
     }
-    for module, name, replaced in made[call]:
+    for module, name, replaced in patches[call]:
         patch.setattr(module, name, replaced)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from query.questions.rank.fits import FORMS, Fit, best_fit, fit_forms, shown
+from query.questions.rank.fits import FORMS, Fit, best_fit, fit_forms, rounded
 
 pytestmark = pytest.mark.slow
 
@@ -257,7 +257,7 @@ def test_an_ellipse_never_rises_nor_goes_below_zero():
     ],
 )  # fmt: skip
 def test_numbers_as_a_person_writes_them(number, text):
-    assert shown(number) == text
+    assert rounded(number) == text
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Planned
 from indexer.builds.report import Result
 from indexer.builds.shards import publish_records
 from indexer.database.reading import Reading
 from indexer.deltas.base import BaseMatrices
 from indexer.errors import Skipped
 from indexer.listing.listing import Listing
+from indexer.publish.rows import Entry
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import Record
 from indexer.records.store import RecordHeader, current_record
@@ -38,7 +38,7 @@ def give_new_commits(atlas: AtlasFolder, names: Sequence[str] = CHANGED) -> None
 def build_of(atlas: AtlasFolder) -> Build:
     (path,) = atlas.bases.glob("*.safetensors")
     base = BaseMatrices(path)
-    return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions.parse(workers=1))
+    return Build(atlas, BaseFacts(BASE, base.commit, (), dict(base.config)), BuildOptions(workers=1))
 
 
 def published(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
@@ -48,7 +48,7 @@ def published(atlas: AtlasFolder) -> dict[str, tuple[str, str]]:
     return {row["model"]: (row["commit"], row["record_key"]) for row in found}
 
 
-def change(build: Build, planned: Planned) -> Record:
+def change(build: Build, planned: Entry) -> Record:
     """In place of the work: the model has at its new commit what another has."""
     assert planned.unit is not None
     other = next(one for one in build.store.headers() if one.identity.model == "cyd/imdb-2")
@@ -78,14 +78,14 @@ def test_it_is_read_again_when_it_is_selected_and_published_as_it_goes(atlas, mo
     selected = [one for one in build.listing.models() if one.id in CHANGED[:2]]
     planned = build.plan(selected)
     assert build.report.unchanged == 0
-    due = {one.entry.listed.id: one for one in planned if one.unit is not None}
+    due = {one.listed.id: one for one in planned if one.unit is not None}
     assert set(due) == set(CHANGED[:2])
 
     def work(*_: Any) -> Any:
         settled = _[-1]
         for one in due.values():
             change(build, one)
-            settled[one.entry.listed.id] = build._settle(settled[one.entry.listed.id], Result(one.unit, None))
+            settled[one.listed.id] = build._settle(settled[one.listed.id], Result(one.unit, None))
             yield Result(one.unit, None)
             assert set(published(atlas)) == set(before)  # the other one has not gone meanwhile
 

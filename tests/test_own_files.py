@@ -62,13 +62,13 @@ def test_what_others_may_have_written_is_not_read(tmp_path, spoilt):
 
 def test_a_check_is_not_spared_by_a_memory_that_others_may_write(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path, ran = tmp_path / "file", []
+    path, checked = tmp_path / "file", []
     path.write_bytes(b"x")
     for mode in (0o600, 0o660):
         for _ in range(2):
-            checksums.check_once(path, [1], lambda mode=mode: ran.append(mode))
+            checksums.check_once(path, [1], lambda mode=mode: checked.append(mode))
         (checksums.user_cache() / "checked.json").chmod(mode | 0o020)
-    assert ran == [0o600, 0o660]
+    assert checked == [0o600, 0o660]
 
 
 # ---- what is kept of words, of texts and of maps
@@ -78,8 +78,8 @@ def kept_words(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tokenizer = BaseTokenizer.__new__(BaseTokenizer)
     tokenizer._header = "of one base"
-    found = {"texts": np.frombuffer(json.dumps([[0], ["<s>"], ["a", "b"]]).encode(), dtype=np.uint8)}
-    write_own(tokenizer._path, as_bytes(found, {"checksum": checksum(tokenizer._header, found)}))
+    arrays = {"texts": np.frombuffer(json.dumps([[0], ["<s>"], ["a", "b"]]).encode(), dtype=np.uint8)}
+    write_own(tokenizer._path, as_bytes(arrays, {"checksum": checksum(tokenizer._header, arrays)}))
     return tokenizer._path, lambda: tokenizer._read(2)
 
 
@@ -93,9 +93,9 @@ def kept_features(tmp_path, monkeypatch):
 
 def kept_layout(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(layout, "_cache_key", lambda *of: "key")
-    monkeypatch.setattr(layout, "start_process", lambda *of: None)
-    monkeypatch.setattr(layout.LayoutJob, "_wait", lambda *of: None)
+    monkeypatch.setattr(layout, "_cache_key", lambda *arguments: "key")
+    monkeypatch.setattr(layout, "start_process", lambda *arguments: None)
+    monkeypatch.setattr(layout.LayoutJob, "_wait", lambda *arguments: None)
     write_own(layout._cache_file("key"), layout.Layout((1,), (0.0,), (0.0,), (None,), "", None, ()).to_json())
     atlas = SimpleNamespace(folder=SimpleNamespace(root=tmp_path))
     return layout._cache_file("key"), lambda: layout.LayoutJob(atlas, "org/base", None).found

@@ -47,13 +47,15 @@ def test_pca_is_that_of_the_covariance(count, length):
         direction = directions[:, -1 - axis]
         direction = direction * np.sign(direction[np.abs(direction).argmax()])  # its largest loading is positive
         expected = (vectors - vectors.mean(axis=0)).astype(np.float64) @ direction
-        np.testing.assert_allclose(placed.places[:, axis], expected, atol=2e-4)
+        np.testing.assert_allclose(placed.positions[:, axis], expected, atol=2e-4)
 
 
 def test_pca_does_not_depend_on_the_order_of_the_models():
     vectors, _ = clustered()
     order = np.random.default_rng(1).permutation(len(vectors))
-    np.testing.assert_allclose(project(vectors, "pca").places[order], project(vectors[order], "pca").places, atol=1e-5)
+    np.testing.assert_allclose(
+        project(vectors, "pca").positions[order], project(vectors[order], "pca").positions, atol=1e-5
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,7 @@ def test_neighbourhoods_are_kept(method):
     placed = project(vectors, method)
     assert placed.method == method
     assert placed.explained_variance is None
-    near = nearest(placed.places, 8)
+    near = nearest(placed.positions, 8)
     assert (labels[near] == labels[:, None]).mean() > 0.97  # by chance .16
     true = nearest(vectors.astype(np.float64), 8)
     kept = np.mean([len(set(a) & set(b)) / 8 for a, b in zip(near, true, strict=True)])
@@ -81,20 +83,20 @@ def test_neighbourhoods_are_kept(method):
 @pytest.mark.parametrize("method", a_few(METHODS, set(METHODS) - {"umap"}))
 def test_the_same_vectors_give_the_same_places(method):
     vectors, _ = clustered(members=6)
-    first = project(vectors, method, seed=3).places
+    first = project(vectors, method, seed=3).positions
     with threadpool_limits(2):
-        assert np.array_equal(project(vectors, method, seed=3).places, first)
+        assert np.array_equal(project(vectors, method, seed=3).positions, first)
 
 
 @pytest.mark.parametrize("method", a_few(["umap", "tsne"], {"tsne"}))
 def test_maps_are_turned_alike(method):
     vectors, _ = clustered(members=6, seed=2)
-    placed, plane = project(vectors, method), project(vectors, "pca").places
-    np.testing.assert_allclose(placed.places.mean(axis=0), 0, atol=1e-4)
-    covariance = np.cov(placed.places.T)
+    placed, plane = project(vectors, method), project(vectors, "pca").positions
+    np.testing.assert_allclose(placed.positions.mean(axis=0), 0, atol=1e-4)
+    covariance = np.cov(placed.positions.T)
     assert covariance[0, 0] > covariance[1, 1]
     assert abs(covariance[0, 1]) < 1e-3 * covariance[1, 1]
-    assert (placed.places * plane).sum(axis=0).min() >= 0
+    assert (placed.positions * plane).sum(axis=0).min() >= 0
 
 
 @pytest.mark.parametrize("method", a_few(METHODS, set(METHODS) - {"umap"}))
@@ -102,15 +104,15 @@ def test_maps_are_turned_alike(method):
 def test_few_models_are_placed_by_pca(method, count):
     placed = project(unit(np.random.default_rng(count).normal(size=(count, 20))), method)
     assert placed.method == "pca"
-    assert placed.places.shape == (count, 2)
-    assert np.isfinite(placed.places).all()
-    assert len({tuple(place) for place in placed.places.round(4).tolist()}) == count
+    assert placed.positions.shape == (count, 2)
+    assert np.isfinite(placed.positions).all()
+    assert len({tuple(place) for place in placed.positions.round(4).tolist()}) == count
     assert (placed.explained_variance is None) == (count < 2)
 
 
 def test_up_to_three_models_keep_their_distances():
     vectors = unit(np.random.default_rng(0).normal(size=(3, 20)))
-    places = project(vectors, "umap").places
+    places = project(vectors, "umap").positions
     for i in range(3):
         for j in range(3):
             chord = np.linalg.norm(vectors[i].astype(np.float64) - vectors[j])
@@ -121,11 +123,11 @@ def test_up_to_three_models_keep_their_distances():
 def test_equal_vectors_lie_in_one_place(method):
     rng = np.random.default_rng(0)
     vectors = unit(np.concatenate([np.repeat(rng.normal(size=(1, 30)), 25, axis=0), rng.normal(size=(9, 30))]))
-    places = project(vectors, method).places.round(4)
+    places = project(vectors, method).positions.round(4)
     assert len({tuple(place) for place in places.tolist()}) == 10
     alike = project(np.repeat(vectors[:1], 8, axis=0), method)
     assert alike.explained_variance is None
-    assert not alike.places.any()
+    assert not alike.positions.any()
 
 
 @pytest.mark.parametrize("method", a_few(METHODS, set(METHODS) - {"umap"}))

@@ -15,7 +15,7 @@ from indexer.names import DeltaKey
 from indexer.publish.rows import rows_of_record
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, ranks_at, read_record, write_record
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 
 
 def make_record(seed: int = 0, rank: int = 3, **changes: object) -> Record:

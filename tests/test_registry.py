@@ -20,7 +20,7 @@ from query.contract import registry
 from query.faces.cli import main
 from query.faces.cli.others import OTHERS
 from query.models.reader import AtlasReader
-from scripts.methods import STUB, stub
+from scripts.methods import INDEXER_STUB, STUB, indexer_stub, stub
 from tests.atlas_builder import Model, write_atlas
 from tests.conftest import ROOT
 
@@ -259,6 +259,7 @@ def test_the_list_is_that_of_the_project_and_the_stub_is_written_from_it():
         one.name: f"{one.module}:{one.function}" for one in ours
     }
     assert STUB.read_text() == stub()
+    assert INDEXER_STUB.read_text() == indexer_stub()
 
 
 def test_the_first_sentences_are_those_of_the_docstrings():

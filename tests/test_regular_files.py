@@ -18,8 +18,8 @@ from indexer.sources.registry import ModelRef
 @pytest.fixture
 def root(tmp_path):
     """A folder that may be read, with a model, next to one that may not."""
-    for place in ("allowed/model", "allowed/blobs", "secret"):
-        (tmp_path / place).mkdir(parents=True)
+    for folder in ("allowed/model", "allowed/blobs", "secret"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "secret" / "model.safetensors").write_bytes(b"secret")
     (tmp_path / "secret" / "config.json").write_text("{}")
     (tmp_path / "allowed" / "blobs" / "b").write_bytes(b"own")
@@ -69,8 +69,8 @@ def test_a_link_that_is_put_there_meanwhile_does_not_help(root):
 
     def exchange():
         while not is_done.is_set():
-            for one, two in ((sub, aside), (other, sub), (sub, other), (aside, sub)):
-                one.rename(two)
+            for source, target in ((sub, aside), (other, sub), (sub, other), (aside, sub)):
+                source.rename(target)
 
     thread = threading.Thread(target=exchange)
     thread.start()
@@ -97,9 +97,9 @@ def test_links_that_lead_nowhere_and_pipes_cost_only_themselves(root):
     (model / "model.safetensors").write_bytes(b"own")
     (model / "device.bin").symlink_to("/dev/zero")
     for beneath in (None, root):
-        found = files_below(model, beneath)
-        assert "model.safetensors" in found
-        assert not {"loop", "a", "b", "nowhere", "README.md", "config.json"} & set(found)
+        files = files_below(model, beneath)
+        assert "model.safetensors" in files
+        assert not {"loop", "a", "b", "nowhere", "README.md", "config.json"} & set(files)
     assert local_row(ModelRef(str(model), folder=model))["config"] == {}
 
 
@@ -112,7 +112,7 @@ def test_a_server_reads_nothing_outside_its_folder(root, monkeypatch):
     registry.limit_reading(root)
     reference = ModelRef.parse(str(model))
     row = local_row(reference)
-    assert [one["rfilename"] for one in row["siblings"]] == ["config.json", "model.safetensors", "sub"]
+    assert [sibling["rfilename"] for sibling in row["siblings"]] == ["config.json", "model.safetensors", "sub"]
     repository = open_repository(reference)
     for name in ("model.safetensors", "config.json"):
         with pytest.raises(ModelError, match="leads out of"):

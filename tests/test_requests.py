@@ -12,7 +12,7 @@ from indexer.errors import AtlasError
 from indexer.network import rate_limit
 from indexer.network.hub import conversion_revision, count_children, model_row
 from indexer.network.rows import listed_filenames
-from indexer.records.identity import Parent, Spec, Unit
+from indexer.records.identity import ModelVersion, Spec, Unit
 from indexer.sources.hub_base import resolve_base
 from indexer.sources.registry import ModelRef
 from tests.hubs import BASE, add_base, add_repo, served, tags
@@ -63,7 +63,7 @@ def test_requests_are_those_that_the_hub_sees(root, monkeypatch, name, expected)
 
 
 def test_models_below_an_adapter_are_read_too_and_folders_ask_nobody(tmp_path):
-    parent = Parent("me/tuned", "c" * 40, "finetune", None, ("config.json", "model.safetensors"))
+    parent = ModelVersion(ModelRef("me/tuned"), "c" * 40, "finetune", None, ("config.json", "model.safetensors"))
     adapter = Unit(ModelRef("me/x"), "c" * 40, BASE, "b" * 40, "adapter", Spec(), parent=parent,
                    filenames=("adapter_config.json", "adapter_model.safetensors"))  # fmt: skip
     local = Unit(

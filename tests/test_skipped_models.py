@@ -26,7 +26,7 @@ from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication, record_rows, valid_listing_rows
 from indexer.publish.tables import Tables
 from indexer.records.record import write_record
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.sources.cards.modelcard import head_facts
 from indexer.upkeep.maintenance import represent, status

@@ -73,10 +73,10 @@ def test_a_record_of_an_earlier_version_is_kept_until_its_model_is_read_again(tm
     earlier = stored(store, 1)
     planned = planned_of(store, 2)
     assert planned.unit is not None
-    assert (planned.entry.record_key, planned.entry.status, planned.lacks) == (earlier, "indexed", "version")
+    assert (planned.record_key, planned.status, planned.lacks) == (earlier, "indexed", "version")
     now = stored(store, 2)  # with an earlier date
     planned = planned_of(store, 2)
-    assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, now, "")
+    assert (planned.unit, planned.record_key, planned.lacks) == (None, now, "")
     headers = [RecordHeader(one.digest, one.identity, one.made) for one in store.headers()]
     assert current_record(headers, "c" * 40).digest == now
 
@@ -86,7 +86,7 @@ def test_of_a_record_of_a_later_version_nothing_is_used_and_its_model_is_read(tm
     later = stored(store, NEWER)
     planned = planned_of(store, RECORD_VERSION)
     assert planned.unit is not None
-    assert (planned.entry.record_key, planned.entry.status) == (None, "listed")
+    assert (planned.record_key, planned.status) == (None, "listed")
     assert store.header(later) is None
     assert store.has(later)
 

@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Any, overload
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, find_base, prepare
-from indexer.builds.options import BuildOptions, RecordArguments
+from indexer.builds.options import AddOptions, RecordOptions, WorkOptions
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.console.options import with_options
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, ModelError, Text
 from indexer.listing.listing import Listing
@@ -44,95 +45,71 @@ class _Named:
 
 
 @overload
-def add(
-    model: str | Path,
-    base: str | None = ...,
-    atlas: str | Path = ...,
-    *,
-    name: str | None = ...,
-    author: str | None = ...,
-    dataset: str | Sequence[str] = ...,
-    licence: str | None = ...,
-    labels: str | Path | None = ...,
-    progress: Progress | None = ...,
-    **options: Unpack[RecordArguments],
-) -> BuildReport: ...
+def add(model: str | Path, base: str | None = ..., atlas: str | Path = ..., **options: Any) -> BuildReport: ...
 @overload
 def add(
     model: list[str | Path] | list[str] | tuple[str | Path, ...],
     base: str | None = ...,
     atlas: str | Path = ...,
-    *,
-    name: str | None = ...,
-    author: str | None = ...,
-    dataset: str | Sequence[str] = ...,
-    licence: str | None = ...,
-    labels: str | Path | None = ...,
-    progress: Progress | None = ...,
-    **options: Unpack[RecordArguments],
+    **options: Any,
 ) -> list[BuildReport]: ...
 @plain_arguments
+@with_options(AddOptions)
 def add(
     model: str | Path | Sequence[str | Path],
     base: str | None = None,
     atlas: str | Path = "atlas",
     *,
-    name: str | None = None,
-    author: str | None = None,
-    dataset: str | Sequence[str] = (),
-    licence: str | None = None,
-    labels: str | Path | None = None,
     progress: Progress | None = None,
-    **options: Unpack[RecordArguments],
+    options: AddOptions,
 ) -> BuildReport | list[BuildReport]:
     """Add models: Hub ids, ``owner/name@revision``, checkpoint folders, files of weights: what `index add` does.
 
     They are listed and built alone; one that was removed comes back. A text with ``*``, ``?`` or ``[`` that names
     nothing stands for all files and folders that match. ``base``: if it is not given, each model's files and weights
-    tell it, among the bases of the atlas, or name another. ``name``: what the atlas calls a folder, by default
-    ``local:NAME`` after the folder; its path is not stored. ``author``, ``dataset`` and ``licence`` label models that
-    are not public, ``labels`` each by itself: a file with tabs or commas and the columns model, author, dataset
-    (several with ";") and licence. ``options``: read, rank, spectra, keep_factors, device, vector_length and same_as,
-    as in :func:`build`.
+    tell it, among the bases of the atlas, or name another. The path of a folder is not stored. What the
+    table ``labels`` says of a model replaces ``author``, ``dataset`` and ``licence``; ";" is between its data sets.
 
     Returns a report, or for a list of models a report for each base; that with the base "" counts models that could not
     be read at all, or whose base is not known. ``report.problem`` says why a model was not indexed. Raises AtlasError
     where a single model cannot be found, is the base itself, or its base cannot be told, and as ``build`` does.
     """
-    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
+    work = WorkOptions(**options.part(RecordOptions), retry_failed=True)
+    watcher, folder = Watcher(progress), AtlasFolder(atlas)
+    prepare(work, watcher)
     is_one = isinstance(model, str | Path)
-    given = expanded([model] if isinstance(model, str | Path) else model)
-    is_one &= len(given) == 1
-    if name is not None and len(given) != 1:
+    names = expanded([model] if isinstance(model, str | Path) else model)
+    is_one &= len(names) == 1
+    if options.name is not None and len(names) != 1:
         raise BadArgument("`name` is for one model.", "Leave it out, or add them one by one.")
-    for_all = ModelLabels.checked(author, [dataset] if isinstance(dataset, str) else dataset, licence)
-    table = read_labels(labels, given) if labels is not None else {}
+    datasets = [options.dataset] if isinstance(options.dataset, str) else options.dataset
+    for_all = ModelLabels.checked(options.author, datasets, options.licence)
+    table = read_labels(options.labels, names) if options.labels is not None else {}
     if is_one:
-        ModelRef.parse(given[0]).source.check_name(ModelRef.parse(given[0]), name)
-    adding = _Adding(folder, chosen, watcher, is_one, name, for_all, table)
+        ModelRef.parse(names[0]).source.check_name(ModelRef.parse(names[0]), options.name)
+    adding = _Adding(folder, work, watcher, is_one, options.name, for_all, table)
     with folder.locked("index add"):
-        reports = adding.run(given, base)
+        reports = adding.run(names, base)
     return reports[0] if is_one else reports
 
 
-def expanded(given: Sequence[str | Path]) -> list[str]:
+def expanded(models: Sequence[str | Path]) -> list[str]:
     """Each model once; a pattern that names nothing by itself stands for what matches. Raises AtlasError for none."""
-    found: dict[str, None] = {}
-    for one in given:
-        text = str(one)
+    names: dict[str, None] = {}
+    for model in models:
+        text = str(model)
         if _WILD.isdisjoint(text) or Path(text).expanduser().exists():
-            found[text] = None
+            names[text] = None
             continue
         path = Path(text).expanduser()
         root, pattern = Path(path.anchor), str(path.relative_to(path.anchor))
-        matches = sorted(str(one) for one in root.glob(pattern) if one.is_dir() or one.suffix in _WEIGHTS)
+        matches = sorted(str(match) for match in root.glob(pattern) if match.is_dir() or match.suffix in _WEIGHTS)
         if not matches:
             raise AtlasError(f"Nothing matches {text!r}.", "Check the folder, or name the models one by one.")
-        found |= dict.fromkeys(matches)
-    if not found:
+        names |= dict.fromkeys(matches)
+    if not names:
         raise BadArgument("Name a model.", "For example: ./my-fine-tune")
-    return list(found)
+    return list(names)
 
 
 @dataclass
@@ -140,7 +117,7 @@ class _Adding:
     """One run: models are told by their bases, then each base's are read and published."""
 
     folder: AtlasFolder
-    options: BuildOptions
+    options: WorkOptions
     watcher: Watcher
     is_one: bool
     name: str | None
@@ -148,11 +125,11 @@ class _Adding:
     labels: dict[str, ModelLabels]
     refused: set[str] = field(default_factory=set)
 
-    def run(self, given: Sequence[str], base: str | None) -> list[BuildReport]:
+    def run(self, names: Sequence[str], base: str | None) -> list[BuildReport]:
         facts = find_base(self.folder, base) if base is not None else None
         unread = BuildReport("", "", str(self.folder.root))
         groups: dict[str, list[_Named]] = {}
-        for typed in given:
+        for typed in names:
             try:
                 reference = ModelRef.parse(typed)
                 own = facts or self._base_of(reference)
@@ -162,7 +139,7 @@ class _Adding:
         reports = [self._add(models, unread) for models in groups.values()]
         if unread.discovered:
             reports.append(unread)
-        return [one for one in reports if one.discovered]
+        return [report for report in reports if report.discovered]
 
     def _refuse(self, typed: str, error: AtlasError, unread: BuildReport) -> None:
         """Count a model that cannot be added; of a single model its error is that of the command."""
@@ -178,39 +155,40 @@ class _Adding:
         from indexer.deltas.identification.identify import SURE, identify, known_bases
 
         try:
-            found = identify(reference, known_bases(self.folder))
+            identification = identify(reference, known_bases(self.folder))
         except ModelError as error:
             raise reference.source.explain(error, reference) from error
-        if (base := found.base) is not None:
-            best = found.candidates[0]
+        if (base := identification.base) is not None:
+            best = identification.candidates[0]
             if best.basis == "shapes":
                 self.watcher.say(f"{_shown(reference)}: {base} by its shapes alone; `base` names another")
             stored = stored_bases(self.folder, base)[0]
             return facts_of_stored(stored, Listing(self.folder.listing(base)))
-        if found.named and not found.candidates:
-            return find_base(self.folder, found.named[0])
-        likely = ", ".join(f"{one.base} ({one.probability:.0%})" for one in found.candidates)
-        why = "; ".join(found.none_evidence[:2])
+        candidates = identification.candidates
+        if identification.named and not candidates:
+            return find_base(self.folder, identification.named[0])
+        likely = ", ".join(f"{candidate.base} ({candidate.probability:.0%})" for candidate in candidates)
+        why = "; ".join(identification.none_evidence[:2])
         message = f"The base of {_shown(reference)} is none of those known here{f': {why}' if why else ''}."
-        if found.candidates and found.none < SURE:
+        if candidates and identification.none < SURE:
             message = f"The base of {_shown(reference)} cannot be told; it may be {likely}."
         raise AtlasError(message, Text("Name it: ", Call(base="ID"), "."))
 
     def _add(self, models: Sequence[_Named], unread: BuildReport) -> BuildReport:
         """Read and publish models of one base."""
         facts = models[0].facts
-        options = replace(self.options, retry_failed=True)
-        one = Build(self.folder, facts, replace(options, workers=1) if len(models) == 1 else options, self.watcher)
+        options = replace(self.options, workers=1) if len(models) == 1 else self.options
+        build = Build(self.folder, facts, options, self.watcher)
         check_rank(self.folder, facts.id, options.rank)
         finish_removals(self.folder, [facts.id], self.watcher.say)
-        listed = {model.id: model for model in one.listing.models()}
+        listed = {model.id: model for model in build.listing.models()}
         places = {
             name: str(model.row.get("folder", "")) * (model.claimed_by == BY_FOLDER) for name, model in listed.items()
         }
         rows: dict[str, tuple[Row, ModelRef]] = {}
         for model in models:
             try:
-                row = self._row(model, places, {name: found.row for name, found in listed.items()})
+                row = self._row(model, places, {name: known.row for name, known in listed.items()})
                 if row["id"] in facts.ids:
                     message = f"{facts.id} is the base itself, not a model tuned from it."
                     raise AtlasError(message, "Name one of its fine-tunes.")
@@ -220,15 +198,15 @@ class _Adding:
             rows[row["id"]] = row, model.reference
             places[row["id"]] = str(row.get("folder", ""))
         if not rows:
-            return one.report
-        stored = one.stored_base()  # first: nothing is listed for a base that cannot be used
-        one.listing.note_base(facts.ids, one.base.licence)
-        one.base.note_mirrors(one.listing)
+            return build.report
+        stored = build.stored_base()  # first: nothing is listed for a base that cannot be used
+        build.listing.note_base(facts.ids, build.base.licence)
+        build.base.note_mirrors(build.listing)
         for row, reference in rows.values():
-            one.listing.add(row, _relation(row, reference), facts.id, reference.source.claimed_by)
-        selected = [model for model in one.listing.models() if model.id in rows]
+            build.listing.add(row, _relation(row, reference), facts.id, reference.source.claimed_by)
+        selected = [model for model in build.listing.models() if model.id in rows]
         at = {name: replace(reference, id=name, revision=None) for name, (_, reference) in rows.items()}
-        return one.run(one.plan(selected, at), stored)
+        return build.run(build.plan(selected, at), stored)
 
     def _row(self, model: _Named, places: dict[str, str], listed: dict[str, Row]) -> Row:
         """The listing row of a model, with its name in the atlas and its labels. Raises AtlasError."""
@@ -238,15 +216,15 @@ class _Adding:
         except ModelError as error:
             raise source.explain(error, reference) from error
         row |= {"id": source.name_in_atlas(reference, row, self.name, places)}
-        given = self.for_all.updated(self.labels.get(model.typed))
+        typed_labels = self.for_all.updated(self.labels.get(model.typed))
         if source.is_public:
-            if given.is_given:
+            if typed_labels.is_given:
                 message = f"{reference.typed} is public: its card says who made it, and of what."
                 raise AtlasError(message, "Labels are for models of your own.")
             return row
-        labels = labels_of_row(listed.get(str(row["id"]), {})).updated(given)
+        labels = labels_of_row(listed.get(str(row["id"]), {})).updated(typed_labels)
         row = with_labels(row, labels)
-        kept = {one.raw for one in facts_of(row).datasets}
+        kept = {dataset.raw for dataset in facts_of(row).datasets}
         for dataset in labels.datasets:
             if dataset not in kept and dataset not in self.refused:
                 self.refused.add(dataset)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
 from indexer.builds.estimate import Estimate, estimate_of
-from indexer.builds.options import BuildOptions
-from indexer.builds.plan import Planned, existing_record, move_records, plan
+from indexer.builds.options import WorkOptions
+from indexer.builds.plan import existing_record, move_records, plan
 from indexer.builds.report import BuildReport, Result, Watcher
 from indexer.builds.resources import resources_for
 from indexer.builds.unknown_starts import unknown_starts
@@ -73,7 +73,7 @@ class Build:
         self,
         folder: AtlasFolder,
         facts: BaseFacts,
-        options: BuildOptions,
+        options: WorkOptions,
         watcher: Watcher | None = None,
         listing: Listing | None = None,
         asks: bool = True,
@@ -112,11 +112,11 @@ class Build:
         """The listed models that the options select."""
         one = self.options
         depth = one.depth if one.descendants else 0
-        return select(self.listing.models(), one.limit, one.sort, one.since, one.author, one.relations, depth)
+        return select(self.listing.models(), one.limit, one.sort, one.created_since, one.author, one.relations, depth)
 
     def plan(
         self, selected: Sequence[ListedModel] | None = None, places: Mapping[str, ModelRef] | None = None
-    ) -> list[Planned]:
+    ) -> list[Entry]:
         """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
         ``places``: where models lie whose place the atlas does not store, by id.
@@ -151,7 +151,7 @@ class Build:
         )
         planned = plan(models, selected, self.store, template, options.retry_failed, parents, places)
         for one in planned:
-            if one.entry.listed.id in chosen and one.unit is None:
+            if one.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:
                     self.report.unchanged += 1
                 elif one.has_failed:
@@ -176,10 +176,10 @@ class Build:
                 self.watcher.say(f"{what}, to be read again: {again}")
         return planned
 
-    def estimate(self, planned: Sequence[Planned]) -> Estimate:
+    def estimate(self, planned: Sequence[Entry]) -> Estimate:
         """What is to be read, and how long that takes."""
         rate, readmes = self.base.previous.bytes_per_second, min(MOST_READMES, len(self.unread(self.selected())))
-        return estimate_of(planned, self.base.shape, self.options.read, rate, readmes)
+        return estimate_of(planned, self.base.shape, str(self.options.read), rate, readmes)
 
     def unread(self, models: Sequence[ListedModel]) -> list[ListedModel]:
         """Those of ``models`` whose README may name datasets that the listing does not show."""
@@ -218,14 +218,14 @@ class Build:
         except Failed as error:
             return error
 
-    def with_listed(self, planned: Sequence[Planned]) -> list[Planned]:
+    def with_listed(self, planned: Sequence[Entry]) -> list[Entry]:
         """The same plan with the models as they are listed now."""
         listed = {model.id: model for model in self.listing.models()}
-        return [replace(one, entry=replace(one.entry, listed=listed[one.entry.listed.id])) for one in planned]
+        return [replace(one, listed=listed[one.listed.id]) for one in planned]
 
-    def run(self, planned: Sequence[Planned], base: StoredBase) -> BuildReport:
+    def run(self, planned: Sequence[Entry], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
-        settled = {one.entry.listed.id: one.entry for one in planned}
+        settled = {one.listed.id: one for one in planned}
         waiting, known = dict(settled), set(settled)  # not yet published; and planned
         due = time.monotonic() + PUBLISH_EVERY_SECONDS
         try:
@@ -241,11 +241,11 @@ class Build:
             self.report.stopped = "interrupted"
             # Find records that workers wrote after the build had stopped listening.
             for one in planned:
-                if one.unit is not None and settled[one.entry.listed.id] is one.entry:
+                if one.unit is not None and settled[one.listed.id] is one:
                     found = existing_record(one.unit.identity, self.store)
                     if found is not None:
-                        done = replace(one.entry, commit=one.unit.commit, record_key=found.digest, outcome=None)
-                        settled[one.entry.listed.id] = done
+                        done = replace(one, commit=one.unit.commit, record_key=found.digest, outcome=None)
+                        settled[one.listed.id] = done
             with first_error_kept(stop):
                 self.publish(settled.values(), base, "stopped")
             raise
@@ -254,7 +254,7 @@ class Build:
         for lacking, (_, what) in _LACKING.items():
             # Samples count only if this build was to complete them.
             left = [one for one in planned if one.lacks == lacking and (lacking != "rows" or one.unit is not None)]
-            if count := sum(settled[one.entry.listed.id] is one.entry for one in left):
+            if count := sum(settled[one.listed.id] is one for one in left):
                 self.watcher.say(f"{what}: {count}")
         if self.report.indexed and self.search is None:
             with Reading(self.folder.database) as connection:
@@ -311,10 +311,10 @@ class Build:
         return rewritten
 
     def _work_on_moved(
-        self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]
+        self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
         """Work on models that turned out to have a new name, under that name, or another commit in place of theirs."""
-        commits = {one.entry.listed.id: one.unit.commit for one in planned if one.unit is not None}
+        commits = {one.listed.id: one.unit.commit for one in planned if one.unit is not None}
         reasons = {name: outcome.reason for name in commits if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
         if not names:
@@ -333,8 +333,8 @@ class Build:
             return
         again = self.plan([model for model in self.listing.models() if model.id in wanted])
         self.report.discovered = discovered
-        again = [one for one in again if one.entry.listed.id in wanted]
-        settled.update({one.entry.listed.id: one.entry for one in again})
+        again = [one for one in again if one.listed.id in wanted]
+        settled.update({one.listed.id: one for one in again})
         yield from self.work(again, base, settled)
 
     def finished(self) -> BuildReport:
@@ -342,7 +342,7 @@ class Build:
         self.report.seconds = round(time.monotonic() - self.started, 3)
         return self.report
 
-    def work(self, planned: Sequence[Planned], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result[Unit]]:
+    def work(self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result[Unit]]:
         """Do what is planned and publish nothing; after each model ``settled`` (by id) has its new entry."""
         units = [one.unit for one in planned if one.unit is not None]
         self.watcher.started(self.facts.id, len(units))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.options import BuildOptions
+from indexer.builds.options import WorkOptions
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import Listing
-from indexer.network.rate_limit import limit_bandwidth
+from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.publish.previous_atlas import PublishedRank, rank_of
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 from indexer.sources.rows import facts_of, row_of
@@ -40,9 +40,7 @@ class PreviousBase:
 class BuildBase:
     """The base with these ``facts``. ``say`` is called with remarks."""
 
-    def __init__(
-        self, folder: AtlasFolder, facts: BaseFacts, options: BuildOptions, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, folder: AtlasFolder, facts: BaseFacts, options: WorkOptions, say: Callable[[str], None]) -> None:
         self.facts = facts
         self._folder = folder
         self._options = options
@@ -101,7 +99,8 @@ class BuildBase:
             )  # fmt: skip
 
     def _limit_bandwidth(self) -> None:
-        limit_bandwidth(str(self._folder.root), self._options.bandwidth)
+        share_limits(self._folder.root)
+        limit_bandwidth(str(self._folder.root), self._options.bytes_per_second)
 
     def _usable(self, commit: str) -> StoredBase | None:
         """The file of a commit, unless it is damaged or a sample and the build needs all rows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Unpack, overload
+from typing import Any, overload
 
 from huggingface_hub import constants
 
@@ -11,8 +11,9 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
-from indexer.builds.options import BuildArguments, BuildOptions
+from indexer.builds.options import BuildOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
     AtlasError,
@@ -37,93 +38,55 @@ from indexer.upkeep.removal import finish_removals
 
 
 @overload
-def build(
-    base: str,
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    confirm: Confirm | None = ...,
-    **options: Unpack[BuildArguments],
-) -> BuildReport: ...
+def build(base: str, atlas: str | Path = ..., **options: Any) -> BuildReport: ...
 @overload
-def build(
-    base: list[str] | tuple[str, ...],
-    atlas: str | Path = ...,
-    *,
-    dry_run: bool = ...,
-    progress: Progress | None = ...,
-    confirm: Confirm | None = ...,
-    **options: Unpack[BuildArguments],
-) -> list[BuildReport]: ...
+def build(base: list[str] | tuple[str, ...], atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
 @plain_arguments
+@with_options(BuildOptions)
 def build(
     base: str | list[str] | tuple[str, ...],
     atlas: str | Path = "atlas",
     *,
-    dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
-    **options: Unpack[BuildArguments],
+    options: BuildOptions,
 ) -> BuildReport | list[BuildReport]:
     """Crawl the fine-tunes of ``base``, read what is new, publish into the folder ``atlas``: what `index build` does.
 
     Run it again at any time: unchanged models are not read again, failures are.
 
-    ``dry_run``: crawl, then only report how many models and bytes would be read. ``progress`` is called with a
-    :class:`BuildEvent` for everything that happens. ``confirm`` is called with an :class:`Estimate` before anything is
-    read; if it returns False, nothing is. ``options``, with their defaults:
-
-    - ``limit`` (None), ``sort`` ("downloads", or created, likes): only the first ``limit`` models in that order
-    - ``relation`` ("finetune,adapter,merge"): of finetune, adapter, merge and quantized, separated by commas
-    - ``discover`` ("tags"): "names" also looks for fine-tunes without a base_model tag by what their files and names
-      say, "weights" by comparing some rows of their weights with the base's; ``max_candidates`` (5,000, or 1,000 by
-      weights): how many of them one run examines
-    - ``descendants`` (True): also what was made of its fine-tunes, up to ``depth`` (5) steps from the base; at most
-      ``questions`` (500) models are asked for their own, the most downloaded first
-    - ``same_as`` (none): other ids under which the base's weights are on the Hub; the atlas remembers them
-    - ``since`` (None): only models created on or after this day, a date or "2024-01-31"
-    - ``author`` (None): only models of this author
-    - ``retry_failed`` (False): try every failure again now
-    - ``read`` ("sample"; "full" with ``spectra``): some rows of every block matrix, a thirtieth of the bytes or less,
-      or all of them; an answer that a sample cannot give says so, and :func:`deepen` reads the rest
-    - ``rank`` (8): singular triplets kept of each δW; ``spectra`` (False): also keep all its singular values
-    - ``keep_factors`` (True): False keeps only vectors and norms, to save disk space
-    - ``device`` ("cpu"), ``workers`` (one for each processor, two for samples): on what and in how many processes the
-      SVD runs; ``connections`` (8): to the Hub, of all workers together
-    - ``memory`` (half of what is free), ``bandwidth`` (no limit): bytes, and bytes a second, or text like "2G"
-    - ``vector_length`` (8,208): about how many numbers a vector has
-    - ``executor`` ("local") and ``scheduler`` (None): "dask" and the address of its scheduler
+    ``progress`` is called with a :class:`BuildEvent` for everything that happens. ``confirm`` is called with an
+    :class:`Estimate` before anything is read; if it returns False, nothing is.
 
     Returns the report of the one base, or a list of reports; ``report.stopped`` says why a build did not finish. Each
     base is published before the next begins. Raises AtlasError if a base is unknown or published at another rank, an
     argument is wrong, another process writes to the atlas, or no process can be started to read models.
     """
-    chosen, watcher, folder = BuildOptions.parse(**options), Watcher(progress, confirm), AtlasFolder(atlas)
+    watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
-    prepare(chosen, watcher)
-    if chosen.scheduler is not None and not dry_run:
+    prepare(options, watcher)
+    if options.scheduler is not None and not options.dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
-        DaskExecutor(chosen.scheduler).connect().close(timeout=5)  # raises before a long crawl
+        DaskExecutor(options.scheduler).connect().close(timeout=5)  # raises before a long crawl
     reports = []
     with folder.locked(f"index build --base {' --base '.join(names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         for facts in found:
-            check_rank(folder, facts.id, chosen.rank)
-        if not dry_run:
+            check_rank(folder, facts.id, options.rank)
+        if not options.dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            one = Build(folder, facts, chosen, watcher)
-            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": chosen.as_words()}
+            one = Build(folder, facts, options, watcher)
+            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
             one.base.check()
             was_listed = one.listing.path.exists()
-            update_listing(one, counts_only=dry_run)
+            update_listing(one, counts_only=options.dry_run)
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
-            elif dry_run:
+            elif options.dry_run:
                 expected = one.estimate(one.plan())
                 tree, sentences = family_tree(one.selected(), one.crawl_calls)
                 one.report.dry_run = expected.as_row() | {"tree": tree, "api_calls": one.crawl_calls}
@@ -171,7 +134,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
         relations=options.relations,
         discover=options.discover,
         descendants=options.descendants,
-        since=options.since,
+        since=options.created_since,
         author=options.author,
         mirrors=build.base.mirrors(build.listing),
         max_questions=options.questions,
@@ -250,7 +213,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
     return build.run(build.with_listed(planned), base or build.stored_base())
 
 
-def prepare(options: BuildOptions, watcher: Watcher) -> None:
+def prepare(options: WorkOptions, watcher: Watcher) -> None:
     """Check the libraries and the device before anything is fetched. Raises AtlasError."""
     require("Reading weights", "torch", "transformers")
     check_device(options.device)

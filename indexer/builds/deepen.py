@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
-from indexer.builds.options import BuildOptions, DeepenArguments
+from indexer.builds.options import DeepenOptions, ResourceOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.console.options import with_options
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, Call, Text
@@ -21,50 +21,55 @@ from indexer.upkeep.removal import finish_removals
 
 
 @plain_arguments
+@with_options(DeepenOptions)
 def deepen(
     models: str | Sequence[str] = (),
     base: str | None = None,
     atlas: str | Path = "atlas",
     *,
-    where: str | None = None,
-    limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
-    **options: Unpack[DeepenArguments],
+    options: DeepenOptions,
 ) -> BuildReport:
     """Read all block matrices of ``models``, or of the sampled fine-tunes of ``base``: what `index deepen` does.
 
     Norms and singular values become exact, U and with it the other representations become available. Only sampled
-    models are read, at the commit that is in the atlas; the others count as unchanged. ``where``: an SQL condition on
-    the view ``models``; ``limit``: only this many models, most downloads first. ``dry_run``: only report what would be
-    read. ``confirm`` is called with an :class:`Estimate` before anything is read; if it returns False, nothing is
-    read. ``options``: spectra, device, workers, connections, memory and bandwidth, as in :func:`build`.
+    models are read, at the commit that is in the atlas; the others count as unchanged. ``confirm`` is called with an
+    :class:`Estimate` before anything is read; if it returns False, nothing is read.
 
     Raises AtlasError if a model is not indexed, if models belong to several bases, and for a model that was added from
     a folder, whose path is not stored.
     """
     names = [models] if isinstance(models, str) else list(models)
-    check_choice(names, base, where, limit)
+    check_choice(names, base, options)
     folder, watcher = AtlasFolder(atlas).require(), Watcher(progress, confirm)
     with folder.locked("index deepen"):
         finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
-            found = choose_indexed(connection, names, base, "\"read\" = 'sample'", "sampled model", where, limit)
-        stored = StoredBase(folder.base(found.base, found.commit))
+            published, rows = choose_indexed(
+                folder, connection, names, base, "\"read\" = 'sample'", "sampled model", options
+            )
+        stored = StoredBase(published.file)
         stored.check()
-        listing = Listing(folder.listing(found.base))
-        chosen = BuildOptions.parse(read="full", rank=found.rank, retry_failed=True, **options)
+        listing = Listing(folder.listing(published.base))
+        chosen = WorkOptions(
+            **options.part(ResourceOptions),
+            read="full",
+            rank=published.rank,
+            spectra=options.spectra,
+            device=options.device,
+            retry_failed=True,
+        )
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
-        selected = [model for model in listing.models() if model.id in found.names]
-        sampled = {str(row["model"]) for row in found.rows if row["read"] == "sample"}
-        advice = Text("Name it: ", Call("add", "FOLDER", found.base, read="full"))
+        selected = [model for model in listing.models() if model.id in rows]
+        sampled = {name for name, row in rows.items() if row["read"] == "sample"}
+        advice = Text("Name it: ", Call("add", "FOLDER", published.base, read="full"))
         again = "add it again with --read full"
         refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
         planned = build.plan(selected)
         estimate = build.estimate(planned)
-        if dry_run:
+        if options.dry_run:
             build.report.dry_run = estimate.as_row()
             watcher.say(estimate.sentence)
             return build.report

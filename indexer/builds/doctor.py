@@ -7,7 +7,7 @@ does not answer as a build expects, and what to do about it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +22,7 @@ from indexer.errors import AtlasError, without_user
 from indexer.hub_ids import is_hub_id, without_address
 from indexer.network.hub import LARGEST_JSON, count_children, model_row
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import HubAnswer, RetryPolicy, fetch_small, get_json, is_own, parse_json
+from indexer.network.hub_requests import HubAnswer, fetch_small, get_json, is_own, parse_json
 from indexer.network.rate_limit import date_in, listening, policy_in, quota_in, sent_requests
 from indexer.network.remote_file import RemoteFile, expiry_of
 from indexer.network.session import HttpLimits, current_session
@@ -40,9 +40,8 @@ WEIGHTS = "model.safetensors"
 # A step has to answer soon, so that all of them together take less than a minute.
 LIMITS = HttpLimits(
     connect_seconds=8, read_seconds=15, body_seconds=30, total_seconds=20, retries=1, retries_after_timeout=0,
-    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0,
+    retries_without_connection=0, longest_wait=1.0, longest_rate_limit_wait=5.0, small_file_seconds=20,
 )  # fmt: skip
-_RETRIES = RetryPolicy(retries=1, small_file_seconds=20)
 _RANGE = 1024
 _MOST_READ = 4 << 20
 _MOST_SKEW = 60.0
@@ -59,6 +58,19 @@ class Step:
     found: str
     advice: str = ""
     needed: bool = True
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What a build needs, or can use, and was not found; ``needed``: see :class:`Step`."""
+
+    found: str
+    advice: str
+    needed: bool = True
+
+
+# What a step finds, one thing after another.
+_Findings = Iterator[str | _Problem]
 
 
 @dataclass
@@ -78,10 +90,6 @@ class Diagnosis:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         return {"ok": self.ok, **asdict(self)}
-
-
-class _NotOkError(Exception):
-    """A step did not find what a build needs. Arguments: what it found, and what to do."""
 
 
 @plain_arguments
@@ -104,8 +112,8 @@ class _Doctor:
         self.endpoint = current_session().endpoint
         self.found = Diagnosis(without_user(self.endpoint))
         self.said: list[str] = []
-        self.page = HubAnswer([])
         self.row: dict[str, Any] = {}
+        self.has_weights = False
         self.file: RemoteFile | None = None
         self.headers: dict[str, Any] = {}
 
@@ -124,36 +132,37 @@ class _Doctor:
 
     def _ask(self) -> None:
         if self._try("endpoint", self._endpoint):
-            self._try("clock", self._clock, needed=False)
-            self._try("token", self._token, needed=get_token_to_send(current_session().token) is not None)
-            self._try("rate limits", self._rate_limits, needed=False)
-            self._try("children", self._children, needed=False)
-            if self._try("listing", self._listing):
-                self._try("cursor", self._cursor)
-            if self._try("model", self._model):
-                self._try("small file", self._small_file)
-                if self._try("resolve", self._resolve):
-                    self._try("range", self._range)
-                    self._try("throughput", self._throughput, needed=False)
+            self._try("token", self._token)
+            self._try("listing", self._listing)
+            self._try("model", self._model)
+            if self.has_weights and self._try("weights", self._weights):
+                self._try("throughput", self._throughput, needed=False)
 
-    def _try(self, name: str, action: Callable[[], str], needed: bool = True) -> bool:
-        before = len(self.said)
+    def _try(self, name: str, action: Callable[[], _Findings], needed: bool = True) -> bool:
+        """Add a step with what ``action`` finds; whether what is needed of it is there.
+
+        ``needed``: whether an error of the Hub or the network is a problem for a build.
+        """
+        before, found, problems = len(self.said), list[str](), list[_Problem]()
         try:
-            step = Step(name, True, action(), needed=needed)
-        except _NotOkError as problem:
-            found, advice = problem.args
-            step = Step(name, False, found, advice, needed)
+            for finding in action():
+                if isinstance(finding, _Problem):
+                    problems.append(finding)
+                    finding = finding.found
+                found.append(finding)
         except Exception as error:
             shown = as_user_error(error, f"the {name}" if name != "endpoint" else "an answer")
-            step = Step(name, False, shown.message.rstrip("."), shown.hint, needed)
+            problems.append(_Problem(shown.message.rstrip("."), shown.hint, needed))
+            found.append(problems[-1].found)
         # Remarks of the session during this step, for example on a rate limit or a refused token.
         remarks = [sentence for sentence in dict.fromkeys(self.said[before:]) if sentence not in self.said[:before]]
-        if remarks:
-            step = Step(name, step.ok, "; ".join((step.found, *remarks)), step.advice, needed)
-        self.found.steps.append(step)
-        return step.ok
+        advice = " ".join(dict.fromkeys(one.advice for one in problems if one.advice))
+        is_needed = any(one.needed for one in problems) if problems else needed
+        self.found.steps.append(Step(name, not problems, "; ".join([*found, *remarks]), advice, is_needed))
+        return not any(one.needed for one in problems)
 
-    def _endpoint(self) -> str:
+    def _endpoint(self) -> _Findings:
+        """Whether it answers, the date of its answer, and the quota that it sends."""
         parameters = urlencode([("limit", "1"), ("sort", "downloads"), ("expand", "downloads")])
         began = time.monotonic()
         response = get_session().get(f"{self.endpoint}/api/models?{parameters}", headers=build_hf_headers(token=False))
@@ -165,35 +174,46 @@ class _Doctor:
             is_list = False
         if not is_list:
             advice = "Check HF_ENDPOINT: a login page or a proxy may answer instead of the Hub."
-            raise _NotOkError("it answers, but not like a Hub", advice)
+            yield _Problem("it answers, but not like a Hub", advice)
+            return
         self.headers = dict(response.headers)
-        return f"{self.found.endpoint} answers in {seconds * 1000:.0f} ms"
-
-    def _clock(self) -> str:
-        now = date_in(self.headers)
-        if now is None:
-            return "the Hub does not send the time"
-        skew = (datetime.now(UTC) - now).total_seconds()
-        if abs(skew) > _MOST_SKEW:
+        yield f"{self.found.endpoint} answers in {seconds * 1000:.0f} ms"
+        if (now := date_in(self.headers)) is None:
+            yield "it does not send the time"
+        elif abs(skew := (datetime.now(UTC) - now).total_seconds()) > _MOST_SKEW:
             where = "ahead of" if skew > 0 else "behind"
-            raise _NotOkError(f"{duration_in_words(abs(skew))} {where} the Hub's", "Set the clock of this machine.")
-        return f"agrees with the Hub's to {max(1.0, abs(skew)):.0f} s"
+            clock = f"the clock of this machine is {duration_in_words(abs(skew))} {where} the Hub's"
+            yield _Problem(clock, "Set the clock of this machine.", needed=False)
+        else:
+            yield f"the clock agrees with the Hub's to {max(1.0, abs(skew)):.0f} s"
+        left, policy = quota_in(self.headers), policy_in(self.headers)
+        if left is None:
+            yield "it sends no rate limits, so builds wait only when it asks them to"
+            return
+        allowed = f" of {policy[0]:,} in {duration_in_words(policy[1])}" if policy else ""
+        words = f"{left[0]:,}{allowed} API requests left without a token, for {left[1]} s"
+        advice = "Wait, or log in with `hf auth login`: an account has its own limit."
+        yield words if left[0] else _Problem(words, advice, needed=False)
 
-    def _token(self) -> str:
+    def _token(self) -> _Findings:
+        """Its owner and scope, and whether it can read public models."""
         token = current_session().token
         if get_token_to_send(token) is None:
-            return "none, so public models only; `hf auth login` or HF_TOKEN gives higher limits"
-        advice = "Log in again with `hf auth login`, or correct or unset HF_TOKEN."
+            yield "none, so public models only; `hf auth login` or HF_TOKEN gives higher limits"
+            return
         response = get_session().get(f"{self.endpoint}/api/whoami-v2", headers=build_hf_headers(token=token))
         if response.status_code in (401, 403):
-            raise _NotOkError(f"the Hub does not accept it (HTTP {response.status_code})", advice)
+            advice = "Log in again with `hf auth login`, or correct or unset HF_TOKEN."
+            yield _Problem(f"the Hub does not accept it (HTTP {response.status_code})", advice)
+            return
         hf_raise_for_status(response)
         try:
             found = load_json(response.read())
             name, access = str(found["name"]), found.get("auth", {}).get("accessToken", {})
             role = str(access.get("role", "unknown"))
         except (ValueError, KeyError, TypeError, AttributeError):
-            return "accepted; the Hub does not say whose it is"
+            yield "accepted; the Hub does not say whose it is"
+            return
         # Can it read what is public? If not, the session asks once more without it, and says so.
         before = len(self.said)
         get_json(f"/api/models/{self.model}", [("expand", "sha")])
@@ -201,107 +221,97 @@ class _Doctor:
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            raise _NotOkError(f"{who}, but refused for public models; builds read those without it", advice)
-        return who
+            yield _Problem(f"{who}, but refused for public models; builds read those without it", advice)
+            return
+        yield who
 
-    def _rate_limits(self) -> str:
-        left, policy = quota_in(self.headers), policy_in(self.headers)
-        if left is None:
-            return "not sent; builds wait only when the Hub asks them to"
-        allowed = f" of {policy[0]:,} in {duration_in_words(policy[1])}" if policy else ""
-        words = f"{left[0]:,}{allowed} API requests left without a token, for {left[1]} s"
-        if left[0] == 0:
-            raise _NotOkError(words, "Wait, or log in with `hf auth login`: an account has its own limit.")
-        return words
-
-    def _children(self) -> str:
-        counts = count_children(self.base)
-        if not counts:
-            raise _NotOkError(
-                f"no count for {self.base}", "Builds work without it, but cannot say how much there is to list."
-            )
-        return f"{self.base}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}"
-
-    def _listing(self) -> str:
-        request = CrawlRequest((self.base,))
-        parameters = parameters_of(Question("tag", self.base, "finetune"), request)
+    def _listing(self) -> _Findings:
+        """The Hub's count of what was made from the base, a page of its fine-tunes with all fields, and the next."""
+        if counts := count_children(self.base):
+            yield f"{', '.join(f'{count:,} {name}' for name, count in counts.items())} of {self.base}"
+        else:
+            advice = "Builds work without it, but cannot say how much there is to list."
+            yield _Problem(f"no count for {self.base}", advice, needed=False)
+        parameters = parameters_of(Question("tag", self.base, "finetune"), CrawlRequest((self.base,)))
         began, without = time.monotonic(), ""
         try:
-            self.page = get_json("/api/models", parameters)
+            page = get_json("/api/models", parameters)
         except Exception as error:
             as_user_error(error, "a listing")  # raises a bug again
             if "expand" not in str(error).lower():
                 raise
-            self.page = get_json("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
+            page = get_json("/api/models", [pair for pair in parameters if pair != ("expand", "baseModels")])
             without = "; baseModels is refused, so tags are used"
         seconds = time.monotonic() - began
-        rows = self.page.rows
-        if not rows:
-            raise _NotOkError(f"no fine-tune of {self.base} is listed", "Name another base, or ask the mirror's owner.")
+        rows = page.rows
         missing = [name for name in _NEEDED if not any(name in row for row in rows)]
-        if missing:
-            raise _NotOkError(f"rows lack {', '.join(missing)}", "This is not the Hub's listing; check HF_ENDPOINT.")
-        if not any(relation_to(row, (self.base,), ("finetune",)) for row in rows):
-            raise _NotOkError(
-                f"no row names {self.base}: filters are ignored", "Unset HF_ENDPOINT to use the Hub itself."
-            )
-        without += "".join(f"; no {name}" for name in _USEFUL if not without and not any(name in row for row in rows))
-        return f"{len(rows)} rows in {seconds:.1f} s{without}"
+        if not rows:
+            yield _Problem(f"no fine-tune of {self.base} is listed", "Name another base, or ask the mirror's owner.")
+        elif missing:
+            yield _Problem(f"rows lack {', '.join(missing)}", "This is not the Hub's listing; check HF_ENDPOINT.")
+        elif not any(relation_to(row, (self.base,), ("finetune",)) for row in rows):
+            yield _Problem(f"no row names {self.base}: filters are ignored", "Unset HF_ENDPOINT to use the Hub itself.")
+        else:
+            lacking = [name for name in _USEFUL if not without and not any(name in row for row in rows)]
+            yield f"{len(rows)} rows in {seconds:.1f} s{without}" + "".join(f"; no {name}" for name in lacking)
+            yield self._next_page(page)
 
-    def _cursor(self) -> str:
-        link, rows = self.page.next_link, self.page.rows
+    def _next_page(self, page: HubAnswer) -> str | _Problem:
+        link, rows = page.next_link, page.rows
         if link is None:
             return "all rows are on one page, so there is no next one to try"
         if not is_own(link, self.endpoint) or urlsplit(link).path != f"{urlsplit(self.endpoint).path}/api/models":
-            raise _NotOkError(f"the next page is elsewhere ({printable(link, 80)})", "Check HF_ENDPOINT.")
+            return _Problem(f"the next page is elsewhere ({printable(link, 80)})", "Check HF_ENDPOINT.")
         after = get_json(link).rows
         if not after or {row.get("id") for row in after} <= {row.get("id") for row in rows}:
-            raise _NotOkError("the next page repeats the first", "Crawls would stop; try again, or use the Hub itself.")
+            advice = "Crawls would stop; try again, or use the Hub itself."
+            return _Problem("the next page repeats the first", advice)
         last, first = (Reader().moment(row.get("createdAt"), "createdAt") for row in (rows[-1], after[0]))
         if last is not None and first is not None and first > last:
-            raise _NotOkError("pages are not ordered by creation", "--since cannot be used; the rest works.")
-        return f"{len(after)} further rows"
+            return _Problem("pages are not ordered by creation", "--since cannot be used; the rest works.")
+        return f"{len(after)} further rows on the next page"
 
-    def _model(self) -> str:
+    def _model(self) -> _Findings:
+        """The row of a model, and a small file of it."""
         self.row = model_row(self.model)
         names = [one.get("rfilename") for one in self.row.get("siblings") or () if isinstance(one, dict)]
-        if WEIGHTS not in names:
-            raise _NotOkError(f"{self.row['id']} has no {WEIGHTS}", "Name another with --model.")
-        return f"{self.row['id']} at {str(self.row['sha'])[:7]}, {len(names)} files"
-
-    def _small_file(self) -> str:
-        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON, retries=_RETRIES)
+        self.has_weights = WEIGHTS in names
+        if not self.has_weights:
+            yield _Problem(f"{self.row['id']} has no {WEIGHTS}", "Name another with --model.")
+            return
+        yield f"{self.row['id']} at {str(self.row['sha'])[:7]}, {len(names)} files"
+        body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON)
         try:
             found = parse_json(body)
-        except ValueError as error:
-            raise _NotOkError("config.json is not JSON", "A cache or proxy on the way changes files.") from error
+        except ValueError:
+            yield _Problem("config.json is not JSON", "A cache or proxy on the way changes files.")
+            return
         kind = found.get("model_type") if isinstance(found, dict) else None
-        return f"config.json is served (model_type {printable(str(kind), 40)})"
+        yield f"config.json is served (model_type {printable(str(kind), 40)})"
 
-    def _resolve(self) -> str:
-        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"], retries=_RETRIES)
-        location = self.file.location
-        size = f"{size_in_words(self.file.size)}"
+    def _weights(self) -> _Findings:
+        """The signed address of a file of weights, and 1 kB of it."""
+        self.file = RemoteFile(self.row["id"], WEIGHTS, self.row["sha"])
+        location, size = self.file.location, size_in_words(self.file.size)
         if is_own(location, self.endpoint):
-            return f"{size}, served by the endpoint itself"
-        expires = expiry_of(location)
-        now = date_in(self.headers) or datetime.now(UTC)
-        left = f", for {duration_in_words((expires - now).total_seconds())}" if expires and expires > now else ""
-        return f"{size}, signed address at {printable(urlsplit(location).hostname or '', 80)}{left}"
-
-    def _range(self) -> str:
-        assert self.file is not None
+            yield f"{size}, served by the endpoint itself"
+        else:
+            expires, now = expiry_of(location), date_in(self.headers) or datetime.now(UTC)
+            left = f", for {duration_in_words((expires - now).total_seconds())}" if expires and expires > now else ""
+            yield f"{size}, signed address at {printable(urlsplit(location).hostname or '', 80)}{left}"
         stop = min(_RANGE, self.file.size)
         head = self.file.read(0, stop)
         if stop < 8 or int.from_bytes(head[:8], "little") > self.file.size:
-            raise _NotOkError(f"the bytes are not those of {WEIGHTS}", "A cache or proxy on the way changes files.")
-        return f"{stop:,} bytes, exactly as requested"
+            yield _Problem(f"the bytes are not those of {WEIGHTS}", "A cache or proxy on the way changes files.")
+            return
+        yield f"{stop:,} bytes, exactly as requested"
 
-    def _throughput(self) -> str:
+    def _throughput(self) -> _Findings:
+        """4 MB over one connection."""
         assert self.file is not None
         size = min(_MOST_READ, self.file.size)
         began = time.monotonic()
         self.file.read(0, size)
         seconds = max(time.monotonic() - began, 1e-6)
         self.file.close()
-        return f"{size_in_words(size / seconds)}/s on one connection ({size_in_words(size)} in {seconds:.1f} s)"
+        yield f"{size_in_words(size / seconds)}/s on one connection ({size_in_words(size)} in {seconds:.1f} s)"

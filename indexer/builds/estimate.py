@@ -10,15 +10,15 @@ from typing import Any
 
 from huggingface_hub import get_token
 
-from indexer.builds.plan import Planned
 from indexer.checkpoints.checkpoint_files import choose
 from indexer.deltas.stored_base import BaseShape
 from indexer.errors import Skipped
 from indexer.listing.listed_models import ListedModel
 from indexer.names import RELATIONS
 from indexer.network.rate_limit import QUOTAS, WINDOW_SECONDS, quota_of
+from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words, size_in_words
-from indexer.records.identity import Parent, Unit
+from indexer.records.identity import ModelVersion, Unit
 
 # Requests to the API for a model whose weights are pickles: pull requests, the commits of one, `main`, its files.
 _API_OF_PICKLE = 4
@@ -73,7 +73,7 @@ def requests_of(units: Sequence[Unit]) -> Requests:
     for unit in units:
         if unit.model.source.is_remote:
             models.append((unit.filenames, unit.relation))
-        parent: Parent | None = unit.parent
+        parent: ModelVersion | None = unit.parent
         while parent is not None:
             models.append((parent.filenames, parent.relation))
             parent = parent.parent
@@ -150,9 +150,7 @@ class Estimate:
         }
 
 
-def estimate_of(
-    planned: Sequence[Planned], base: BaseShape, read: str, rate: float | None, readmes: int = 0
-) -> Estimate:
+def estimate_of(planned: Sequence[Entry], base: BaseShape, read: str, rate: float | None, readmes: int = 0) -> Estimate:
     """What is to be read, and how long that takes at the ``rate`` of the atlas's builds so far, in bytes a second.
 
     ``readmes``: how many are to be read, a request each.
@@ -161,7 +159,7 @@ def estimate_of(
     is assumed to be stored like the base.
     """
     units = [one.unit for one in planned if one.unit is not None]
-    full = [one.entry.listed.row for one in planned if one.unit is not None and one.entry.listed.relation != "adapter"]
+    full = [one.listed.row for one in planned if one.unit is not None and one.listed.relation != "adapter"]
     sizes = [_item_bytes(row, base.item_bytes) for row in full]
     whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
     sample = sum(map(base.sample_bytes, sizes))

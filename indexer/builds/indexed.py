@@ -3,53 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from indexer.atlas import AtlasFolder
+from indexer.builds.options import IndexedOptions
 from indexer.builds.report import Watcher
 from indexer.database.connection import Connection, base_named, indexed_models, published_bases
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.listing import ListedModel
 from indexer.sources.claims import BY_FOLDER
+from indexer.vectors.published import PublishedBase
 
 
-@dataclass(frozen=True)
-class IndexedModels:
-    """Models of ``base``, whose records have this ``rank``; ``rows`` have their ``model`` and ``read``."""
-
-    base: str
-    commit: str
-    rank: int
-    rows: list[dict[str, Any]]
-
-    @property
-    def names(self) -> set[str]:
-        """Their names."""
-        return {str(row["model"]) for row in self.rows}
-
-
-def check_choice(names: Sequence[str], base: str | None, where: str | None, limit: int | None) -> None:
+def check_choice(names: Sequence[str], base: str | None, options: IndexedOptions) -> None:
     """Raise BadArgument if nothing says which models, or two arguments do."""
     if not names and base is None:
         raise BadArgument("Name models, or a `base`.", "")
-    if names and (where is not None or limit is not None):
+    if names and (options.where is not None or options.limit is not None):
         raise BadArgument("`where` and `limit` choose among the models of a `base`.", "Leave them out to name models.")
 
 
 def choose_indexed(
+    folder: AtlasFolder,
     connection: Connection,
     names: Sequence[str],
     base: str | None,
     condition: str,
     what: str,
-    where: str | None,
-    limit: int | None,
-) -> IndexedModels:
+    options: IndexedOptions,
+) -> tuple[PublishedBase, dict[str, dict[str, Any]]]:
     """The models with these names, or those of ``base`` that fulfil ``condition``, most downloads first.
 
-    ``condition`` and ``where`` are SQL on the view models; ``what`` is said of the models in an error. Raises
+    Returns their base, and by name their rows, which have ``model`` and ``read``.
+
+    ``condition`` is SQL on the view models, as ``options.where`` is; ``what`` is said of the models in an error. Raises
     AtlasError as ``indexed_models``, and if ``where`` holds for none.
     """
+    where = options.where
     named = base_named(connection, base) if base is not None else None
     if names:
         rows = indexed_models(connection, names, named)
@@ -58,12 +48,12 @@ def choose_indexed(
         rows = connection.rows(
             f'SELECT model, base, "read" FROM models WHERE base = $base AND {condition}{narrowed} '
             "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
-            {"base": named, "limit": limit},
+            {"base": named, "limit": options.limit},
         )
     if not rows and where is not None:
         raise AtlasError(f"No {what} of {named} matches this condition.", "List them: `query models`")
     (published,) = published_bases(connection, str(rows[0]["base"] if rows else named))
-    return IndexedModels(published["base"], published["commit"], published["rank"], rows)
+    return PublishedBase.of(folder, published), {str(row["model"]): row for row in rows}
 
 
 def refuse_folders(models: Sequence[ListedModel], is_named: bool, advice: str, again: str, watcher: Watcher) -> None:

@@ -1,22 +1,22 @@
-"""The options of builds and profiles: as a caller writes them, with help and bounds, and as they are once checked.
+"""The options of builds and profiles: each described once, as a caller writes it, and checked.
 
-The TypedDicts are the one list of options: calls from Python are typed and checked by them, and the command line makes
-its options from them (``indexer.cli.options``).
+Command lines, signatures and docstrings are made from these classes (``indexer.console.options``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, Unpack, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from indexer.arguments import kinds_of, plain_value
 from indexer.console.advice import option_of
 from indexer.console.option import Option
-from indexer.errors import BadArgument, Call, Text
+from indexer.console.options import Options
+from indexer.errors import BadArgument, Call, Text, require
 from indexer.names import (
     CONNECTIONS,
     DEFAULT_RELATIONS,
@@ -30,6 +30,10 @@ from indexer.names import (
 )
 from indexer.sources.registry import listed_reference
 
+if TYPE_CHECKING:
+    from indexer.profiles.measurement import ProfileRequest
+    from indexer.profiles.probes import ProbeChoice
+
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
 Recipe = Literal["default", "original"]
@@ -38,244 +42,322 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
 
-
 # fmt: off
-class RecordArguments(TypedDict, total=False):
-    """How a model is read."""
+SvdDevice = Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …")]
+VectorLength = Annotated[int | None, Option(
+    "About how many numbers a vector has, divided among the matrices. Default: 8,208, fewer for small bases.",
+    least=1, most=1 << 20, metavar="N")]
+Limit = Annotated[int | None, Option("Only the first N of them, most downloads first.", least=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions(Options):
+    """How a model is read. Once made, ``read`` is sample or full, and ``same_as`` a tuple of Hub ids."""
 
     read: Annotated[str | None, Option(
         "sample: some rows of every matrix, a thirtieth of the bytes or less. full: all of them. Default: sample; "
-        "full with --spectra.", choices=READS)]
-    rank: Annotated[int, Option("Singular triplets kept of each matrix.", 8, 1, 256)]
+        "full with `spectra`.", choices=READS)] = None
+    rank: Annotated[int, Option("Singular triplets kept of each matrix.", 1, 256)] = 8
     spectra: Annotated[bool, Option(
-        "Also keep all singular values of δW and W, for `query rank`; models without them are read again.", False)]
-    keep_factors: Annotated[bool, Option("Keep only vectors and norms, to save disk space.", True)]
-    device: Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …", "cpu")]
+        "Also keep all singular values of δW and W, for `query rank`; models without them are read again.")] = False
+    keep_factors: Annotated[bool, Option("Keep only vectors and norms, to save disk space.")] = True
+    device: SvdDevice = "cpu"
     same_as: Annotated[str | Sequence[str], Option(
         "Another id under which the base's weights are on the Hub. May be given several times.", metavar="ID",
-        is_repeated=True)]
-    vector_length: Annotated[int | None, Option(
-        "About how many numbers a vector has, divided among the matrices. Default: 8,208, fewer for small bases.",
-        least=1, most=1 << 20, metavar="N")]
+        is_repeated=True)] = ()
+    vector_length: VectorLength = None
 
-
-class SelectionArguments(TypedDict, total=False):
-    """Which models are listed and read."""
-
-    limit: Annotated[int | None, Option("Only the first N models of the listing.", least=1)]
-    sort: Annotated[str, Option("Which models come first.", "downloads", choices=SORTS)]
-    relation: Annotated[str, Option("Any of finetune, adapter, merge, quantized.", ",".join(DEFAULT_RELATIONS))]
-    discover: Annotated[str, Option(
-        "names: also find untagged fine-tunes by card, config and name. weights: also find them by comparing some rows "
-        "of models of the base's type and size with the base's.", "tags", choices=DISCOVERIES)]
-    max_candidates: Annotated[int | None, Option(
-        "Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights.", least=1, metavar="N")]
-    descendants: Annotated[bool, Option(
-        "Also list models made from the base's fine-tunes and merges, or only those made from the base itself.", True,
-        flag="--descendants/--no-descendants")]
-    depth: Annotated[int, Option("Maximum number of steps from the base to a model.", MOST_STEPS, 1, 20)]
-    questions: Annotated[int, Option(
-        "Maximum number of models whose own fine-tunes are looked up, at one API call or more each.", MOST_QUESTIONS,
-        1, 100_000)]
-    since: Annotated[str | date | None, Option(
-        "Only models created on or after this day (2024-01-31).", metavar="DATE")]
-    author: Annotated[str | None, Option("Only this author's models.")]
-    retry_failed: Annotated[bool, Option(
-        "Try every failed model again now, however recent the failure.", False)]
-
-
-class ResourceArguments(TypedDict, total=False):
-    """What a build may use."""
-
-    workers: Annotated[int | None, Option(
-        "Number of processes. Default: one per processor, two to read samples.", least=1, most=256)]
-    connections: Annotated[int | None, Option(
-        "Number of connections to the Hub for all workers together.", CONNECTIONS, 1, 64)]
-    memory: Annotated[Size, Option(
-        "Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
-        "Publishing needs more: 1.5 GB for 10,000 new models.", metavar="SIZE")]
-    bandwidth: Annotated[Size, Option(
-        "Limit in bytes per second for all workers together, e.g. 20M.", metavar="SIZE")]
-
-
-class ExecutorArguments(TypedDict, total=False):
-    """Where the workers of a build run."""
-
-    executor: Annotated[str, Option(
-        "Run on processes of this machine, or on a Dask cluster.", "local", choices=EXECUTORS)]
-    scheduler: Annotated[str | None, Option(
-        "Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.", metavar="ADDR")]
-
-
-class BuildArguments(RecordArguments, SelectionArguments, ResourceArguments, ExecutorArguments):
-    """Every option of `index build`, as a caller writes it; see :func:`indexer.build`."""
-
-
-class DeepenArguments(ResourceArguments, total=False):
-    """How the rest of sampled models is read, as in ``build``."""
-
-    spectra: Annotated[bool, Option("Also keep all singular values of δW and W, for `query rank`.", False)]
-    device: Annotated[str, Option("Device of the SVD: cpu, cuda, cuda:1 …", "cpu")]
-
-
-class StartsArguments(ResourceArguments, total=False):
-    """How far the start of an adapter is looked for; see :func:`indexer.starts_of`."""
-
-    seeds: Annotated[str | Path | Sequence[int] | None, Option(
-        "Also look through these seeds: a file with one in a line.", metavar="FILE")]
-    draws: Annotated[int | None, Option(
-        "Random numbers of each seed to look through. Default: 134,217,728 of seed 42, or 4,194,304 of each seed of a "
-        "file.", least=1, most=1 << 32, metavar="N")]
-    device: Annotated[str | None, Option(
-        "Also try all 4,294,967,296 seeds, on this GPU: cuda, cuda:1 … A quarter of an hour for 20 adapters.")]
-
-
-class ProfileArguments(TypedDict, total=False):
-    """Every option of `index profile`, as a caller writes it; see :func:`indexer.profile`."""
-
-    limit: Annotated[int | None, Option("Only the first N of them, most downloads first.", least=1)]
-    with_untrained: Annotated[bool, Option(
-        "Also profile the base's architecture untrained, as a baseline.", False)]
-    probe: Annotated[ProbeName | None, Option(
-        "Input of the models. Default: random tokens, or images.", choices=get_args(ProbeName))]
-    text: Annotated[str | Path | None, Option(
-        "Use this text instead of the shipped sentences.", metavar="FILE")]
-    images: Annotated[Sequence[str | Path], Option(
-        "Use this image. May be given several times.", metavar="FILE", flag="--image", is_repeated=True)]
-    recover: Annotated[bool, Option("Also recover the input from each layer by gradient descent.", False)]
-    exact: Annotated[bool, Option(
-        "Also recover it exactly by search: a certificate, not a measure of depth.", False)]
-    layers: Annotated[str | Sequence[int] | None, Option(
-        "Only these layers. Default: all, or 12 evenly spaced.", metavar="1,6,12")]
-    recipe: Annotated[Recipe, Option(
-        "original: also the original papers' gradient descent (stored as seed).", "default", choices=get_args(Recipe))]
-    steps: Annotated[int | None, Option("Steps of the original method.", least=1)]
-    rate: Annotated[float | None, Option("Initial learning rate of the original method.", least=0, most=1e6)]
-    shift: Annotated[float | None, Option(
-        "σ of the original papers' criterion. Default: .35 of the embeddings' own.", least=0, most=1e6)]
-    seed: Annotated[int, Option("Random seed.", 0, 0, 2**31)]
-    device: Annotated[str, Option("Device: cpu, cuda, cuda:1 …", "cpu")]
-    workers: Annotated[int | None, Option(
-        "Number of processes, of one thread each. Default: 1.", least=1, most=256)]
-    memory: Annotated[Size, Option(
-        "Memory limit for all workers together, e.g. 4G. Default: free memory.", metavar="SIZE")]
-# fmt: on
-
-
-def options_of(arguments: type) -> dict[str, tuple[Any, Option]]:
-    """The type and the :class:`Option` of each key of a TypedDict of this module, in order."""
-    hints = get_type_hints(arguments, include_extras=True)
-    return {name: (hints[name].__origin__, hints[name].__metadata__[0]) for name in hints}
-
-
-def check_options(arguments: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller wrote, as plain values: numbers and booleans of numpy become Python's.
-
-    Checks types, bounds and choices. Raises BadArgument.
-    """
-    checked = dict(given)
-    for name, (type_, option) in options_of(arguments).items():
-        if given.get(name) is None:
-            continue
-        value = checked[name] = plain_value(name, given[name], kinds_of(type_))
-        if option.choices and value not in option.choices:
-            raise BadArgument(f"`{name}` {value!r} is not one of {', '.join(option.choices)}.", "")
-        if option.least is not None and not option.least <= value <= (option.most or value):
-            bounds = f"at least {option.least}" if option.most is None else f"from {option.least} to {option.most:,}"
-            raise BadArgument(f"`{name}` is {value}; it must be {bounds}.", "")
-    return checked
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """The options of a build, checked. ``memory`` and ``bandwidth`` are in bytes (a second)."""
-
-    read: str
-    rank: int
-    spectra: bool
-    keep_factors: bool
-    device: str
-    same_as: tuple[str, ...]
-    limit: int | None
-    sort: str
-    relations: tuple[str, ...]
-    discover: str
-    max_candidates: int | None
-    descendants: bool
-    depth: int
-    questions: int
-    since: datetime | None
-    author: str | None
-    retry_failed: bool
-    workers: int | None
-    connections: int
-    memory: int | None
-    bandwidth: float | None
-    scheduler: str | None
-    vector_length: int | None
-
-    @classmethod
-    def parse(cls, **arguments: Unpack[BuildArguments]) -> BuildOptions:
-        """Check what a caller wrote. Raises BadArgument."""
-        checked = check_options(BuildArguments, arguments)
-        given: dict[str, Any] = {name: option.default for name, (_, option) in options_of(BuildArguments).items()}
-        given |= {name: value for name, value in checked.items() if value is not None}
-        if given["read"] is None:
-            given["read"] = "full" if given["spectra"] else "sample"
-        elif given["read"] == "sample" and given["spectra"]:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.read == "sample" and self.spectra:
             raise BadArgument(
                 Text("`spectra` needs all rows of every matrix, and ", Call(read="sample"), " reads some."), ""
             )
-        if (given.pop("executor") == "dask") != (given["scheduler"] is not None):
+        ids = (self.same_as,) if isinstance(self.same_as, str) else self.same_as or ()
+        mirrors = {name: listed_reference(name.strip()) for name in ids}
+        if wrong := [name for name, reference in mirrors.items() if reference is None or reference.revision]:
+            raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
+        self._set(
+            read=self.read or ("full" if self.spectra else "sample"),
+            same_as=tuple(dict.fromkeys(reference.id for reference in mirrors.values() if reference)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionOptions(Options):
+    """Which models are listed and read. Once made, ``since`` is a moment."""
+
+    limit: Annotated[int | None, Option("Only the first N models of the listing.", least=1)] = None
+    sort: Annotated[str, Option("Which models come first.", choices=SORTS)] = "downloads"
+    relation: Annotated[str, Option(
+        "Any of finetune, adapter, merge, quantized, separated by commas.")] = ",".join(DEFAULT_RELATIONS)
+    discover: Annotated[str, Option(
+        "names: also find untagged fine-tunes by card, config and name. weights: also find them by comparing some rows "
+        "of models of the base's type and size with the base's.", choices=DISCOVERIES)] = "tags"
+    max_candidates: Annotated[int | None, Option(
+        "Untagged models to examine in one run. Default: 5,000 by name, 1,000 by weights.", least=1, metavar="N")
+    ] = None
+    descendants: Annotated[bool, Option(
+        "Also list models made from the base's fine-tunes and merges, or only those made from the base itself.",
+        flag="--descendants/--no-descendants")] = True
+    depth: Annotated[int, Option("Maximum number of steps from the base to a model.", 1, 20)] = MOST_STEPS
+    questions: Annotated[int, Option(
+        "Maximum number of models whose own fine-tunes are looked up, at one API call or more each.", 1, 100_000)
+    ] = MOST_QUESTIONS
+    since: Annotated[str | date | None, Option(
+        "Only models created on or after this day (2024-01-31).", metavar="DATE")] = None
+    author: Annotated[str | None, Option("Only this author's models.")] = None
+    retry_failed: Annotated[bool, Option(
+        "Try every failed model again now, however recent the failure.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        relations = dict.fromkeys(part.strip() for part in self.relation.split(","))
+        if unknown := [relation for relation in relations if relation not in RELATIONS]:
+            raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
+        self._set(relation=",".join(relations), since=_moment(self.since))
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The relations that ``relation`` names."""
+        return tuple(self.relation.split(","))
+
+    @property
+    def created_since(self) -> datetime | None:
+        """``since`` as a moment with its time zone."""
+        assert self.since is None or isinstance(self.since, datetime)
+        return self.since
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceOptions(Options):
+    """What a build may use. Once made, ``memory`` and ``bandwidth`` are numbers of bytes."""
+
+    workers: Annotated[int | None, Option(
+        "Number of processes. Default: one per processor, two to read samples.", least=1, most=256)] = None
+    connections: Annotated[int, Option(
+        "Number of connections to the Hub for all workers together.", 1, 64)] = CONNECTIONS
+    memory: Annotated[Size, Option(
+        "Memory limit for all workers together, e.g. 2G. Default: half of the free memory. "
+        "Publishing needs more: 1.5 GB for 10,000 new models.", metavar="SIZE")] = None
+    bandwidth: Annotated[Size, Option(
+        "Limit in bytes per second for all workers together, e.g. 20M.", metavar="SIZE")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(memory=bytes_of("memory", self.memory), bandwidth=bytes_of("bandwidth", self.bandwidth))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``memory`` in bytes."""
+        return bytes_of("memory", self.memory)
+
+    @property
+    def bytes_per_second(self) -> int | None:
+        """``bandwidth`` in bytes."""
+        return bytes_of("bandwidth", self.bandwidth)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorOptions(Options):
+    """Where the workers of a build run."""
+
+    executor: Annotated[str, Option(
+        "Run on processes of this machine, or on a Dask cluster.", choices=EXECUTORS)] = "local"
+    scheduler: Annotated[str | None, Option(
+        "Address of the Dask scheduler, e.g. tcp://10.0.0.1:8786.", metavar="ADDR")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.executor == "dask") != (self.scheduler is not None):
             raise BadArgument(
                 Text(Call(executor="dask"), " and ", Call(scheduler="ADDR"), " must be given together."), ""
             )
-        mirrors = given["same_as"] or ()
-        mirrors = {one: listed_reference(one.strip()) for one in ([mirrors] if isinstance(mirrors, str) else mirrors)}
-        if wrong := [one for one, reference in mirrors.items() if reference is None or reference.revision]:
-            raise BadArgument(f"`same_as` {wrong[0][:100]!r} is not a Hub id.", "Give owner/name.")
-        given["same_as"] = tuple(dict.fromkeys(reference.id for reference in mirrors.values() if reference))
-        given["relations"] = tuple(dict.fromkeys(part.strip() for part in given.pop("relation").split(",")))
-        if unknown := [relation for relation in given["relations"] if relation not in RELATIONS]:
-            raise BadArgument(f"`relation` {unknown[0]!r} is not one of {', '.join(RELATIONS)}.", "")
-        since = given["since"]
-        if since is not None:
-            try:
-                found = datetime.fromisoformat(since) if isinstance(since, str) else since
-            except ValueError:
-                raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
-            moment = found if isinstance(found, datetime) else datetime.combine(found, time())
-            given["since"] = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        given["connections"] = given["connections"] or CONNECTIONS
-        for name in ("memory", "bandwidth"):
-            given[name] = bytes_of(name, given[name])
-        return cls(**given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(ExecutorOptions, ResourceOptions, RecordOptions, SelectionOptions):
+    """The options of `index work`, and of everything that a build does."""
 
     def as_words(self) -> list[str]:
         """The options of `index build` that decide what an atlas holds, as typed, except those at their default.
 
         How it was built (workers, memory, bandwidth, a scheduler, a device) is left out.
         """
-        words, defaults = [], BuildOptions.parse()
-        for name in _DECIDING:
+        words, defaults = [], WorkOptions()
+        for name in self.part(SelectionOptions) | self.part(RecordOptions):
             value = getattr(self, name)
-            if value == getattr(defaults, name):
+            if name in _HOW or value == getattr(defaults, name):
                 continue
-            if name == "relations":
-                name, value = "relation", ",".join(self.relations)
-            elif name == "since":
-                value = value.date().isoformat()
-            for one in value if isinstance(value, tuple) else [value]:
-                words.append(option_of(name, one))
-                if not isinstance(one, bool):
-                    words.append(str(one))
+            for item in value if isinstance(value, tuple) else [value]:
+                words.append(option_of(name, item))
+                if not isinstance(item, bool):
+                    words.append(item.date().isoformat() if isinstance(item, datetime) else str(item))
         return words
 
 
-_DECIDING = (
-    "read", "limit", "sort", "rank", "relations", "discover", "max_candidates", "descendants", "depth", "questions",
-    "same_as", "since", "author", "spectra", "keep_factors",
-)  # fmt: skip
+# Options of selecting and reading that do not decide what an atlas holds.
+_HOW = frozenset({"retry_failed", "device", "vector_length"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions(WorkOptions):
+    """The options of `index build`."""
+
+    dry_run: Annotated[bool, Option(
+        "Crawl, then only print how many models and bytes would be read, and how long that takes.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOptions(RecordOptions):
+    """The options of `index add`: how models are read, and what is said of those that are not public."""
+
+    name: Annotated[str | None, Option(
+        "Name of one folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None
+    author: Annotated[str | None, Option("Whose models they are, if they are not public.", metavar="NAME")] = None
+    dataset: Annotated[str | Sequence[str], Option(
+        "What they were tuned on. May be given several times.", metavar="NAME", is_repeated=True)] = ()
+    licence: Annotated[str | None, Option("Their licence.", metavar="NAME")] = None
+    labels: Annotated[str | Path | None, Option(
+        "A table with the columns model, author, dataset and licence (TSV or CSV).", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions(Options):
+    """The options of `index publish`."""
+
+    rank: Annotated[int | None, Option(
+        "Rank of the records. Default: the published rank, else that of the records.", least=1, most=256)] = None
+    vector_length: VectorLength = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepresentOptions(Options):
+    """The options of `index represent`."""
+
+    vector_length: VectorLength = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions(Options):
+    """The options of `index rebuild`."""
+
+    force: Annotated[bool, Option("Rebuild even if models would be lost.")] = False
+    vector_length: VectorLength = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedOptions(Options):
+    """Which indexed models are read again."""
+
+    where: Annotated[str | None, Option(
+        "Only those that match this condition on the view models.", metavar="SQL")] = None
+    limit: Limit = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepenOptions(ResourceOptions, IndexedOptions):
+    """The options of `index deepen`: which of the sampled models, and how their rest is read."""
+
+    spectra: Annotated[bool, Option("Also keep all singular values of δW and W, for `query rank`.")] = False
+    device: SvdDevice = "cpu"
+    dry_run: Annotated[bool, Option(
+        "Only print how many models and bytes would be read, and how long that takes.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartsOptions(ResourceOptions, IndexedOptions):
+    """The options of `index starts`: which adapters, and how far their start is looked for."""
+
+    seeds: Annotated[str | Path | Sequence[int] | None, Option(
+        "Also look through these seeds: a file with one in a line.", metavar="FILE")] = None
+    draws: Annotated[int | None, Option(
+        "Random numbers of each seed to look through. Default: 134,217,728 of seed 42, or 4,194,304 of each seed of a "
+        "file.", least=1, most=1 << 32, metavar="N")] = None
+    device: Annotated[str | None, Option(
+        "Also try all 4,294,967,296 seeds, on this GPU: cuda, cuda:1 … A quarter of an hour for 20 adapters.")] = None
+    dry_run: Annotated[bool, Option(
+        "Only print how many adapters there are, and how long that takes.")] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(Options):
+    """The options of `index profile`. Once made, ``memory`` is a number of bytes."""
+
+    limit: Limit = None
+    with_untrained: Annotated[bool, Option(
+        "Also profile the base's architecture untrained, as a baseline.")] = False
+    probe: Annotated[ProbeName | None, Option(
+        "Input of the models. Default: random tokens, or images.")] = None
+    text: Annotated[str | Path | None, Option(
+        "Use this text instead of the shipped sentences.", metavar="FILE")] = None
+    images: Annotated[Sequence[str | Path], Option(
+        "Use this image. May be given several times.", metavar="FILE", flag="--image", is_repeated=True)] = ()
+    recover: Annotated[bool, Option("Also recover the input from each layer by gradient descent.")] = False
+    exact: Annotated[bool, Option(
+        "Also recover it exactly by search: a certificate, not a measure of depth.")] = False
+    layers: Annotated[str | Sequence[int] | None, Option(
+        "Only these layers. Default: all, or 12 evenly spaced.", metavar="1,6,12")] = None
+    recipe: Annotated[Recipe, Option(
+        "original: also the original papers' gradient descent (stored as seed).")] = "default"
+    steps: Annotated[int | None, Option("Steps of the original method.", least=1)] = None
+    rate: Annotated[float | None, Option("Initial learning rate of the original method.", least=0, most=1e6)] = None
+    shift: Annotated[float | None, Option(
+        "σ of the original papers' criterion. Default: .35 of the embeddings' own.", least=0, most=1e6)] = None
+    seed: Annotated[int, Option("Random seed.", 0, 2**31)] = 0
+    device: Annotated[str, Option("Device: cpu, cuda, cuda:1 …")] = "cpu"
+    workers: Annotated[int, Option("Number of processes, of one thread each.", 1, 256)] = 1
+    memory: Annotated[Size, Option(
+        "Memory limit for all workers together, e.g. 4G. Default: free memory.", metavar="SIZE")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._set(memory=bytes_of("memory", self.memory))
+        require("Profiling", "torch", "transformers")
+        _ = self.request, self.choice  # they raise if options contradict each other
+
+    @cached_property
+    def request(self) -> ProfileRequest:
+        """What is measured."""
+        from indexer.profiles.measurement import ProfileRequest, parse_layers
+
+        layers = self.layers
+        return ProfileRequest(
+            recover=self.recover,
+            exact=self.exact,
+            recipe=self.recipe,
+            layers=parse_layers(layers if layers is None or isinstance(layers, str) else ",".join(map(str, layers))),
+            seed=self.seed,
+            shift=self.shift,
+            steps=self.steps,
+            rate=self.rate,
+        )
+
+    @cached_property
+    def choice(self) -> ProbeChoice:
+        """The input that it is measured with."""
+        from indexer.profiles.probes import ProbeChoice
+
+        text = None if self.text is None else Path(self.text)
+        return ProbeChoice(self.probe, text, tuple(Path(path) for path in self.images or ()), self.seed)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """``memory`` in bytes."""
+        return bytes_of("memory", self.memory)
+# fmt: on
+
+
+def _moment(since: str | date | None) -> datetime | None:
+    """A day as the moment when it begins; in UTC if no time zone is given. Raises BadArgument."""
+    if since is None:
+        return None
+    try:
+        day = datetime.fromisoformat(since) if isinstance(since, str) else since
+    except ValueError:
+        raise BadArgument(f"`since` {since!r} is not a date like 2024-01-31.", "") from None
+    moment = day if isinstance(day, datetime) else datetime.combine(day, time())
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def bytes_of(name: str, size: Size) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from indexer.errors import AtlasError
 from indexer.listing.listing import ListedModel
@@ -12,7 +12,7 @@ from indexer.listing.parents import Parents, named_base, names_another
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.publish.rows import Entry
 from indexer.records.identity import Identity, Spec, Unit
-from indexer.records.store import READER, FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.records.store import READER, RecordHeader, RecordStore, current_record
 from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 
@@ -20,33 +20,6 @@ from indexer.sources.registry import ModelRef
 _RECHECKED = frozenset({"gated", "disabled"})
 # The reason why an adapter is skipped if it needs whole matrices of a base, and the atlas keeps only some rows.
 _NEEDS_BASE = "base_sampled"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One model of the listing: ``unit`` is what to do, or None if there is nothing to do.
-
-    ``lacks``: why its record, which stays until there is a better one, does not do: "version" (an earlier one),
-    "spectra" (it has none), "rows" (it is a sample), or "". ``missed``: how the last attempt at the current commit
-    failed, if the record is that of an earlier commit.
-    """
-
-    entry: Entry
-    unit: Unit | None
-    lacks: str = ""
-    missed: FailureRecord | None = None
-
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether there is a record of this commit already."""
-        has_record = self.unit is None and self.entry.record_key is not None
-        return has_record and self.entry.commit == commit_of(self.entry.listed.row)
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the last attempt at this commit failed."""
-        outcome = self.missed or self.entry.outcome
-        return outcome is not None and outcome.status == "failed"
 
 
 def plan(
@@ -57,7 +30,7 @@ def plan(
     retry_failed: bool,
     parents: Parents | None = None,
     places: Mapping[str, ModelRef] | None = None,
-) -> list[Planned]:
+) -> list[Entry]:
     """Look at every listed model; only those in ``selected`` get a unit. ``parents`` looks up the bases of adapters.
 
     ``places``: where models of folders lie, by id. The atlas does not store that, so others are not read again.
@@ -68,7 +41,7 @@ def plan(
     planned = [
         _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}) for model in models
     ]
-    present = {one.entry.record_key for one in planned if one.entry.record_key is not None}
+    present = {one.record_key for one in planned if one.record_key is not None}
     if len(present) == len(planned):
         return planned
     # By model the other records that could be published, from their headers alone.
@@ -78,26 +51,32 @@ def plan(
         identity = kept.identity
         if (identity.base, identity.base_commit, identity.spec.rank) == wanted:
             earlier.setdefault(identity.model, []).append(kept)
-    return [_with_earlier(one, earlier.get(one.entry.listed.id, ())) for one in planned]
+    return [_with_earlier(one, earlier.get(one.listed.id, ())) for one in planned]
 
 
-def _with_earlier(planned: Planned, records: Sequence[RecordHeader]) -> Planned:
+def _with_earlier(entry: Entry, records: Sequence[RecordHeader]) -> Entry:
     """A model without a record of its current commit keeps that of an earlier one, if there is one."""
-    entry = planned.entry
     kept = current_record(records, entry.commit) if entry.record_key is None else None
     if kept is None:
-        return planned
-    earlier = replace(entry, commit=kept.identity.commit, record_key=kept.digest, outcome=None)
-    unit, lacks = planned.unit, planned.lacks
-    if unit is not None and kept.identity.spec.version != unit.spec.version:
+        return entry
+    identity, unit, lacks = kept.identity, entry.unit, entry.lacks
+    if unit is not None and identity.spec.version != unit.spec.version:
         lacks = "version"
-    elif unit is not None and unit.parent is None and not unit.is_on_base and kept.identity.commit == unit.commit:
-        lacks = _lacks(kept.identity, unit.spec)
+    elif unit is not None and unit.parent is None and not unit.is_on_base and identity.commit == unit.commit:
+        lacks = _lacks(identity, unit.spec)
         # Its base was known as well or better when the record was made. If the model below it is no longer known, its
         # other rows cannot be read.
-        if not lacks or (lacks == "rows" and kept.identity.parent):
+        if not lacks or (lacks == "rows" and identity.parent):
             unit = None
-    return replace(planned, entry=earlier, missed=entry.outcome, unit=unit, lacks=lacks)
+    return replace(
+        entry,
+        commit=identity.commit,
+        record_key=kept.digest,
+        outcome=None,
+        unit=unit,
+        lacks=lacks,
+        missed=entry.outcome,
+    )
 
 
 def _planned(
@@ -108,10 +87,10 @@ def _planned(
     retry_failed: bool,
     parents: Parents | None,
     places: Mapping[str, ModelRef],
-) -> Planned:
+) -> Entry:
     commit = commit_of(listed.row)
     if commit is None:
-        return Planned(Entry(listed, template.base, None), None)
+        return Entry(listed, template.base, None)
     parent = parents.of(listed) if parents is not None and is_selected else None
     refused = parents.refused.get(listed.id.lower(), "") if parents is not None else ""
     is_known = parents is not None and is_selected and listed.id.lower() not in parents.unknown
@@ -139,7 +118,7 @@ def _planned(
     found = None if is_open else existing_record(unit.identity, store)
     lacks = _lacks(found, unit.spec) if found is not None else ""
     if found is not None and not lacks:
-        return Planned(Entry(listed, template.base, commit, record_key=found.digest), None)
+        return Entry(listed, template.base, commit, record_key=found.digest)
     # The last failure, of a sample or a full read: a model that cannot be read fails both ways. One of the future was
     # written before the clock was set back, so before the others.
     failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
@@ -153,8 +132,15 @@ def _planned(
         is_due = is_due or retry_failed or outcome.is_due
     is_here = listed.claimed_by != BY_FOLDER or listed.id in places
     is_wanted = is_selected and is_here and not listed.deleted_at_hub and is_due
-    entry = Entry(listed, template.base, commit, found.digest if found else None, None if found else outcome)
-    return Planned(entry, unit if is_wanted else None, lacks=lacks)
+    return Entry(
+        listed,
+        template.base,
+        commit,
+        record_key=found.digest if found else None,
+        outcome=None if found else outcome,
+        unit=unit if is_wanted else None,
+        lacks=lacks,
+    )
 
 
 def _lacks(found: Identity, wanted: Spec) -> str:

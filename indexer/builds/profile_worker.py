@@ -17,13 +17,15 @@ from indexer.builds.report import Result
 from indexer.builds.worker import classify_error
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.machine import available_memory
+from indexer.network.rate_limit import share_limits
 from indexer.network.session import install_session
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import ProfileRequest, make_profile
 from indexer.profiles.probes import Probe, ProbeChoice, matching_probe
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import FullWeights, Source, Subject, read_subject, read_weights
+from indexer.profiles.subject import FullWeights, Subject, read_subject, read_weights
 from indexer.profiles.tokenizer import IsolatedTokenizer
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 # Called with a model's id, what was done (``layer`` for a finished layer), and the number of the layer or 0.
@@ -42,9 +44,10 @@ class ProfileUnit:
     weight_bytes: int
 
     @property
-    def source(self) -> Source:
-        """Where its files are. Raises Skipped if the name is not valid."""
-        return Source(ModelRef.of_atlas(self.identity.model), self.identity.commit, self.filenames, self.relation)
+    def version(self) -> ModelVersion:
+        """The model at its commit. Raises Skipped if the name is not valid."""
+        model = ModelRef.of_atlas(self.identity.model)
+        return ModelVersion(model, self.identity.commit, self.relation, filenames=self.filenames)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class ProfileWorker:
     request: ProfileRequest
     probe_name: str
     inputs: NDArray[Any]
-    base: Source
+    base: ModelVersion
     states: Mapping[int, NDArray[np.float32]]
     tokenizer: IsolatedTokenizer | None
     choice: ProbeChoice
@@ -81,11 +84,12 @@ class ProfileWorker:
         # One thread for each model: two thread counts give different last bits, and models are what runs in parallel.
         torch.set_num_threads(1)
         install_session()
+        share_limits(self.atlas)
         if self.tokenizer is not None:
             self.tokenizer.begin_question()
         try:
             subject = read_subject(
-                unit.source,
+                unit.version,
                 lambda: base_weights(self.base),
                 device=self.device,
                 tokenizer=self.tokenizer,
@@ -138,7 +142,7 @@ def store_profile(
 
 
 @lru_cache(maxsize=1)
-def base_weights(base: Source) -> FullWeights:
+def base_weights(base: ModelVersion) -> FullWeights:
     """All tensors of the base, which adapters are merged into; read once in a process.
 
     Raises Failed if they cannot be read: another try may work.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Unpack
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.executor import run_units
-from indexer.builds.options import ProfileArguments, bytes_of, check_options
+from indexer.builds.options import ProfileOptions
 from indexer.builds.profile_worker import OnProgress, ProfileUnit, ProfileWorker, base_weights, store_profile
 from indexer.builds.report import ProfileReport
 from indexer.builds.resources import PROCESS_BYTES, workers_for
@@ -27,13 +26,12 @@ from indexer.listing.listing import Listing
 from indexer.machine import available_memory, check_device
 from indexer.network.rows import listed_filenames
 from indexer.profiles.layers import chosen_layers
-from indexer.profiles.measurement import ProfileRequest, parse_layers
-from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import WORKING_BYTES, Source, download_base, read_subject
+from indexer.profiles.subject import WORKING_BYTES, download_base, read_subject
 from indexer.publish.publish import publish
 from indexer.publish.rows import Publication
 from indexer.quantities import duration_in_words, size_in_words
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from indexer.upkeep.removal import finish_removals
 
@@ -42,40 +40,6 @@ _FLOPS = 6e10
 _OVERHEAD_SECONDS = 2.0
 
 _IMAGE_TYPES = frozenset({"vit", "deit", "beit", "data2vec-vision", "vit_mae", "vit_msn", "dinov2"})
-
-
-@dataclass(frozen=True)
-class ProfileOptions:
-    """The options of `index profile`, checked. ``request`` and ``probe`` say what is measured.
-
-    ``limit``: only this many models, most downloads first. ``workers``: at most this many processes, as many as fit
-    into ``memory`` bytes (None: what is free).
-    """
-
-    request: ProfileRequest = field(default_factory=ProfileRequest)
-    probe: ProbeChoice = field(default_factory=ProbeChoice)
-    with_untrained: bool = False
-    limit: int | None = None
-    device: str = "cpu"
-    workers: int = 1
-    memory: int | None = None
-
-    @classmethod
-    def parse(cls, **arguments: Unpack[ProfileArguments]) -> ProfileOptions:
-        """Check what a caller wrote. Raises BadArgument, and AtlasError if options contradict each other."""
-        given = check_options(ProfileArguments, arguments)
-        layers, text, images = given.pop("layers", None), given.pop("text", None), given.pop("images", ())
-        seed, measures = given.pop("seed", 0), ("recover", "exact", "recipe", "shift", "steps", "rate")
-        request = {name: given.pop(name) for name in measures if name in given}
-        if layers is not None and not isinstance(layers, str):
-            layers = ",".join(map(str, layers))
-        given["request"] = ProfileRequest(layers=parse_layers(layers), seed=seed, **request)
-        given["probe"] = ProbeChoice(
-            given.get("probe"), None if text is None else Path(text), tuple(Path(one) for one in images), seed
-        )
-        given["workers"] = given.get("workers") or 1
-        given["memory"] = bytes_of("memory", given.get("memory"))
-        return cls(**given)
 
 
 def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]) -> tuple[str, list[str]]:
@@ -164,7 +128,7 @@ class _Profiling:
         depth = self.stored.layout.depth.get("encoder", self.stored.layout.depth.get("", 1))
         self.layer_count = len(options.request.layers or chosen_layers(depth))
         self.width = next(iter(self.stored.layout.matrices)).shape[1]
-        self.budget = options.memory or available_memory()
+        self.budget = options.memory_bytes or available_memory()
         listed = {one.id: one.row for one in Listing(folder.listing(base)).models()}
         units = [
             ProfileUnit(
@@ -198,7 +162,7 @@ class _Profiling:
 
     def _identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
         """The identity of a profile with these options."""
-        request, chosen = self.options.request, self.options.probe
+        request, chosen = self.options.request, self.options.choice
         return ProfileIdentity(
             subject=subject,
             model=model,
@@ -230,7 +194,7 @@ class _Profiling:
                     progress.update(1, model)
                 say_more(f"{model}: {what}" + (f" {layer}" if layer else ""))
 
-            worker = self._worker(on_progress, self.budget // workers if workers > 1 else self.options.memory)
+            worker = self._worker(on_progress, self.budget // workers if workers > 1 else self.options.memory_bytes)
             if workers == 1:  # in this process, so progress is shown by layer
                 worker = replace(worker, on_progress=on_progress)
             try:
@@ -255,7 +219,7 @@ class _Profiling:
         """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""
         wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
         one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
-        if self.options.memory is not None and one > self.budget:
+        if self.options.memory_bytes is not None and one > self.budget:
             raise AtlasError(
                 f"`memory` {size_in_words(self.budget)} is too little for this base: a model takes about "
                 f"{size_in_words(one)}.",
@@ -271,15 +235,15 @@ class _Profiling:
         torch.set_num_threads(1)
         options, request = self.options, self.options.request
         try:
-            source = Source(ModelRef.of_atlas(self.base), self.commit)
-            download_base(source)
-            base = read_subject(source, device=options.device, memory=self.budget)
+            version = ModelVersion(ModelRef.of_atlas(self.base), self.commit)
+            download_base(version)
+            base = read_subject(version, device=options.device, memory=self.budget)
         except AtlasError:
             raise
         except Exception as error:
             known = classify_error(error)
             raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
-        probe = options.probe.probe(base)
+        probe = options.choice.probe(base)
         chosen = base.layers.choose(request.layers)
         self.is_new = True  # from here on there are complete layers to publish, even after an interruption
         for identity in self.baselines:
@@ -292,9 +256,9 @@ class _Profiling:
             states,
             atlas=self.folder.root,
             request=request,
-            base=source,
+            base=version,
             tokenizer=base.tokenizer,
-            choice=options.probe,
+            choice=options.choice,
             device=options.device,
             memory=memory,
         )

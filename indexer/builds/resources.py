@@ -11,7 +11,7 @@ from indexer.machine import available_memory, processors
 from indexer.quantities import size_in_words
 
 if TYPE_CHECKING:
-    from indexer.builds.options import BuildOptions
+    from indexer.builds.options import WorkOptions
     from indexer.deltas.stored_base import StoredBase
     from indexer.records.identity import Unit
 
@@ -46,7 +46,7 @@ class Resources:
 def resources_for(
     units: Sequence[Unit],
     base: StoredBase,
-    options: BuildOptions,
+    options: WorkOptions,
     is_sampled: bool,
     say: Callable[[str], None],
     at_work: int = 0,
@@ -67,14 +67,14 @@ def resources_for(
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
     base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-    found = share_out(wanted, base_bytes, largest, options.memory, at_work)
+    found = share_out(wanted, base_bytes, largest, options.memory_bytes, at_work)
     if found.workers < wanted:
         say(f"memory for {found.workers} of {wanted} workers")
     return replace(
         found,
         resident=found.resident and not is_sampled,
         connections=max(1, options.connections // found.workers),
-        bandwidth=options.bandwidth,
+        bandwidth=options.bytes_per_second,
     )
 
 

@@ -7,15 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
-from indexer.builds.options import BuildArguments, BuildOptions
+from indexer.builds.options import PublishOptions, WorkOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.listing.listing import Listing
@@ -53,25 +53,25 @@ class Shard:
 
 
 @plain_arguments
+@with_options(WorkOptions)
 def work(
     base: str,
     shard: str,
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
-    **options: Unpack[BuildArguments],
+    options: WorkOptions,
 ) -> BuildReport:
     """Do one shard of a build ("0/16" to "15/16") and publish nothing: what `index work` does.
 
     The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
-    is used as it is. ``options``: those of :func:`build`, the same for all shards. Raises AtlasError as ``build`` does.
+    is used as it is. Give all shards the same options. Raises AtlasError as ``build`` does.
     """
-    share, chosen = Shard.parse(shard), BuildOptions.parse(**options)
-    watcher, folder = Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
+    share, watcher, folder = Shard.parse(shard), Watcher(progress), AtlasFolder(atlas)
+    prepare(options, watcher)
     facts = find_base(folder, base)
-    check_rank(folder, facts.id, chosen.rank)
-    one = Build(folder, facts, chosen, watcher)
+    check_rank(folder, facts.id, options.rank)
+    one = Build(folder, facts, options, watcher)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
         if not one.listing.is_crawled:
             one.base.check()
@@ -79,7 +79,7 @@ def work(
         stored = one.stored_base()
         one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])
-    settled = {each.entry.listed.id: each.entry for each in planned}
+    settled = {each.listed.id: each for each in planned}
     with usable_umask():
         for _ in one.work(planned, stored, settled):
             pass
@@ -87,23 +87,21 @@ def work(
 
 
 @plain_arguments
+@with_options(PublishOptions)
 def publish_records(
     bases: str | Sequence[str] = (),
     atlas: str | Path = "atlas",
     *,
-    rank: int | None = None,
-    vector_length: int | None = None,
     progress: Progress | None = None,
+    options: PublishOptions,
 ) -> list[BuildReport]:
     """Publish what :func:`work` has done for ``bases`` (all, if none is named): what `index publish` does.
 
-    It is not named ``publish`` because the package ``indexer.publish`` is. ``rank``: of the records; by default the
-    atlas's, or that of the records if nothing is published yet. ``vector_length``: as in :func:`build`. The network is
-    not used. Raises AtlasError if a base is not in the folder, if ranks do not fit, and if no published model would be
-    left.
+    It is not named ``publish`` because the package ``indexer.publish`` is. The network is not used. Raises AtlasError
+    if a base is not in the folder, if ranks do not fit, and if no published model would be left.
     """
     folder, watcher = AtlasFolder(atlas), Watcher(progress)
-    options = BuildOptions.parse(relation=",".join(RELATIONS), vector_length=vector_length)
+    work_options = WorkOptions(relation=",".join(RELATIONS), vector_length=options.vector_length)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}
     for one in stored_bases(folder):  # the newest commit first
@@ -123,19 +121,19 @@ def publish_records(
         remove_leftovers(folder)
         chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
         finish_removals(folder, [base.base for base in chosen], watcher.say)
-        ranks = [rank_to_publish(folder, base, rank) for base in chosen]  # all, before anything is published
+        ranks = [rank_to_publish(folder, base, options.rank) for base in chosen]  # all, before anything is published
         return [
-            _publish(folder, base, listings[base.base], replace(options, rank=found), watcher)
+            _publish(folder, base, listings[base.base], replace(work_options, rank=found), watcher)
             for base, found in zip(chosen, ranks, strict=True)
         ]
 
 
 def _publish(
-    folder: AtlasFolder, base: StoredBase, listing: Listing, options: BuildOptions, watcher: Watcher
+    folder: AtlasFolder, base: StoredBase, listing: Listing, options: WorkOptions, watcher: Watcher
 ) -> BuildReport:
     build = Build(folder, facts_of_stored(base, listing), options, watcher, listing, asks=False)
     move_records(build.store, base.base, listing.renamed)
-    entries = [one.entry for one in build.plan()]
+    entries = build.plan()
     counts = Counter(entry.status for entry in entries)
     before = published_rank(folder, base.base)
     if before is not None and not counts["indexed"]:

@@ -7,25 +7,26 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
-from indexer.builds.options import BuildOptions, StartsArguments, check_options
-from indexer.builds.plan import Planned
+from indexer.builds.options import ResourceOptions, StartsOptions, WorkOptions
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.builds.unknown_starts import UNKNOWN
+from indexer.console.options import with_options
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
 from indexer.deltas.starts.search import FurtherSearch
 from indexer.deltas.stored_base import StoredBase
-from indexer.errors import AtlasError, BadArgument, Call, Text
+from indexer.errors import AtlasError, BadArgument, Call, Text, system_errors
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
 from indexer.network.rows import listed_filenames
+from indexer.publish.rows import Entry
 from indexer.quantities import duration_in_words
 from indexer.records.identity import Unit
 from indexer.regular_files import read_regular
@@ -61,16 +62,14 @@ class StartsReport(BuildReport):
 
 
 @plain_arguments
+@with_options(StartsOptions)
 def find_starts(
     models: str | Sequence[str] = (),
     base: str | None = None,
     atlas: str | Path = "atlas",
     *,
-    where: str | None = None,
-    limit: int | None = None,
-    dry_run: bool = False,
     progress: Progress | None = None,
-    **options: Unpack[StartsArguments],
+    options: StartsOptions,
 ) -> StartsReport:
     """Search for the start of ``models``, or of adapters of ``base`` without a known one: what `index starts` does.
 
@@ -81,17 +80,14 @@ def find_starts(
     of these adapters are then made of what training did alone. ``device``: a GPU, which then also tries all 2³² seeds
     for all adapters together (``indexer.deltas.starts.sweep``), whatever their distance from the start.
 
-    A model from a folder is named by its path, which is not stored. ``where``: an SQL condition on the view
-    ``models``; ``limit``: only this many, most downloads first. ``dry_run``: only report how many there are.
-    ``options``: workers, connections, memory and bandwidth, as in :func:`build`.
+    A model from a folder is named by its path, which is not stored.
 
     Raises AtlasError if a model is not indexed, or is not an adapter whose factors were drawn, or if the device cannot
     be used, and BadArgument for seeds that cannot be read.
     """
     names = [models] if isinstance(models, str) else list(models)
-    check_choice(names, base, where, limit)
-    checked = check_options(StartsArguments, options)
-    seeds, draws, device = (checked.pop(name, None) for name in ("seeds", "draws", "device"))
+    check_choice(names, base, options)
+    seeds, draws, device = options.seeds, options.draws, options.device
     if device is not None:
         _check_sweep(device)
     search = FurtherSearch(_SEEDS, draws or _DRAWS)
@@ -103,19 +99,21 @@ def find_starts(
         with Reading(folder.database) as connection:
             listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
             names, places = _with_names(names, listings)
-            found = choose_indexed(connection, names, base, UNKNOWN, "adapter of unknown start", where, limit)
+            published, rows = choose_indexed(
+                folder, connection, names, base, UNKNOWN, "adapter of unknown start", options
+            )
             statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
-            known = {row["model"]: row for row in connection.rows(statement, {"base": found.base})}
-        stored = StoredBase(folder.base(found.base, found.commit))
+            known = {row["model"]: row for row in connection.rows(statement, {"base": published.base})}
+        stored = StoredBase(published.file)
         stored.check()
-        listing = Listing(folder.listing(found.base))
-        chosen = BuildOptions.parse(read="full", rank=found.rank, **checked)
+        listing = Listing(folder.listing(published.base))
+        chosen = WorkOptions(**options.part(ResourceOptions), read="full", rank=published.rank)
         prepare(chosen, watcher)
         build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, search=search)
         build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
-        for name in sorted(found.names) if names else ():
+        for name in sorted(rows) if names else ():
             _check(known[name], watcher)
-        selected = [one for one in listing.models() if one.id in found.names and known[one.id]["is_unknown"]]
+        selected = [one for one in listing.models() if one.id in rows and known[one.id]["is_unknown"]]
         readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
         unread = [one for one in selected if one.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)
@@ -126,7 +124,7 @@ def find_starts(
         if report.discovered:
             adapters = f"{report.discovered:,} adapter{'s' if report.discovered > 1 else ''}"
             sentence = f"searching for the start of {adapters}: up to {duration_in_words(seconds)} of processor"
-        if dry_run:
+        if options.dry_run:
             report.dry_run = {"models": report.discovered, "seconds_of_processor": round(seconds)}
             watcher.say(sentence)
             return report
@@ -134,7 +132,7 @@ def find_starts(
         if device is not None and report.discovered:
             build.search = replace(search, swept=_swept_seeds(build, planned, stored, device))
         build.run(planned, stored)
-        report.starts = _starts_in(folder, found.base, build.renewed)
+        report.starts = _starts_in(folder, published.base, build.renewed)
         return report
 
 
@@ -149,7 +147,7 @@ def _check_sweep(device: str) -> None:
         raise AtlasError(error.message, hint) from error
 
 
-def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, device: str) -> tuple[int, ...]:
+def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, device: str) -> tuple[int, ...]:
     """The seeds of all with which one of the adapters may have begun."""
     from indexer.deltas.base import BaseMatrices
     from indexer.deltas.starts.sweep import FirstFactors, sweep
@@ -181,11 +179,8 @@ def _swept_seeds(build: Build, planned: Sequence[Planned], stored: StoredBase, d
 def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
     """The seeds of a list, or of a file with one in a line; what follows a # is a remark. Raises BadArgument."""
     if isinstance(seeds, str | Path):
-        try:
+        with system_errors(lambda why: BadArgument(f"`seeds` {str(seeds)[:200]} cannot be read: {why}.", "")):
             text = read_regular(Path(seeds), most=_LARGEST_FILE, through_links=True).decode("utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
-            raise BadArgument(f"`seeds` {str(seeds)[:200]} cannot be read: {why}.", "") from error
         words = [line.partition("#")[0].strip() for line in text.splitlines()]
     else:
         words = [str(one) for one in seeds]
@@ -239,11 +234,11 @@ def _check(row: dict[str, Any], watcher: Watcher) -> None:
         )
 
 
-def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Planned]:
+def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Entry]:
     """All listed models, those ``chosen`` with the units that their records were made of."""
     planned, previous = [], build.base.previous.rank
     for one in build.plan([]):
-        listed, header = one.entry.listed, build.store.header(one.entry.record_key or "")
+        listed, header = one.listed, build.store.header(one.record_key or "")
         if listed.id not in chosen or header is None:
             planned.append(replace(one, unit=None))
             continue

@@ -20,9 +20,9 @@ from indexer.deltas.starts.search import Search, in_usual_seeds
 from indexer.deltas.vectorise import vectorise, with_start
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.hub_errors import as_model_error
-from indexer.network.rate_limit import limit_bandwidth
+from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.network.session import install_session
-from indexer.records.identity import Parent, Traffic, Unit
+from indexer.records.identity import ModelVersion, Traffic, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from indexer.untrusted import printable, tidy
@@ -45,6 +45,7 @@ class RecordWorker:
         # One thread per unit: two thread counts give different last bits, and units are what runs in parallel.
         torch.set_num_threads(1)
         install_session()
+        share_limits(self.atlas)
         limit_bandwidth(str(self.atlas), self.resources.bandwidth)
         store = RecordStore(AtlasFolder(self.atlas))
         started, traffic, record, problem = time.perf_counter(), Traffic(), None, None
@@ -68,9 +69,9 @@ class RecordWorker:
         """The record of a model; None if what is there needs no other. Raises Skipped and Failed as ``vectorise``."""
         store = RecordStore(AtlasFolder(self.atlas))
 
-        def record_of_parent(parent: Parent) -> Record | None:
+        def record_of_parent(parent: ModelVersion) -> Record | None:
             """The stored record of an adapter's base at that commit. Raises Failed if it is damaged."""
-            wanted = (parent.model, parent.commit, unit.base, unit.base_commit)
+            wanted = (parent.model.id, parent.commit, unit.base, unit.base_commit)
             damaged = None
             for kept in store.headers():
                 one = kept.identity
@@ -80,8 +81,8 @@ class RecordWorker:
                     except AtlasError as error:
                         damaged = error
             if damaged is not None:
-                detail = f"the record of {printable(parent.model, 100)}, the model below it, cannot be used: {damaged}"
-                raise Failed("parent_damaged", detail)
+                below = printable(parent.model.id, 100)
+                raise Failed("parent_damaged", f"the record of {below}, the model below it, cannot be used: {damaged}")
             return None
 
         return vectorise(

@@ -1,8 +1,8 @@
-"""Adapters in files: which kind they are, which tensors belong to which module, and how strongly they are applied.
+"""Adapters in files: their kind, the tensors of each module, and the factor of its change.
 
 The readable adapters are those of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
 (``adapters.safetensors``), and those of image and video models, which diffusers, kohya's sd-scripts or LyCORIS saved
-and only their names identify. ``indexer.deltas.adapter_deltas`` computes δW from what is read here. docs/adapters.md
+and only their names identify. ``indexer.deltas.adapter_deltas`` computes δW from their tensors. docs/adapters.md
 has the formulas and their sources. Adapters that change no weights, or whose change cannot be computed from their files
 and the base, are skipped with the reason.
 """
@@ -38,7 +38,7 @@ from indexer.errors import Skipped
 from indexer.records.record import NO_ALPHA, WHOLE_MATRICES
 from indexer.untrusted import load_json, shown
 
-# mlx-lm, tuner/lora.py and tuner/dora.py; the names that PEFT has for the same.
+# mlx-lm, tuner/lora.py and tuner/dora.py; and PEFT's names for the same tensors.
 _MLX = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
 _MLX_PARTS = {"lora_a": "lora_A", "lora_b": "lora_B", "m": "lora_magnitude_vector"}
 _MLX_KINDS = {"lora": "LoRA", "dora": "DoRA", "full": WHOLE_MATRICES}
@@ -68,13 +68,16 @@ _SHARED = re.compile(r"(?:base_model\.)?(?P<part>vera_[AB])(?:\.[^.]+)?")
 
 @dataclass(frozen=True)
 class AdapterPlan:
-    """Everything about an adapter that is known from its config and the headers of its files.
+    """The contents of an adapter by its config and the headers of its files.
 
-    ``kind``: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or "whole
-    matrices". ``peft_type``: LORA for adapters of mlx-lm too. ``start``: "pissa" or "olora" if the initial factors were
-    subtracted from the base. ``modules``: the names of each module's tensors, by path and part. ``shared``: the tensors
-    of all modules together, by part. ``passed_over``: what is not read, in words. ``notes``: sentences on settings that
-    the file leaves open.
+    - ``kind``: LoRA, rsLoRA, DoRA, PiSSA, OLoRA, AdaLoRA, LoHa, LoKr, OFT, BOFT, HRA, IA3, VeRA, FourierFT, or "whole
+      matrices".
+    - ``peft_type``: LORA for adapters of mlx-lm too.
+    - ``modules``: the names of each module's tensors, by path and part; ``scales``: the factor of its change, by path.
+    - ``start``: "pissa" or "olora" if the initial factors were subtracted from the base.
+    - ``shared``: the tensors that all modules share, by part.
+    - ``passed_over``: the kinds of tensors that are not read, in words, with their numbers.
+    - ``notes``: sentences on settings that the file leaves open.
     """
 
     kind: str
@@ -96,9 +99,10 @@ class AdapterPlan:
 
 @dataclass(frozen=True)
 class AdapterModule:
-    """The tensors of one module, by the names that PEFT has for them, as stored.
+    """The tensors of one module, as stored.
 
-    ``path`` is the module's name in the base model, ``scale`` the factor of its change.
+    ``path``: the module's name in the base model; ``parts``: the tensors by PEFT's names; ``scale``: the factor of its
+    change.
     """
 
     path: str
@@ -107,32 +111,32 @@ class AdapterModule:
 
 
 # A plan is needed several times, and an untrusted header may make it slow to compute.
-_plan_of: WeakKeyDictionary[Checkpoint, AdapterPlan] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[Checkpoint, AdapterPlan] = WeakKeyDictionary()
 
 
 def adapter_plan(checkpoint: Checkpoint) -> AdapterPlan:
     """The plan of an adapter, computed once. Raises Skipped."""
-    if checkpoint not in _plan_of:
+    if checkpoint not in _plans:
         config = checkpoint.adapter_config
         if config is None:
-            _plan_of[checkpoint] = _loose_plan(checkpoint)
+            _plans[checkpoint] = _loose_plan(checkpoint)
         else:
-            _plan_of[checkpoint] = _mlx_plan(checkpoint, config) if _is_mlx(config) else _peft_plan(checkpoint, config)
-    return _plan_of[checkpoint]
+            _plans[checkpoint] = _mlx_plan(checkpoint, config) if _is_mlx(config) else _peft_plan(checkpoint, config)
+    return _plans[checkpoint]
 
 
 def stated_base(config: Mapping[str, Any] | None) -> object:
     """The base that adapter_config.json names, as written there: PEFT's key, or mlx-lm's."""
     config = config or {}
-    found = config.get("base_model_name_or_path")
-    return config.get("model") if found is None and "fine_tune_type" in config else found
+    stated = config.get("base_model_name_or_path")
+    return config.get("model") if stated is None and "fine_tune_type" in config else stated
 
 
 def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) -> Iterator[AdapterModule]:
-    """Stream the modules of an adapter in file order, or ``only`` those with these paths.
+    """Stream the modules of an adapter in file order.
 
-    Everything is checked before the first tensor is read. A tensor is held until the others of its module arrive; in
-    files written by PEFT they are neighbours.
+    ``only``: the paths of the modules to read, None for all. The headers are checked before the first tensor is read. A
+    tensor is held until the other tensors of its module are read; in files written by PEFT they are adjacent.
 
     Raises Skipped: ``adapter_unsupported``, ``malformed``, ``unreadable_dtype``, ``corrupt_file``; or Failed.
     """
@@ -142,19 +146,19 @@ def read_modules(checkpoint: Checkpoint, only: Collection[str] | None = None) ->
     kinds = {name: part for part, name in plan.shared.items()}
     for name, tensor in checkpoint.stream(kinds):
         shared[kinds[name]] = tensor.clone()
-    wanted = {path: names for path, names in plan.modules.items() if only is None or path in only}
-    place_of = {name: (path, part) for path, names in wanted.items() for part, name in names.items()}
+    modules = {path: names for path, names in plan.modules.items() if only is None or path in only}
+    path_and_part = {name: (path, part) for path, names in modules.items() for part, name in names.items()}
     waiting: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in checkpoint.stream(place_of):
-        path, part = place_of[name]
-        found = waiting.setdefault(path, {})
-        found[part] = tensor.mT if plan.is_mlx and tensor.ndim == 2 else tensor
-        if len(found) == len(wanted[path]):
+    for name, tensor in checkpoint.stream(path_and_part):
+        path, part = path_and_part[name]
+        parts = waiting.setdefault(path, {})
+        parts[part] = tensor.mT if plan.is_mlx and tensor.ndim == 2 else tensor
+        if len(parts) == len(modules[path]):
             del waiting[path]
             scale = plan.scales[path]
-            if (alpha := found.pop("alpha", None)) is not None and (rank := rank_of(form, found)):
+            if (alpha := parts.pop("alpha", None)) is not None and (rank := rank_of(form, parts)):
                 scale = checked_number(float(alpha), f"alpha of {shown(path)}") / rank
-            yield AdapterModule(path, {**found, **shared}, scale)
+            yield AdapterModule(path, {**parts, **shared}, scale)
 
 
 def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
@@ -162,15 +166,15 @@ def whole_weights(checkpoint: Checkpoint) -> dict[str, str]:
 
     Returns their names in the file, by their names in the base model. ``read_modules`` does not yield them.
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     if checkpoint.adapter_config is None:
-        return found
+        return names
     of_mlx = _is_mlx(checkpoint.adapter_config)
     for name in checkpoint.tensors:
         is_factor = _MLX.fullmatch(name) if of_mlx else MARKER.search(name)
         if not is_factor:
-            found[SAVED_WHOLE.sub("", name.removeprefix("base_model.model.").replace(".original_module", ""))] = name
-    return found
+            names[SAVED_WHOLE.sub("", name.removeprefix("base_model.model.").replace(".original_module", ""))] = name
+    return names
 
 
 def _is_mlx(config: Mapping[str, Any]) -> bool:
@@ -184,17 +188,17 @@ def _peft_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan
     peft_type = str(config["peft_type"])
     modules: dict[str, dict[str, str]] = {}
     shared: dict[str, str] = {}
-    left_out: set[str] = set()
+    ignored_paths: set[str] = set()
     pattern, ignored = form.pattern, re.compile("|".join(rf"\.{name}(\.|$)" for name in form.ignored) or r"(?!)")
     for name in checkpoint.tensors:
         match = pattern.fullmatch(name)
         if match is not None:
             if modules.setdefault(match["module"], {}).setdefault(match["part"], name) != name:
                 raise Skipped("malformed", f"the module {shown(match['module'])} has the same factor twice")
-        elif (of_all := _SHARED.fullmatch(name)) is not None:
-            shared[of_all["part"]] = name
+        elif (shared_match := _SHARED.fullmatch(name)) is not None:
+            shared[shared_match["part"]] = name
         elif ignored.search(name):
-            left_out.add(re.split(ignored, name.removeprefix("base_model.model."))[0])
+            ignored_paths.add(re.split(ignored, name.removeprefix("base_model.model."))[0])
         elif f".{form.marker}" in name and not name.endswith(".bias"):
             raise Skipped("adapter_unsupported", f"it holds an unknown kind of factor: {shown(name)}")
     parameters = _targeted_parameters(config)
@@ -204,10 +208,10 @@ def _peft_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan
         while parts and parts[-1] == "base_layer":  # several parameters of one module are wrapped in each other
             parts.pop()
         bare = ".".join(parts)
-        if any(bare == one or bare.endswith(f".{one}") for one in parameters):
+        if any(bare == parameter or bare.endswith(f".{parameter}") for parameter in parameters):
             return "factors of bare parameters (target_parameters)"
         is_convolution = form.name in ("LoRA", "LoHa") and any(len(shape) > 2 for shape in shapes.values())
-        return "factors of convolutions" if is_convolution or path in left_out else ""
+        return "factors of convolutions" if is_convolution or path in ignored_paths else ""
 
     passed_over = _pass_over(checkpoint, modules, why_not)
     scale_of = scale_function(config, peft_type)
@@ -252,9 +256,9 @@ def _mlx_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
         if not modules:
             raise _empty(passed_over, FORMS["LORA"])
         for path, names in modules.items():
-            turned = {part: shape[::-1] for part, shape in _shapes(checkpoint, names).items()}
-            check_parts(FORMS["LORA"], path, turned)
-            scales[path], note = _mlx_scale(config, settings, turned["lora_A"][0])
+            peft_shapes = {part: shape[::-1] for part, shape in _shapes(checkpoint, names).items()}
+            check_parts(FORMS["LORA"], path, peft_shapes)
+            scales[path], note = _mlx_scale(config, settings, peft_shapes["lora_A"][0])
             if note:
                 notes[note] = None
         if any("lora_magnitude_vector" in names for names in modules.values()):  # use_dora, before fine_tune_type
@@ -265,7 +269,7 @@ def _mlx_plan(checkpoint: Checkpoint, config: Mapping[str, Any]) -> AdapterPlan:
 
 
 def _mlx_scale(config: Mapping[str, Any], settings: Mapping[str, Any], rank: int) -> tuple[float, str]:
-    """The scale of a module by ``lora_parameters``, and a sentence on what they leave open ("" for nothing).
+    """The scale of a module by ``lora_parameters``, and a sentence on a missing setting ("" for none).
 
     By the released packages, tuner/lora.py and lora.py: up to 0.14.1 mlx-lm multiplied the scale by alpha/rank. From
     0.14.2 to 0.22 it still wrote ``alpha``, and did not use it. adapter_config.json names ``lora_layers`` up to 0.18,
@@ -292,8 +296,8 @@ def _mlx_scale(config: Mapping[str, Any], settings: Mapping[str, Any], rank: int
 def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
     """The plan of a file that comes without adapter_config.json.
 
-    The scale is alpha/r with the alpha of each module, or that of the metadata, else 1: diffusers takes alpha for r. Of
-    modules that no program of image models names so, alpha is then not known.
+    The scale is alpha/r with the alpha of each module, or of the metadata, else 1 (diffusers then uses r for alpha).
+    Alpha is then unknown if no program for image models names modules like these.
     """
     modules: dict[str, dict[str, str]] = {}
     for name in checkpoint.tensors:
@@ -334,9 +338,9 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
             raise Skipped("adapter_unsupported", f"it is a DoRA with magnitudes of columns: {shown(path)}")
         if "alpha" in names and math.prod(checkpoint.tensors[names["alpha"]].shape) != 1:
             raise Skipped("malformed", f"alpha of {shown(path)} is not a number")
-        prefix, _, rest = path.partition(".")
+        prefix, _, inner_path = path.partition(".")
         own = settings.get(prefix) if peft_type == "LORA" else None
-        scales[path] = scale_function(own, "LORA")(rest, shapes) if own else 1.0
+        scales[path] = scale_function(own, "LORA")(inner_path, shapes) if own else 1.0
     is_dora = any("lora_magnitude_vector" in names for names in modules.values())
     kind = "DoRA" if is_dora else form.name
     notes = (NO_ALPHA,) if is_open else ()
@@ -351,7 +355,7 @@ def _shapes(checkpoint: Checkpoint, names: Mapping[str, str]) -> dict[str, tuple
 def _pass_over(
     checkpoint: Checkpoint, modules: dict[str, dict[str, str]], why_not: Callable[[str, Shapes], str]
 ) -> Counter[str]:
-    """Remove the modules for which ``why_not`` gives a reason; returns how many there are for each reason."""
+    """Remove the modules for which ``why_not`` returns a reason; returns their number for each reason."""
     reasons = {path: why_not(path, _shapes(checkpoint, names)) for path, names in modules.items()}
     for path, reason in reasons.items():
         if reason:
@@ -360,7 +364,7 @@ def _pass_over(
 
 
 def _notes(passed_over: Counter[str]) -> tuple[str, ...]:
-    return tuple(f"{what}: {count}" for what, count in passed_over.items())
+    return tuple(f"{reason}: {count}" for reason, count in passed_over.items())
 
 
 def _empty(passed_over: Counter[str], form: Form) -> Skipped:
@@ -373,20 +377,24 @@ def _empty(passed_over: Counter[str], form: Form) -> Skipped:
 def _settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
     """The settings in a file's metadata, by component: {"transformer": {"r": 16, "lora_alpha": 16, …}}."""
     try:
-        found = load_json(checkpoint.metadata.get(_SETTINGS, "{}"))
+        entries = load_json(checkpoint.metadata.get(_SETTINGS, "{}"))
     except ValueError:
         return {}
     by_component: dict[str, dict[str, Any]] = {}
-    for name, value in found.items() if isinstance(found, dict) else ():
+    for name, value in entries.items() if isinstance(entries, dict) else ():
         component, dot, key = name.partition(".")
         if dot:
             by_component.setdefault(component, {})[key] = value
-    return {name: one for name, one in by_component.items() if "lora_alpha" in one and "r" in one}
+    return {name: settings for name, settings in by_component.items() if "lora_alpha" in settings and "r" in settings}
 
 
 def _targeted_parameters(config: Mapping[str, Any]) -> list[str]:
     """The modules whose bare parameters have factors, from ``target_parameters`` ("mlp.experts.gate_up_proj")."""
-    found = config.get("target_parameters") or []
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(found) > 10_000:
+    parameters = config.get("target_parameters") or []
+    if (
+        not isinstance(parameters, list)
+        or not all(isinstance(name, str) for name in parameters)
+        or len(parameters) > 10_000
+    ):
         raise Skipped("malformed", "target_parameters in adapter_config.json is not a list of names")
-    return list(dict.fromkeys(one.rpartition(".")[0] for one in found))
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))

@@ -1,4 +1,4 @@
-"""The kinds of adapters by PEFT's names: which are read, which tensors a module has, and the factor of its change."""
+"""The kinds of adapters by PEFT's names: which are read, the tensors of a module, and the factor of its change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _ALPHA = {"LORA": ("lora_alpha", 8), "ADALORA": ("lora_alpha", 8), "LOHA": ("alpha", 8), "LOKR": ("alpha", 8)}
 _PEFT_DEFAULT_RANK = 8
 
-# What is refused, and why, in the words of the message.
+# The kinds that are refused, and the reason in the words of the message.
 _PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT",
             "CARTRIDGE")  # fmt: skip
 _WITHOUT_WEIGHTS = {
@@ -55,9 +55,9 @@ _WHY_NOT = {
 class Form:
     """How PEFT stores one kind of adapter.
 
-    ``parts``: the names of a module's tensors. ``complete``: sets of parts, one of which must be there.
-    ``marker``: every tensor of the kind has a part of its name that begins like this. ``ignored``: tensors that belong
-    to embeddings, biases or convolutions, which are not read.
+    ``parts``: the names of a module's tensors. ``complete``: sets of parts, one of which must be present. ``marker``:
+    the beginning of a part of the name of every tensor of this kind. ``ignored``: tensors of embeddings, biases or
+    convolutions, which are not read.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Form:
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """A tensor's name: module, part, perhaps the name the adapter had in memory, perhaps ``.weight``."""
+        """A tensor's name: module, part, perhaps the adapter's name in memory, perhaps ``.weight``."""
         part = "|".join(self.parts)
         return re.compile(
             rf"(?:base_model\.model\.)?(?P<module>.+)\.(?P<part>{part})(?:\.(?!weight$|bias$)[^.]+)?(?:\.weight)?"
@@ -76,7 +76,7 @@ class Form:
 
 
 def _form(name: str, marker: str, *complete: str, optional: str = "", ignored: str = "") -> Form:
-    sets = tuple(frozenset(one.split()) for one in complete)
+    sets = tuple(frozenset(names.split()) for names in complete)
     parts = dict.fromkeys(" ".join((*complete, optional)).split())
     return Form(name, tuple(parts), sets, marker, tuple(ignored.split()))
 
@@ -106,7 +106,7 @@ MARKER = re.compile(r"\.(lora|hada|lokr|oft|boft|hra|ia3|vera|fourierft)_[A-Za-z
 
 
 def checked_form(config: Mapping[str, Any]) -> tuple[Form, str | None]:
-    """The form of an adapter, and "pissa" or "olora" if it starts so. Raises Skipped for what cannot be read."""
+    """The form of an adapter, and "pissa" or "olora" if it starts so. Raises Skipped if it cannot be read."""
     kind = config.get("peft_type")
     if kind is None:
         raise Skipped("malformed", "adapter_config.json does not say what kind of adapter it is (peft_type)")
@@ -119,33 +119,36 @@ def checked_form(config: Mapping[str, Any]) -> tuple[Form, str | None]:
         if config.get(setting):
             raise Skipped("adapter_unsupported", f"it uses {name} ({setting})")
     start = config.get("init_lora_weights", True)
-    known = start.lower() if isinstance(start, str) else start
-    if isinstance(known, str) and known in FROM_BASE:
-        return FORMS[kind], known
-    if not any(known is one or (isinstance(known, str) and known == one) for one in _INITIALISATIONS):
+    initialisation = start.lower() if isinstance(start, str) else start
+    if isinstance(initialisation, str) and initialisation in FROM_BASE:
+        return FORMS[kind], initialisation
+    if not any(
+        initialisation is allowed or (isinstance(initialisation, str) and initialisation == allowed)
+        for allowed in _INITIALISATIONS
+    ):
         why = "its initialisation changes the base's weights, or is unknown"
-        if isinstance(known, str) and known.startswith("pissa_niter_"):
+        if isinstance(initialisation, str) and initialisation.startswith("pissa_niter_"):
             why = "what it subtracted from the base came from a random approximation, which cannot be repeated"
-        elif isinstance(known, str) and known in _WHY_NOT:
-            why = _WHY_NOT[known]
+        elif isinstance(initialisation, str) and initialisation in _WHY_NOT:
+            why = _WHY_NOT[initialisation]
         raise Skipped("adapter_unsupported", f"{why}: init_lora_weights {shown(start, 40)}")
     return FORMS[kind], None
 
 
 def rank_of(form: Form, parts: Mapping[str, torch.Tensor]) -> int:
-    """The rank that alpha is divided by; 0 for LoKr's two whole matrices, which are not scaled."""
+    """The rank by which alpha is divided; 0 for LoKr's two whole matrices, which are not scaled."""
     names = {"LoRA": ("lora_A",), "LoHa": ("hada_w1_b",), "LoKr": ("lokr_w2_b", "lokr_w1_b")}[form.name]
     return next((parts[name].shape[0] for name in names if name in parts), 0)
 
 
 def is_complete(form: Form, names: Collection[str]) -> bool:
     """Whether a module with these parts is an adapter of this form."""
-    return any(one <= set(names) for one in form.complete)
+    return any(parts <= set(names) for parts in form.complete)
 
 
 def check_parts(form: Form, path: str, shapes: Shapes) -> None:
-    """Raise Skipped("malformed") unless a module's tensors are those of its form and make a matrix."""
-    required = [one for one in form.complete if one <= set(shapes)]
+    """Raise Skipped("malformed") unless a module has the tensors of its form, and their shapes make a matrix."""
+    required = [parts for parts in form.complete if parts <= set(shapes)]
     if not required:
         has = "/".join(sorted(shapes))
         raise Skipped("malformed", f"the module {shown(path)} has only {has}, not all of {'/'.join(form.parts)}")
@@ -174,12 +177,12 @@ def check_parts(form: Form, path: str, shapes: Shapes) -> None:
 
 
 def _not_a_pair(path: str, shapes: Shapes) -> Skipped:
-    found = ", ".join(f"{part} is {shape[:9]}" for part, shape in sorted(shapes.items()))
-    return Skipped("malformed", f"the factors of {shown(path)} are not a pair of matrices: {found}")
+    described = ", ".join(f"{part} is {shape[:9]}" for part, shape in sorted(shapes.items()))
+    return Skipped("malformed", f"the factors of {shown(path)} are not a pair of matrices: {described}")
 
 
 def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, Shapes], float]:
-    """A function of a module's path and shapes: the factor of its change, as PEFT computes it.
+    """A function of a module's path and shapes that returns the factor of its change, as PEFT computes it.
 
     For LoRA, LoHa and LoKr the ranks in the file must agree with the config.
     """
@@ -193,7 +196,7 @@ def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, 
     if not isinstance(is_stabilised, bool | None):
         raise Skipped("malformed", "use_rslora is neither true nor false")
     if peft_type == "ADALORA":
-        # Its rank_pattern says which of the initial ranks are left; the scale is still that of the initial rank.
+        # Its rank_pattern lists the remaining ranks, but the scale is that of the initial rank.
         return lambda path, shapes: (alpha if alpha > 0 else shapes["lora_A"][0]) / (rank + 1e-5)
     for name in ("rank_pattern", "alpha_pattern"):
         if not isinstance(config.get(name) or {}, dict):
@@ -201,30 +204,32 @@ def scale_function(config: Mapping[str, Any], peft_type: str) -> Callable[[str, 
     ranks = NamePatterns(config.get("rank_pattern") or {}, "rank_pattern")
     alphas = NamePatterns(config.get("alpha_pattern") or {}, "alpha_pattern")
 
-    def of(path: str, shapes: Shapes) -> float:
-        stated, own = ranks.find(path), alphas.find(path)
-        stated = rank if stated is None else _checked_rank(stated, "a value of rank_pattern")
-        own = alpha if own is None else checked_number(own, "a value of alpha_pattern")
+    def scale(path: str, shapes: Shapes) -> float:
+        stated_rank, module_alpha = ranks.find(path), alphas.find(path)
+        stated_rank = rank if stated_rank is None else _checked_rank(stated_rank, "a value of rank_pattern")
+        module_alpha = alpha if module_alpha is None else checked_number(module_alpha, "a value of alpha_pattern")
         # In LoKr only a matrix that is stored as a product shows the rank.
-        shown_by = {"LORA": "lora_A", "LOHA": "hada_w1_b"}.get(peft_type) or (
+        part = {"LORA": "lora_A", "LOHA": "hada_w1_b"}.get(peft_type) or (
             "lokr_w2_b" if "lokr_w2_b" in shapes else "lokr_w1_b"
         )
-        found = shapes[shown_by][0] if shown_by in shapes else stated
-        if stated != found:
-            raise Skipped("malformed", f"the factors of {shown(path)} have rank {found}, the config says {stated}")
-        return own / (math.sqrt(found) if is_stabilised and peft_type == "LORA" else found)
+        stored_rank = shapes[part][0] if part in shapes else stated_rank
+        if stated_rank != stored_rank:
+            raise Skipped(
+                "malformed", f"the factors of {shown(path)} have rank {stored_rank}, the config says {stated_rank}"
+            )
+        return module_alpha / (math.sqrt(stored_rank) if is_stabilised and peft_type == "LORA" else stored_rank)
 
-    return of
+    return scale
 
 
-def _checked_rank(value: object, what: str) -> int:
+def _checked_rank(value: object, setting: str) -> int:
     if type(value) is not int or not 0 < value < 1 << 31:
-        raise Skipped("malformed", f"{what} in adapter_config.json is not a rank: {shown(value, 40)}")
+        raise Skipped("malformed", f"{setting} in adapter_config.json is not a rank: {shown(value, 40)}")
     return value
 
 
-def checked_number(value: object, what: str) -> float:
+def checked_number(value: object, setting: str) -> float:
     """A number of a config or a file. Raises Skipped("malformed")."""
     if type(value) not in (int, float) or not abs(value) < 1e30:  # type: ignore[arg-type]
-        raise Skipped("malformed", f"{what} in adapter_config.json is not a number: {shown(value, 40)}")
+        raise Skipped("malformed", f"{setting} in adapter_config.json is not a number: {shown(value, 40)}")
     return float(value)  # type: ignore[arg-type]

@@ -24,8 +24,8 @@ _LEAVE_SECONDS = 2.0
 def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes: int) -> Iterator[Item]:
     """The same items in the same order, fetched by a thread that keeps up to ``most_bytes`` of them ready.
 
-    A larger item passes alone. Errors of ``items`` are raised at their place. A consumer that stops early stops the
-    thread.
+    ``size_of``: the bytes of an item; an item of more than ``most_bytes`` is kept alone. Errors of ``items`` are raised
+    in their position. If the consumer stops early, the thread stops.
     """
     ready: deque[Item] = deque()
     changed = threading.Condition()
@@ -93,18 +93,18 @@ def read_ahead(items: Iterator[Item], size_of: Callable[[Item], int], most_bytes
 def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[Item]:
     """The results of ``tasks`` in their order, computed by up to ``threads`` threads; by the caller if that is 1.
 
-    An error is raised at its place. A consumer that stops early starts no more tasks, and does not wait for those that
-    run: threads are daemons, because one may hang on a server that sends nothing.
+    An error is raised in its position. If the consumer stops early, no more tasks are started, and those that run are
+    not awaited: threads are daemons, because a server may stop sending while a thread reads from it.
     """
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:
             yield task()
         return
     futures: list[Future[Item]] = [Future() for _ in tasks]
-    wanted: SimpleQueue[int | None] = SimpleQueue()
+    numbers: SimpleQueue[int | None] = SimpleQueue()
 
     def work() -> None:
-        while (number := wanted.get()) is not None:
+        while (number := numbers.get()) is not None:
             try:
                 futures[number].set_result(tasks[number]())
             except BaseException as raised:  # raised again in the consumer
@@ -113,12 +113,12 @@ def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[It
     count = min(threads, len(tasks))
     for _ in range(count):
         threading.Thread(target=copy_context().run, args=(work,), name="read-ahead", daemon=True).start()
-    asked = 0
+    queued = 0
     try:
         for number in range(len(tasks)):
-            while asked < min(len(tasks), number + (1 + _READY) * count):
-                wanted.put(asked)
-                asked += 1
+            while queued < min(len(tasks), number + (1 + _READY) * count):
+                numbers.put(queued)
+                queued += 1
             result = futures[number].result()
             futures[number] = Future()  # only the consumer keeps the result alive
             yield result
@@ -126,6 +126,6 @@ def in_threads(tasks: Sequence[Callable[[], Item]], threads: int) -> Iterator[It
     finally:
         with contextlib.suppress(queue.Empty):
             while True:
-                wanted.get_nowait()
+                numbers.get_nowait()
         for _ in range(count):
-            wanted.put(None)
+            numbers.put(None)

@@ -1,7 +1,7 @@
 """Checkpoints: the tensors in a model's files, streamed one after another.
 
-Opening a checkpoint reads only the indexes of its files. ``Checkpoint.stream`` then fetches the requested tensors
-with as few requests as make sense and holds one at a time. ``indexer.checkpoints.checkpoint_files`` chooses the files.
+To open a checkpoint, only the indexes of its files are read. ``Checkpoint.stream`` then fetches the requested tensors
+with few requests and holds one at a time. ``indexer.checkpoints.checkpoint_files`` chooses the files.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from indexer.checkpoints.stored_tensor import (
 from indexer.checkpoints.torch_files import read_torch_index
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.network.byterange import ByteSource
-from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.records.record import StoredFile
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
@@ -59,20 +59,21 @@ _TOKEN_EMBEDDING = re.compile(r"(?:^|\.)(?:word_embeddings|wte|embed_tokens|tok_
 _WRAPPERS = frozenset(
     ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module", "_forward_module", "_fpw_module")
 )
-# What PEFT calls a module that it wraps. In an adapter's own file the name says which of several it belongs to.
+# PEFT's name for a module that it wraps. In an adapter's own file it distinguishes several adapters of one module.
 _WRAPPED_BY_PEFT = frozenset(("base_layer",))
-# Between stripes of rows: what lies between two matrices (biases, norms) costs less than another request.
+# Between stripes of rows: the bytes between two matrices (biases, norms) cost less than another request.
 SEAM_BYTES = 32 << 10
 
 
 class Checkpoint:
     """The weights of one model at one commit.
 
-    ``kind`` is "full" or "adapter", ``config`` is config.json ({} for an adapter without one) with ``quantised`` = True
-    for settings of quantisation, and for an unknown model type with that of its language model (``by_nested_config``).
-    ``tensors`` are the tensors in the order of the files, and ``folder`` is the folder of the files ("" or "name/").
-    ``quantised`` are the matrices that are stored in few bits; in ``tensors``, and when they are read, they are
-    matrices of their values.
+    - ``kind``: "full" or "adapter".
+    - ``config``: config.json ({} for an adapter without one), with ``quantised`` = True in place of settings of
+      quantisation; for an unknown model type, with the type of its language model (``by_nested_config``).
+    - ``tensors``: the tensors in the order of the files.
+    - ``folder``: the folder of the files ("" or "name/").
+    - ``quantised``: the matrices that are stored in few bits. ``tensors`` and all methods have their values instead.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Checkpoint:
         self._files = files
         self._index_of: dict[str, TensorIndex] = {}
         tensors: dict[str, TensorInfo] = {}
-        # The headers say which shard holds a tensor. If several do, the list of shards decides, else the last one, as
-        # for libraries that load all of them.
+        # A shard's header lists its tensors. If several shards hold a tensor, the list of shards decides, else the last
+        # shard, as in libraries that load all of them.
         stated = {name: files[path] for path, names in (shards or {}).items() for name in names}
         for index in files.values():
             for name in index.tensors:
@@ -102,11 +103,11 @@ class Checkpoint:
                     self._index_of[name] = index
         self.quantised, logical = quantised_matrices(tensors, config) if choice.kind == "full" else ({}, tensors)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(logical)
-        # By matrix the tensors of its scales, once they have been read: a base is rounded by them.
+        # The tensors of the scales of each matrix, once they have been read: the base is rounded with them.
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
         if choice.kind == "full":
             refuse_quantised(logical, self.quantised, config)
-        # What is read has the usual dtypes, so the settings of quantisation would only mislead.
+        # The values have the usual dtypes, so the settings of quantisation do not apply to them.
         self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
         if choice.kind == "full":
             self.config = by_nested_config(self.config, {name: info.shape for name, info in logical.items()})
@@ -115,7 +116,7 @@ class Checkpoint:
 
     @property
     def files(self) -> tuple[StoredFile, ...]:
-        """The weight files; the format of an adapter's begins with "adapter"."""
+        """The weight files; the format of an adapter's file begins with "adapter"."""
         prefix = "adapter-" if self.kind == "adapter" else ""
         return tuple(
             StoredFile(path, index.source.size, index.source.sha256, prefix + index.format)
@@ -134,7 +135,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> str:
-        """The dtype that most bytes are stored in, as PyTorch calls it, or the form of matrices stored in few bits."""
+        """The dtype of most bytes, by PyTorch's name, or the form of matrices stored in few bits."""
         sizes: Counter[str] = Counter()
         for name, info in self.tensors.items():
             stored = self.quantised[name].label if name in self.quantised else dtype_name(info.dtype)
@@ -151,28 +152,28 @@ class Checkpoint:
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors ``names``, or only the given ``rows`` of them, file by file in the order they are stored.
 
-        The memory of a tensor is reused once it is dropped. From the network a thread reads ahead by up to about
-        ``ahead_bytes``.
+        The memory of a tensor is reused once it is dropped. ``ahead_bytes``: about how many bytes a thread may read
+        ahead from the network.
 
         Raises Skipped: ``missing_matrices`` and ``unreadable_dtype`` before anything is read,
         ``corrupt_file``; and Failed.
         """
         self._check(names)
-        wanted = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
-        if not (ahead_bytes and self.is_remote and wanted):
-            yield from self._decoded(self._read(wanted, Buffers()), names)
+        rows_of_parts = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
+        if not (ahead_bytes and self.is_remote and rows_of_parts):
+            yield from self._decoded(self._read(rows_of_parts, Buffers()), names)
             return
         largest = max(self.tensors[name].nbytes for name in names)
-        buffers = Buffers(held=2 + ahead_bytes // max(largest, 1))
-        ahead = read_ahead(self._read(wanted, buffers), lambda item: item[1].nbytes, ahead_bytes)
+        buffers = Buffers(most=2 + ahead_bytes // max(largest, 1))
+        ahead = read_ahead(self._read(rows_of_parts, buffers), lambda item: item[1].nbytes, ahead_bytes)
         yield from self._decoded(ahead, names)
 
     def stripes(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, torch.Tensor]]:
         """Some stripes of rows of each of these matrices, joined in the given order: (rows, columns).
 
         A tensor with three dimensions counts as its matrices, one below the other. Stripes less than SEAM_BYTES apart
-        are fetched by one request. From the network up to ``connections`` requests are in flight. A matrix whose rows
-        do not lie together in its file is read whole. Raises like ``stream``.
+        are fetched by one request. ``connections``: how many requests to the network run at once. A matrix whose rows
+        are not consecutive in its file is read whole. Raises like ``stream``.
         """
         self._check(rows)
         packed = [name for name in rows if name in self.quantised]
@@ -184,14 +185,14 @@ class Checkpoint:
     def _quantised_stripes(
         self, rows: Mapping[str, Sequence[range]], connections: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Some rows of matrices stored in few bits. Their scales, which are small, are read whole."""
+        """Some rows of matrices stored in few bits. All of their scales, which are small, are read."""
         scales: dict[str, range | None] = dict.fromkeys(
             part for name in rows if name not in self._scales for part in self.quantised[name].parts[1:]
         )
-        read = dict(self._read(scales, Buffers(held=0)))
+        tensors = dict(self._read(scales, Buffers(most=0)))
         for name in rows:
             if name not in self._scales:
-                self._scales[name] = {part: read[part] for part in self.quantised[name].parts[1:]}
+                self._scales[name] = {part: tensors[part] for part in self.quantised[name].parts[1:]}
         by_codes = {self.quantised[name].parts[0]: name for name in rows}
         stripes = {part: rows[name] for part, name in by_codes.items()}
         for part, codes in self._stored_stripes(stripes, connections):
@@ -202,7 +203,7 @@ class Checkpoint:
     def _stored_stripes(
         self, rows: Mapping[str, Sequence[range]], connections: int
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """``stripes`` of tensors as they are stored."""
+        """``stripes`` for stored tensors, not decoded."""
         threads = connections if self.is_remote else 1
         for index in self._files.values():
             names = [name for name in rows if self._index_of[name] is index]
@@ -211,28 +212,28 @@ class Checkpoint:
                 flat = tensor.flatten(0, -2)
                 yield name, torch.cat([flat[stripe.start : stripe.stop] for stripe in rows[name]])
             names = [name for name in names if name not in scattered]
-            places = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
-            runs = plan_runs([stripe for found in places for stripe in found], SEAM_BYTES)
+            located = in_threads([partial(index.locate_stripes, name, rows[name]) for name in names], threads)
+            runs = plan_runs([stripe for stripes in located for stripe in stripes], SEAM_BYTES)
             extents = [(run[0].start, max(stripe.stop for stripe in run)) for run in runs]
             bodies = in_threads([partial(index.source.read, *extent) for extent in extents], threads)
-            found: dict[str, list[torch.Tensor]] = {name: [] for name in names}
-            moved: dict[str, int] = {}  # where the data of a storage begin, by the header that was read with them
+            pieces: dict[str, list[torch.Tensor]] = {name: [] for name in names}
+            data_offsets: dict[str, int] = {}  # of storages, from the headers that were read with the data
             for run, (start, stop), body in zip(runs, extents, bodies, strict=True):
                 for stripe in run:
                     info, first = stripe.span.info, stripe.start
                     if (storage := stripe.storage) is not None and storage.read_header is not None:
-                        if stripe.span.key not in moved:
+                        if stripe.span.key not in data_offsets:
                             header = body[first - start :][: storage.header_bytes]
-                            moved[stripe.span.key] = storage.read_header(bytes(header))
-                        first = moved[stripe.span.key] + stripe.span.first
+                            data_offsets[stripe.span.key] = storage.read_header(bytes(header))
+                        first = data_offsets[stripe.span.key] + stripe.span.first
                     if first + info.nbytes <= stop:
                         piece = np.frombuffer(body, np.uint8, info.nbytes, first - start).copy()
                     else:  # a header longer than PyTorch writes
                         content = index.source.read(first, first + info.nbytes)
                         piece = np.frombuffer(content, np.uint8).copy()
-                    found[info.name].append(torch.from_numpy(piece).view(info.dtype).reshape(info.shape))
-                    if len(found[info.name]) == len(rows[info.name]):
-                        yield info.name, torch.cat(found.pop(info.name))
+                    pieces[info.name].append(torch.from_numpy(piece).view(info.dtype).reshape(info.shape))
+                    if len(pieces[info.name]) == len(rows[info.name]):
+                        yield info.name, torch.cat(pieces.pop(info.name))
             index.source.close()
 
     def rows(self, rows: Mapping[str, range]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -243,7 +244,10 @@ class Checkpoint:
         yield from self._quantised_stripes(packed, 1)
 
     def rounded_like(self, name: str, values: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Other ``values`` for these rows of a matrix stored in few bits, rounded as it is; it must have been read."""
+        """Other ``values`` for these rows of a matrix stored in few bits, rounded as the matrix is.
+
+        ``name``: the matrix, some rows of which must have been read before.
+        """
         return self.quantised[name].rounded(values, self._scales[name], rows)
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -253,7 +257,7 @@ class Checkpoint:
     def _decoded(
         self, items: Iterable[tuple[str, torch.Tensor]], names: Collection[str]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stored tensors in any order → the tensors ``names``, each once all of its parts are there."""
+        """Stored tensors in any order → the tensors ``names``, each as soon as all of its parts have been read."""
         owners = {part: name for name in names if name in self.quantised for part in self._parts(name)}
         waiting: dict[str, dict[str, torch.Tensor]] = {}
         for part, tensor in items:
@@ -261,12 +265,12 @@ class Checkpoint:
             if name is None:
                 yield part, tensor
                 continue
-            matrix, held = self.quantised[name], waiting.setdefault(name, {})
-            held[part] = tensor
-            if len(held) == len(matrix.parts):
+            matrix, parts = self.quantised[name], waiting.setdefault(name, {})
+            parts[part] = tensor
+            if len(parts) == len(matrix.parts):
                 del waiting[name]
-                self._scales[name] = {each: held[each].clone() for each in matrix.parts[1:]}
-                yield name, matrix.decode(held)
+                self._scales[name] = {key: parts[key].clone() for key in matrix.parts[1:]}
+                yield name, matrix.decode(parts)
 
     def _check(self, names: Collection[str]) -> None:
         for name in names:
@@ -274,10 +278,10 @@ class Checkpoint:
                 raise Skipped("missing_matrices", f"the checkpoint has no tensor {shown(name)}")
             check_readable(self.tensors[name])
 
-    def _read(self, wanted: Mapping[str, range | None], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
+    def _read(self, rows_by_name: Mapping[str, range | None], buffers: Buffers) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors, or the given rows of them, run by run."""
         for index in self._files.values():
-            located = [index.locate(name, rows) for name, rows in wanted.items() if self._index_of[name] is index]
+            located = [index.locate(name, rows) for name, rows in rows_by_name.items() if self._index_of[name] is index]
             for tensors in plan_runs(located):
                 stop = tensors[-1].stop
                 with closing(index.source.run(tensors[0].start, stop)) as run:
@@ -289,18 +293,18 @@ class Checkpoint:
 
     @property
     def token_embedding(self) -> str | None:
-        """The name of the input embedding, a readable matrix of a row for each token; None if that is not clear."""
+        """The name of the input embedding, a readable matrix with a row for each token; None if none is clear."""
         names = [name for name in self.tensors if _TOKEN_EMBEDDING.search(name)]
-        shared = [name for name in names if name.endswith("shared.weight")]  # others are the same matrix once more
-        (found,) = shared if len(shared) == 1 else names if len(names) == 1 else (None,)
+        shared = [name for name in names if name.endswith("shared.weight")]  # the others repeat this matrix
+        (name,) = shared if len(shared) == 1 else names if len(names) == 1 else (None,)
         if (
-            found is None
-            or found in self.quantised
-            or len(self.tensors[found].shape) != 2
-            or self.tensors[found].dtype not in READABLE
+            name is None
+            or name in self.quantised
+            or len(self.tensors[name].shape) != 2
+            or self.tensors[name].dtype not in READABLE
         ):
             return None
-        return found
+        return name
 
     def read_small(self, name: str, limit: int) -> bytes | None:
         """A small file (tokenizer.json), preferably from the weights' folder; None if the repository lacks it.
@@ -329,10 +333,13 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
-    Known ``commit`` and ``filenames`` save a request. ``conversion`` is called if only pickles hold the weights, and
-    returns a revision with a safetensors conversion, or None. ``most_small``: the most bytes of a configuration, list
-    of shards or header. Unless it ``needs_config``, a model may come without a
-    config.json; unless it ``needs_adapter_config``, an adapter without that.
+    - ``commit``, ``filenames``: if known, they save a request.
+    - ``relation``: "adapter" prefers adapters, any other a full model.
+    - ``conversion`` is called if only pickles hold the weights, and returns a revision with a safetensors conversion,
+      or None.
+    - ``most_small``: the most bytes of a configuration, list of shards or header.
+    - ``needs_config``: whether a full model without a config.json is refused.
+    - ``needs_adapter_config``: whether an adapter without an adapter_config.json is refused.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
@@ -349,16 +356,16 @@ def open_checkpoint(
         if choice.is_pickle and conversion is not None:
             try:
                 if (revision := conversion()) is not None:
-                    other = open_repository(
+                    converted_repository = open_repository(
                         replace(reference, revision=revision), retries=retries, most_small=most_small
                     )
-                    if (converted := choose_conversion(other.filenames, choice.folder)) is not None:
-                        repository, choice = other, converted
-            except ModelError:  # it cannot be read now: the pickle can
+                    if (converted := choose_conversion(converted_repository.filenames, choice.folder)) is not None:
+                        repository, choice = converted_repository, converted
+            except ModelError:  # the conversion cannot be read now, but the pickle can
                 pass
         return _open(repository, choice, config, adapter_config)
     except Skipped as skip:
-        if repository is not None and repository.lacking:  # so this is not permanent
+        if repository is not None and repository.lacking:  # then the error is not permanent
             raise Failed("network", f"{skip.detail} ({repository.lacking})") from skip
         raise
 
@@ -382,7 +389,7 @@ def _open(
         names = bare_names([name for index in files.values() for name in index.tensors], choice.kind)
         if names:
             files = {path: index.renamed(names) for path, index in files.items()}
-            shards = shards and {path: [names.get(name, name) for name in held] for path, held in shards.items()}
+            shards = shards and {path: [names.get(name, name) for name in tensors] for path, tensors in shards.items()}
         return Checkpoint(repository, choice, files, config, adapter_config, shards)
     except ModelError:
         for source in sources:
@@ -391,28 +398,28 @@ def _open(
 
 
 def bare_names(names: Collection[str], kind: Kind) -> dict[str, str]:
-    """The names of tensors without what wrappers of modules added, by the name in the file; only those that differ.
+    """The names of tensors without the parts that wrappers added, by the name in the file; only names that differ.
 
-    A name that another tensor has, or would get, stays as it is.
+    A name is not changed if the new name is that of another tensor, too.
     """
-    added = _WRAPPERS if kind == "adapter" else _WRAPPERS | _WRAPPED_BY_PEFT
+    wrappers = _WRAPPERS if kind == "adapter" else _WRAPPERS | _WRAPPED_BY_PEFT
     bare = {}
     for name in names:
         parts = name.split(".")
-        if not added.isdisjoint(parts):
-            bare[name] = ".".join(part for part in parts if part not in added)
+        if not wrappers.isdisjoint(parts):
+            bare[name] = ".".join(part for part in parts if part not in wrappers)
     counts = Counter(bare.values())
     counts.update(set(names).difference(bare))
-    return {name: found for name, found in bare.items() if found and counts[found] == 1}
+    return {name: bare_name for name, bare_name in bare.items() if bare_name and counts[bare_name] == 1}
 
 
 def shards_of(repository: Repository, choice: Choice) -> dict[str, list[str]]:
-    """The shards in order, with the tensors that the (untrusted) index says they hold."""
-    found = repository.read_json(choice.folder + choice.name, _MOST_SHARD_INDEX).get("weight_map")
-    if not isinstance(found, dict) or not found:
+    """The shards in order, with their tensors by the (untrusted) index."""
+    weight_map = repository.read_json(choice.folder + choice.name, _MOST_SHARD_INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise Skipped("malformed", f"{choice.name} has no weight_map")
     shards: dict[str, list[str]] = {}
-    for tensor, name in found.items():
+    for tensor, name in weight_map.items():
         if not is_plain_name(name) or not name.endswith((".safetensors", ".bin")):
             raise Skipped(
                 "malformed", f"{choice.name} names a shard {shown(name)}, which is not the name of a weight file"

@@ -8,7 +8,7 @@ The first matching row wins, relative to the repository or the requested subfold
 | 2 | adapter_model.bin, else adapters.safetensors (mlx-lm) | relation adapter |
 | 3 | model.safetensors | a full model |
 | 4 | the shards of model.safetensors.index.json | a full model |
-| 5 | a safetensors conversion of row 6 or 7, if the caller knows of one | a full model |
+| 5 | a safetensors conversion of row 6 or 7, if the caller has one | a full model |
 | 6 | pytorch_model.bin | a full model |
 | 7 | the shards of pytorch_model.bin.index.json, else pytorch_model_fsdp.bin (accelerate) | a full model |
 | 8 | the only other *.safetensors, or else the only model.<variant>.safetensors | a full model |
@@ -40,7 +40,7 @@ Kind = Literal["full", "adapter"]
 
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
 _CONVERTED = ("model.safetensors", "model.safetensors.index.json")
-# What diffusers calls the weights of a component, and those of a LoRA (loaders/lora_base.py).
+# diffusers' names for the weights of a component, and of a LoRA (loaders/lora_base.py).
 _DIFFUSERS = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json")
 _LORA_FILE = "pytorch_lora_weights.safetensors"
 _FULL = (
@@ -49,7 +49,7 @@ _FULL = (
 _VARIANT = re.compile(r"(diffusion_pytorch_)?model\.[\w\-]+\.safetensors", re.ASCII)
 _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})", re.ASCII)
 _SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
-# What mlx-lm saves while it trains.
+# Files that mlx-lm saves during training.
 _UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
 _NUMBERED = re.compile(r"(checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?(\d{1,15})", re.ASCII | re.IGNORECASE)
 _SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
@@ -93,13 +93,13 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
             by_folder.setdefault(folder + slash, set()).add(name)
     chosen = {folder: _choose_in(folder, names, relation) for folder, names in by_folder.items()}
     holding = {folder: choice for folder, choice in chosen.items() if choice is not None}
-    for place in ("", "0_Transformer/", _likeliest(holding)):
-        if place in holding:
-            return holding[place]
+    for candidate in ("", "0_Transformer/", _likeliest(holding)):
+        if candidate in holding:
+            return holding[candidate]
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
-    # Nothing can be read: say what there is instead.
+    # No file can be read: the message names the files that exist.
     names = [name for name in filenames if not NOT_WEIGHTS.search(name)]
     if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
         raise Skipped("no_weights", "there are shards of a checkpoint, but no index that says what they hold")
@@ -117,12 +117,12 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
 
 def _likeliest(folders: Collection[str]) -> str | None:
-    """The folder of the finished model or of the last checkpoint, or the only one; None if it is not clear."""
+    """The folder of the finished model or of the last checkpoint, or the only folder; None if none is clear."""
     finals = [folder for folder in folders if folder[:-1].lower() in _LAST]
     if len(finals) == 1:
         return finals[0]
     for depth in range(1, _DEPTH + 1):
-        # By the path without its numbers: the numbers and the folder.
+        # By the path without its numbers: (the numbers, the folder).
         series: dict[tuple[str, ...], list[tuple[tuple[int, ...], str]]] = {}
         for folder in folders:
             parts = folder[:-1].split("/")
@@ -147,7 +147,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
     adapter = next((Choice("adapter", folder, name) for name in _ADAPTERS if name in names), None)
     full = next((Choice("full", folder, name) for name in _FULL if name in names), None)
     if full is None:
-        others = [
+        other_names = [
             name
             for name in sorted(names)
             if name.endswith(".safetensors")
@@ -157,7 +157,7 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
             and not _UNFINISHED.fullmatch(name)
             and not NOT_WEIGHTS.search(name)
         ]
-        candidates = [name for name in others if not _VARIANT.fullmatch(name)] or others
+        candidates = [name for name in other_names if not _VARIANT.fullmatch(name)] or other_names
         full = Choice("full", folder, candidates[0]) if len(candidates) == 1 else None
     if adapter is None and (_LORA_FILE in names or (relation == "adapter" and "config.json" not in names)):
         adapter = _loose_adapter(folder, names)
@@ -166,53 +166,53 @@ def _choose_in(folder: str, names: Collection[str], relation: str) -> Choice | N
 
 
 def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
-    """A LoRA of an image model: the file that diffusers writes, else the only name but for numbers of steps.
+    """A LoRA of an image model: the file that diffusers writes, else the only name apart from numbers of steps.
 
-    Of several numbers the file without one is the last, else the highest (sd-scripts: "name-000004", ai-toolkit:
-    "name_000001250").
+    The file without a number is the last one, else the file with the highest number (sd-scripts: "name-000004",
+    ai-toolkit: "name_000001250").
     """
     if _LORA_FILE in names:
         return Choice("adapter", folder, _LORA_FILE)
-    found: dict[str, list[tuple[int, str]]] = {}
+    files_by_stem: dict[str, list[tuple[int, str]]] = {}
     for name in names:
-        is_other = name not in _FULL and not any(one.fullmatch(name) for one in (_VARIANT, _SHARD, _UNFINISHED))
+        is_other = name not in _FULL and not any(pattern.fullmatch(name) for pattern in (_VARIANT, _SHARD, _UNFINISHED))
         if name.endswith(".safetensors") and is_other and not name.startswith("consolidated"):
             stem = name.removesuffix(".safetensors")
             match = _STEP.fullmatch(stem)
-            numbered = (int(match["step"]), name) if match else (1 << 62, name)
-            found.setdefault(match["stem"] if match else stem, []).append(numbered)
-    (numbers,) = found.values() if len(found) == 1 else ([],)
+            number_and_name = (int(match["step"]), name) if match else (1 << 62, name)
+            files_by_stem.setdefault(match["stem"] if match else stem, []).append(number_and_name)
+    (numbers,) = files_by_stem.values() if len(files_by_stem) == 1 else ([],)
     return Choice("adapter", folder, max(numbers)[1]) if numbers else None
 
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:
-    """The files of a revision that should hold a safetensors conversion; None if it does not."""
+    """The files of a safetensors conversion in a revision; None if it has none."""
     return next((Choice("full", folder, name) for name in _CONVERTED if folder + name in filenames), None)
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether an untrusted file name is a plain name: not a path, no way out of its folder."""
+    """Whether an untrusted file name is a plain name: not a path, so it cannot lead out of its folder."""
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
 def read_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
-    Raises Skipped("malformed") if a full model has no readable one, or none at all and that ``is_needed``.
+    Raises Skipped("malformed") if a full model has no readable config.json, or has none and it ``is_needed``.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
             try:
-                found = repository.read_json(path, _MOST_CONFIG)
+                config = repository.read_json(path, _MOST_CONFIG)
             except Skipped as problem:
                 if choice.kind == "full" or problem.reason == "corrupt_file":
                     raise
                 return {}
-            if "model_type" not in found and isinstance(found.get("_class_name"), str):
-                found["model_type"] = found["_class_name"]  # a component of diffusers
-            if "model_type" not in found and isinstance(found.get("type"), str) and "input_features" in found:
-                found["model_type"] = found["type"]  # a policy of LeRobot
-            return found
+            if "model_type" not in config and isinstance(config.get("_class_name"), str):
+                config["model_type"] = config["_class_name"]  # a component of diffusers
+            if "model_type" not in config and isinstance(config.get("type"), str) and "input_features" in config:
+                config["model_type"] = config["type"]  # a policy of LeRobot
+            return config
     if choice.kind == "full" and is_needed:
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return {}

@@ -1,7 +1,7 @@
 """Read the pickle of a PyTorch checkpoint without unpickling it.
 
-A small machine follows the pickle's instructions with stand-ins for the names, storages and tensors. It calls and
-imports nothing, and creates nothing larger than the pickle. ``torch.load(weights_only=True)`` also refuses unknown
+A small stack machine executes the pickle's instructions with stand-ins for the names, storages and tensors. It calls
+and imports nothing, and creates nothing larger than the pickle. ``torch.load(weights_only=True)`` also refuses unknown
 code, but it calls the functions on its list: a pickle of thirty bytes makes it allocate ``bytearray(3 << 30)``. And it
 does not give the offsets of tensors in files of the older form.
 
@@ -45,7 +45,7 @@ _STORAGE_DTYPES: dict[str, torch.dtype] = {
     "QUInt8Storage": torch.quint8,
     "QInt32Storage": torch.qint32,
 }
-# What a checkpoint may name besides the types of PyTorch and NumPy, as for ``torch.load(weights_only=True)``.
+# Names that a checkpoint may use besides the types of PyTorch and NumPy, as in ``torch.load(weights_only=True)``.
 _HARMLESS = frozenset(
     {
         ("collections", "OrderedDict"),
@@ -85,7 +85,7 @@ class MalformedPickleError(Exception):
 
 
 class ByteReader(Protocol):
-    """What a pickle is read from."""
+    """A file from which a pickle is read."""
 
     def read(self, count: int, /) -> bytes:
         """At most ``count`` bytes, fewer at the end."""
@@ -127,9 +127,9 @@ class PickledName:
 
 @dataclass(frozen=True)
 class PickledStorage:
-    """Memory that tensors share: ``elements`` of ``dtype`` under ``key``.
+    """Memory that tensors share, with the name ``key`` and ``elements`` numbers of ``dtype``.
 
-    ``first`` is the start of a view in the oldest files, in elements.
+    ``first``: in the oldest files the start of a view, in elements.
     """
 
     key: str
@@ -177,14 +177,14 @@ def state_dict_of(value: Any) -> dict[str, PickledTensor]:
 
     A dictionary called state_dict, model_state_dict or model is preferred, then the one with the most tensors.
     """
-    best: tuple[bool, int] = (False, 0)
-    found: dict[str, PickledTensor] = {}
+    best_rank: tuple[bool, int] = (False, 0)
+    best: dict[str, PickledTensor] = {}
     for name, candidate in _dictionaries(value):
         tensors = {key: item for key, item in candidate.items() if isinstance(item, PickledTensor)}
         rank = (name in ("", "state_dict", "model_state_dict", "model"), len(tensors))
-        if tensors and rank > best:
-            best, found = rank, tensors
-    return found
+        if tensors and rank > best_rank:
+            best_rank, best = rank, tensors
+    return best
 
 
 def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -202,7 +202,7 @@ def _dictionaries(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 class _Machine:
-    """Pickle's stack machine, with stand-ins for everything that is not plain data."""
+    """Pickle's stack machine, with stand-ins for all objects that are not plain data."""
 
     def __init__(self, filename: str) -> None:
         self.stack: list[Any] = []
@@ -293,15 +293,15 @@ class _Machine:
     def _push_name(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
             raise MalformedPickleError("a global without a name")
-        found = PickledName("builtins" if module == "__builtin__" else module, name)
-        if not found.is_allowed:
+        pickled_name = PickledName("builtins" if module == "__builtin__" else module, name)
+        if not pickled_name.is_allowed:
             raise self._unsafe(f"{module}.{name}")
-        self.stack.append(found)
+        self.stack.append(pickled_name)
 
-    def _unsafe(self, wanted: str) -> Skipped:
+    def _unsafe(self, name: str) -> Skipped:
         return Skipped(
             "unsafe_pickle",
-            f"{shown(self._filename)} is a pickle that wants {shown(wanted)}, which does not belong in "
+            f"{shown(self._filename)} is a pickle that wants {shown(name)}, which does not belong in "
             "a checkpoint; it was not run",
         )
 

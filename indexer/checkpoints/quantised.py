@@ -1,4 +1,4 @@
-"""Matrices that are stored as codes of a few bits and scales: which they are, and their values.
+"""Matrices that are stored as codes of a few bits and scales: their forms and their values.
 
 | form | tensors of a matrix (out, in) | value | source |
 |---|---|---|---|
@@ -13,12 +13,12 @@ OCP Microscaling Formats 1.0 |
 | mlx | ``weight`` U32 (out, in·bits/32), ``scales`` and ``biases`` (out, in/group) | code · scale + bias | \
 MLX ``quantize``, mode affine |
 
-The first of two E2M1 codes in a byte has the lower four bits; codes of MLX follow each other from the lowest bit on.
+The first of two E2M1 codes in a byte has the lower four bits; codes of MLX are consecutive from the lowest bit on.
 
 A base in any of these forms is exact: fine-tunes start from these values, rounded to bfloat16, as libraries load
-them. A fine-tune in such a form holds the rounding as well as its change. At 8 bits the base is rounded with the
-fine-tune's scales before they are compared, so what did not change is zero; at 4 bits the step is larger than the
-change of most weights, and such a fine-tune is refused.
+them. A fine-tune in such a form contains a rounding error besides its change. At 8 bits the base is rounded with the
+fine-tune's scales before they are compared, so the difference is zero where nothing changed. At 4 bits the step is
+larger than the change of most weights, and such a fine-tune is refused.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ _PIECE = 1 << 20  # numbers that are decoded at a time
 
 @dataclass(frozen=True)
 class QuantisedMatrix:
-    """How one matrix (out, in) is stored: the tensor of codes first, then those of its scales.
+    """The stored form of one matrix (out, in).
 
-    ``block`` is the (rows, columns) that share a scale; ``signs``: +1 where a scale multiplies, −1 where it divides.
+    ``parts``: the names of the tensor of codes and of the tensors of scales.
+
+    ``block``: the (rows, columns) that share a scale; ``signs``: +1 if a scale multiplies, −1 if it divides.
     """
 
     form: Form
@@ -64,7 +66,7 @@ class QuantisedMatrix:
         return f"mlx ({self.bits} bits)" if self.form == "mlx" else self.form
 
     def decode(self, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None = None) -> torch.Tensor:
-        """The values (rows, in), bfloat16. ``rows`` are those of the matrix that the codes hold; None for all."""
+        """The values (rows, in), bfloat16. ``rows``: the rows of the matrix in the codes; None for all."""
         codes = tensors[self.parts[0]]
         rows = torch.arange(self.shape[0]) if rows is None else rows
         values = torch.empty(len(rows), self.shape[1], dtype=torch.bfloat16)
@@ -77,9 +79,9 @@ class QuantisedMatrix:
     def rounded(
         self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Other ``values`` (rows, in) as they would be with these scales: to the nearest code and back, bfloat16."""
+        """Other ``values`` (rows, in) rounded with these scales: to the nearest code and back, bfloat16."""
         rows = torch.arange(self.shape[0]) if rows is None else rows
-        found = torch.empty(len(rows), self.shape[1], dtype=torch.bfloat16)
+        values_rounded = torch.empty(len(rows), self.shape[1], dtype=torch.bfloat16)
         for piece in self._pieces(len(rows)):
             scale, bias = self._scales(tensors, rows[piece])
             scaled = torch.where(scale == 0, 0.0, (values[piece].float() - bias) / scale)
@@ -89,11 +91,11 @@ class QuantisedMatrix:
                 codes = scaled.round().clamp(-128, 127)
             else:
                 codes = scaled.round().clamp(0, 2**self.bits - 1)
-            found[piece] = codes.mul_(scale).add_(bias)
-        return found
+            values_rounded[piece] = codes.mul_(scale).add_(bias)
+        return values_rounded
 
     def _pieces(self, count: int) -> list[slice]:
-        """Some rows at a time: a whole matrix would need several times its memory."""
+        """Slices of a few rows: a whole matrix would need several times its memory."""
         step = max(1, _PIECE // self.shape[1])
         return [slice(start, start + step) for start in range(0, count, step)]
 
@@ -105,7 +107,7 @@ class QuantisedMatrix:
             return torch.where(pairs > 7, -_E2M1[pairs & 7], _E2M1[pairs & 7])
         octets = packed.contiguous().view(torch.uint8).int()
         first = torch.arange(width) * self.bits
-        # A code may lie in two bytes; after the last one there is nothing to take.
+        # A code may lie in two bytes; after the last code there is no second byte.
         octets = torch.cat((octets, octets.new_zeros(len(octets), 1)), dim=1)
         pairs = octets[:, first // 8] | (octets[:, first // 8 + 1] << 8)
         return ((pairs >> (first % 8)) & (2**self.bits - 1)).float()
@@ -132,27 +134,27 @@ class QuantisedMatrix:
 def quantised_matrices(
     tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
 ) -> tuple[dict[str, QuantisedMatrix], dict[str, TensorInfo]]:
-    """The matrices that are stored in one of the known forms, by the names of their weights; and the tensors to show.
+    """The matrices that are stored in one of the known forms, by the names of their weights; and the logical tensors.
 
-    There each such matrix has the shape and dtype of its values, and its parts are left out. Both arguments are
-    untrusted. A matrix whose parts contradict each other is left as it is, and refused when it is read.
+    Among the logical tensors each such matrix has the shape and dtype of its values, and its parts are left out. Both
+    arguments are untrusted. A matrix whose parts contradict each other is not changed, and is refused when it is read.
     """
-    found: dict[str, QuantisedMatrix] = {}
+    matrices: dict[str, QuantisedMatrix] = {}
     for name, info in tensors.items():
-        ending = next((each for each in _CODES if name.endswith(each)), None)
+        ending = next((ending for ending in _CODES if name.endswith(ending)), None)
         if ending is None or len(info.shape) != 2 or info.dtype_name not in ("F8_E4M3", "I8", "U8", "U32"):
             continue
         matrix = _recognised(name, name.removesuffix(ending), info, tensors, config)
         if matrix is not None:
-            found[f"{name.removesuffix(ending)}.weight"] = matrix
-    if not found:
+            matrices[f"{name.removesuffix(ending)}.weight"] = matrix
+    if not matrices:
         return {}, dict(tensors)
-    hidden = {part for matrix in found.values() for part in matrix.parts}
+    hidden = {part for matrix in matrices.values() for part in matrix.parts}
     logical = {name: info for name, info in tensors.items() if name not in hidden}
-    for name, matrix in found.items():
+    for name, matrix in matrices.items():
         size = 2 * matrix.shape[0] * matrix.shape[1]
         logical[name] = TensorInfo(name, torch.bfloat16, matrix.shape, size, tensors[matrix.parts[0]].dtype_name)
-    return found, logical
+    return matrices, logical
 
 
 def _recognised(
@@ -161,7 +163,7 @@ def _recognised(
     """The form of one matrix, or None. Every size is checked, so that decoding cannot fail."""
 
     def part(*endings: str) -> TensorInfo | None:
-        return next((tensors[module + each] for each in endings if module + each in tensors), None)
+        return next((tensors[module + ending] for ending in endings if module + ending in tensors), None)
 
     out, width = info.shape
     if not (0 < out < _MOST and 0 < width < _MOST):
@@ -188,11 +190,17 @@ def _recognised(
     scales, biases = part(".scales"), part(".biases")
     if info.dtype_name == "U32" and scales is not None and biases is not None and scales.shape == biases.shape:
         bits = _mlx_bits(config, module)
-        columns, rest = divmod(32 * width, bits) if bits else (0, 1)
-        if bits and not rest and len(scales.shape) == 2 and scales.shape[0] == out and 0 < scales.shape[1] <= columns:
-            group, rest = divmod(columns, scales.shape[1])
+        columns, remainder = divmod(32 * width, bits) if bits else (0, 1)
+        if (
+            bits
+            and not remainder
+            and len(scales.shape) == 2
+            and scales.shape[0] == out
+            and 0 < scales.shape[1] <= columns
+        ):
+            group, remainder = divmod(columns, scales.shape[1])
             readable = {scales.dtype_name, biases.dtype_name} <= {"F32", "F16", "BF16"}
-            if not rest and readable:
+            if not remainder and readable:
                 return QuantisedMatrix("mlx", bits, (out, columns), (name, scales.name, biases.name), (1, group))
     return None
 
@@ -216,15 +224,15 @@ def _mlx_bits(config: Mapping[str, Any], module: str) -> int | None:
     settings = config.get("quantization") or config.get("quantization_config")
     if not isinstance(settings, dict):
         return None
-    own = settings.get(module)
-    for table in (own, settings):
+    module_settings = settings.get(module)
+    for table in (module_settings, settings):
         if isinstance(table, dict) and table.get("bits") in _MLX_BITS and type(table["bits"]) is int:
             return int(table["bits"]) if table.get("mode", "affine") == "affine" else None
     return None
 
 
 QUANTISATION_KEYS = ("quantization_config", "compression_config", "quantization")
-# Methods whose quantised tensors show by their names and dtypes which they are; the others of a model are as usual.
+# Methods whose quantised tensors are recognised by their names and dtypes; the model's other tensors are as usual.
 _BY_TENSORS = frozenset(("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4"))
 # Name endings of quantised tensors that are not read, for models whose config.json does not mention quantisation.
 _ENDINGS = {
@@ -236,7 +244,7 @@ _ENDINGS = {
 
 
 def stated_method(config: Mapping[str, Any]) -> str | None:
-    """The method of quantisation that config.json names, "mlx" for MLX's, which has no name; None without one.
+    """The method of quantisation in config.json, "mlx" for MLX's, which has no name there; None without one.
 
     A method that is switched off does not count.
     """

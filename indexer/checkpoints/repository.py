@@ -1,4 +1,4 @@
-"""The files of one model at one commit, from any source: small files within bounds, JSON, and what lies beside."""
+"""The files of one model at one commit, from any source: bounded reads of small files and of JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from indexer.errors import Skipped
 from indexer.network.byterange import ByteSource
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.retries import RetryPolicy
 from indexer.sources.registry import ModelRef, check_readable
 from indexer.sources.rows import errors_of
 from indexer.sources.source import Source, Version
@@ -59,12 +59,12 @@ class Repository:
         if is_lfs_pointer(content):
             raise Skipped("corrupt_file", f"{shown(path)} is a Git LFS pointer, not the file it points to{LFS_PULL}")
         try:
-            found = load_json(content.decode())
+            value = load_json(content.decode())
         except ValueError as error:
             raise Skipped("malformed", f"{shown(path)} is not JSON") from error
-        if not isinstance(found, dict):
+        if not isinstance(value, dict):
             raise Skipped("malformed", f"{shown(path)} is not a JSON object")
-        return found
+        return value
 
 
 def open_repository(
@@ -77,11 +77,11 @@ def open_repository(
 ) -> Repository:
     """The repository that ``reference`` names, at ``commit`` (by default its revision or the newest).
 
-    The source is asked for commit and file names only if they are not given. ``most_small``: the most bytes of a file
-    that is read at once. Raises ModelError.
+    The source is asked for the commit and the ``filenames`` only if they are None. ``most_small``: the most bytes of a
+    file that is read at once. Raises ModelError.
     """
-    below = Path(reference.subfolder)
-    if below.is_absolute() or ".." in below.parts:
+    subfolder = Path(reference.subfolder)
+    if subfolder.is_absolute() or ".." in subfolder.parts:
         raise Skipped("malformed", f"{shown(reference.subfolder)} is not a folder inside the repository")
     if commit is None:
         check_readable(reference)

@@ -1,7 +1,7 @@
-"""The header of a safetensors file: eight bytes of length, then JSON with the place of every tensor.
+"""The header of a safetensors file: eight bytes of length, then JSON with the offsets of every tensor.
 
 It is untrusted: every number in it is checked against the size of the file before it is used. This module does not
-import torch, which takes longer to load than most questions about a file take to answer.
+import torch, which takes longer to load than most uses of a header take.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class SafetensorsHeader:
 def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeader:
     """Read and check the header, of at most ``most`` and MOST_HEADER bytes.
 
-    Raises Skipped("corrupt_file") if it is invalid or does not match the file; for a truncated upload with the number
-    of missing bytes. Raises Failed if it cannot be read now.
+    Raises Skipped("corrupt_file") if it is invalid or does not match the file; its message contains the number of
+    missing bytes of a truncated upload. Raises Failed if it cannot be read now.
     """
     front = source.read(0, min(FIRST_GUESS, source.size), keep=True)
     if len(front) < 8:
@@ -76,11 +76,11 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
         text += bytes(source.read(8 + len(text), 8 + length))
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise corrupt(source, f"names {shown(twice)} twice in its header")
-        return found
+        entries = dict(pairs)
+        if len(entries) < len(pairs):
+            duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise corrupt(source, f"names {shown(duplicate)} twice in its header")
+        return entries
 
     try:
         header = load_json(text.decode(), without_duplicates)
@@ -93,8 +93,8 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise corrupt(source, "has metadata that is not a mapping of text to text")
     data_start = 8 + length
-    entries = {name: _entry(source, name, found, data_start) for name, found in header.items()}
-    # The tensors must fill the file: no overlap, no hole, no end beyond it, nothing after them.
+    entries = {name: _entry(source, name, description, data_start) for name, description in header.items()}
+    # The tensors must fill the file: without overlaps or gaps, and exactly to its end.
     position, previous = data_start, ""
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.stop)):
         if entry.start < position:
@@ -109,11 +109,11 @@ def read_header(source: ByteSource, most: int = MOST_HEADER) -> SafetensorsHeade
     return SafetensorsHeader(MappingProxyType(entries), MappingProxyType(metadata))
 
 
-def _entry(source: ByteSource, name: str, found: Any, data_start: int) -> HeaderEntry:
+def _entry(source: ByteSource, name: str, description: Any, data_start: int) -> HeaderEntry:
     """One entry of the header, checked by itself."""
-    if not isinstance(found, dict):
+    if not isinstance(description, dict):
         raise corrupt(source, f"describes {shown(name)} by something that is not an object")
-    dtype_name, shape, offsets = found.get("dtype"), found.get("shape"), found.get("data_offsets")
+    dtype_name, shape, offsets = description.get("dtype"), description.get("shape"), description.get("data_offsets")
     if not isinstance(dtype_name, str):
         raise corrupt(source, f"gives {shown(name)} no dtype")
     if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(map(is_count, shape)):
@@ -139,6 +139,6 @@ def refuse_pointer(source: ByteSource, front: bytes) -> None:
         raise corrupt(source, f"is a Git LFS pointer, not the weights it points to{LFS_PULL}")
 
 
-def corrupt(source: ByteSource, what: str) -> Skipped:
+def corrupt(source: ByteSource, problem: str) -> Skipped:
     """The error for a weight file that is damaged, or contradicts itself."""
-    return Skipped("corrupt_file", f"{shown(source.name)} {what}")
+    return Skipped("corrupt_file", f"{shown(source.name)} {problem}")

@@ -44,7 +44,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Deltas can be computed for these dtypes. Anything else is quantised, packed, or not a weight.
+# Deltas can be computed for these dtypes. Tensors of other dtypes are quantised, packed, or no weights.
 READABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 # Names and padding of a header in PyTorch's files take less than this.
@@ -55,7 +55,7 @@ GAP_SHARE = 0.01
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor as its file describes it. ``nbytes`` is its size in memory.
+    """The description of a tensor in its file. ``nbytes``: its size in memory.
 
     ``dtype_name`` is the file's name of the dtype. If torch has no such dtype, ``dtype`` is uint8, which is refused
     like every dtype outside READABLE when the tensor is read.
@@ -70,11 +70,11 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Storage:
-    """``size`` consecutive bytes of a file that tensors lie in, at the offset ``data``.
+    """``size`` consecutive bytes of a file at the offset ``data``, which hold one or several tensors.
 
     In PyTorch's files a header of ``header_bytes`` at ``start`` comes before them. ``read_header`` returns the offset
-    of the data from its bytes and raises Skipped("corrupt_file") if they contradict the index. ``data`` is None where
-    only the header says it; the data then end before ``stop``.
+    of the data from its bytes and raises Skipped("corrupt_file") if they contradict the index. ``data`` is None if only
+    the header contains the offset; the data then end before ``stop``.
     """
 
     size: int
@@ -98,7 +98,7 @@ class Span:
     def of_rows(self, rows: range) -> Span:
         """The span of some contiguous rows of a matrix, or of several of one shape, one below the other.
 
-        Raises Skipped: ``shape_mismatch`` if it has no such rows, ``unreadable_format`` if they do not lie together.
+        Raises Skipped: ``shape_mismatch`` if it has no such rows, ``unreadable_format`` if they are not consecutive.
         """
         shape = self.info.shape
         if len(shape) == 3:
@@ -114,7 +114,7 @@ class Span:
 
     @property
     def has_rows_in_one_piece(self) -> bool:
-        """Whether its rows lie one after the other in the file."""
+        """Whether its rows are consecutive in the file."""
         return self.stride is None or (len(self.info.shape) == 2 and self.stride == (self.info.shape[1], 1))
 
 
@@ -166,7 +166,7 @@ class TensorIndex:
         self._storages = dict(storages)
 
     def locate(self, name: str, rows: range | None = None) -> StoredTensor:
-        """The place of a tensor or of some rows of a matrix; for a part of a storage its header may be read.
+        """The bytes of a tensor or of some rows of a matrix; for a part of a storage its header may be read.
 
         Raises KeyError, or Skipped if the file cannot hold what it claims or the rows are not contiguous.
         """
@@ -186,7 +186,7 @@ class TensorIndex:
         return StoredTensor(span, storage.data + span.first, storage.data + span.last)
 
     def renamed(self, names: Mapping[str, str]) -> TensorIndex:
-        """The same file with other names for some tensors: ``names`` are the new ones by the old."""
+        """The same file with other names for some tensors. ``names``: the new names by the old ones."""
         spans = {
             names.get(name, name): replace(span, info=replace(span.info, name=names.get(name, name)))
             for name, span in self._spans.items()
@@ -194,14 +194,14 @@ class TensorIndex:
         return TensorIndex(self.source, self.format, spans, self._storages, self.metadata)
 
     def has_rows_in_one_piece(self, name: str) -> bool:
-        """Whether the rows of a matrix, or of several of one shape, lie one after the other in the file."""
+        """Whether the rows of a matrix, or of several of one shape, are consecutive in the file."""
         return self._spans[name].has_rows_in_one_piece
 
     def locate_stripes(self, name: str, stripes: Sequence[range]) -> list[StoredTensor]:
-        """The places of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.
+        """The bytes of some stripes of rows of a matrix, in ascending order. Raises like ``locate``.
 
-        If only a header before the data says where they begin, and the first stripe does, the header is read with it:
-        then each place has a ``storage`` and _HEADER_SLACK bytes more than its rows.
+        If only a header before the data contains their offset, and the first stripe begins with the data, the header is
+        read with that stripe: then each result has a ``storage``, and _HEADER_SLACK bytes more than its rows.
         """
         span = self._spans[name]
         storage, parts = self._storages[span.key], [span.of_rows(stripe) for stripe in stripes]
@@ -240,9 +240,9 @@ def read_safetensors(source: ByteSource, most: int = MOST_HEADER) -> TensorIndex
 def plan_runs(located: Collection[StoredTensor], most_gap: int | None = None) -> list[list[StoredTensor]]:
     """Group tensors into runs, each fetched by one request.
 
-    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all that are no longer, else the smallest
-    first, as long as all fetched gaps together stay within GAP_SHARE of the tensors' bytes. Overlapping tensors do not
-    share a run.
+    Adjacent tensors share a run. Gaps are fetched as well: with ``most_gap`` all gaps up to that length, else the
+    smallest first, as long as all fetched gaps together are within GAP_SHARE of the tensors' bytes. Overlapping tensors
+    do not share a run.
     """
     ordered = sorted(located, key=lambda tensor: (tensor.start, tensor.stop))
     allowance = GAP_SHARE * sum(tensor.stop - tensor.start for tensor in ordered)
@@ -273,18 +273,18 @@ def check_readable(info: TensorInfo) -> None:
 
 
 class Buffers:
-    """Memory for tensors that are read one after another; it is reused once its last tensor is gone.
+    """Memory for tensors that are read one after another. It is reused once its last tensor was released.
 
-    Fresh memory costs as much as reading into it, and in the heap, among the chunks of a body, it leaves gaps that
-    add up. A tensor that is kept keeps its memory.
+    New memory costs as much time as reading into it, and leaves gaps in the heap, among the chunks of a body, that
+    add up. The memory of a tensor that is still in use is not reused.
     """
 
     _SMALL = 1 << 20
 
-    def __init__(self, held: int = 2) -> None:
-        """``held``: how many pieces of memory are kept for reuse."""
-        self._most = held
-        self._held: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
+    def __init__(self, most: int = 2) -> None:
+        """``most``: how many pieces of memory are kept for reuse."""
+        self._most = most
+        self._memories: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
 
     def load_flat(self, run: Run, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
         """The next ``nbytes`` of ``run`` as a one-dimensional tensor."""
@@ -293,14 +293,14 @@ class Buffers:
             if nbytes:
                 run.read_into(small.numpy().data)
             return small.view(dtype)
-        fitting = [memory for memory, user in self._held if user() is None and len(memory) >= nbytes]
+        fitting = [memory for memory, user in self._memories if user() is None and len(memory) >= nbytes]
         memory = min(fitting, key=len, default=None)
         if memory is None:
             memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._held = [(other, user) for other, user in self._held if user() is not None]
-        # The tensor keeps the view alive: when it dies, the memory behind it is free.
+        self._memories = [(memory, user) for memory, user in self._memories if user() is not None]
+        # The tensor holds a reference to the view: without the view, the memory is free.
         view = memoryview(memory)[:nbytes]
-        if len(self._held) < self._most:
-            self._held.append((memory, weakref.ref(view)))
+        if len(self._memories) < self._most:
+            self._memories.append((memory, weakref.ref(view)))
         run.read_into(view)
         return torch.frombuffer(view, dtype=dtype)

@@ -26,7 +26,7 @@ from indexer.untrusted import shown
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 _PROTOCOL_VERSION = 1001
 
-# 32 KiB describe about 200 tensors in the older format; the directory of a zip file of as many takes 14 KiB.
+# 32 KiB describe about 200 tensors in the older format; the directory of a zip file of 200 tensors takes 14 KiB.
 _FRONT = 32 << 10
 _TAIL = 16 << 10
 _MOST_DIRECTORY = 4 << 20
@@ -39,7 +39,7 @@ def read_torch_index(source: ByteSource) -> TensorIndex:
 
     Raises Skipped: ``unsafe_pickle`` if the pickle names something that does not belong in a checkpoint,
     ``unreadable_format`` for TorchScript, files of big-endian machines and the tar files of PyTorch before 0.1.10,
-    ``corrupt_file`` for anything else.
+    ``corrupt_file`` for all other problems.
     """
     front = bytes(source.read(0, min(_FRONT, source.size), keep=True))
     if front.startswith(b"PK\x03\x04"):
@@ -53,8 +53,7 @@ def read_torch_index(source: ByteSource) -> TensorIndex:
 def _span(source: ByteSource, name: str, tensor: PickledTensor, storage_bytes: int) -> Span:
     """The bytes of its storage that the tensor uses.
 
-    Raises Skipped("corrupt_file") unless they lie inside the storage and suffice for its elements: a shape must not
-    expand a storage.
+    Raises Skipped("corrupt_file") unless they lie inside the storage and suffice for all elements of the shape.
     """
     itemsize, count = tensor.dtype.itemsize, math.prod(tensor.shape)
     reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride, strict=True))
@@ -113,7 +112,7 @@ def _legacy_data(filename: str, start: int, storage: PickledStorage, header: byt
 class _Front:
     """The first MOST_BYTES of a file, as a source for pickles.
 
-    Unlike ``io.BufferedReader`` it allocates nothing for bytes that a hostile pickle claims and the file does not hold.
+    Unlike ``io.BufferedReader`` it allocates no memory for bytes that a hostile pickle claims and the file lacks.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -144,9 +143,9 @@ class _Front:
         return self.read((end + 1 if end >= 0 else self._limit) - self._position)
 
     def _fetch(self, stop: int) -> None:
-        have = len(self._content)
-        if stop > have:
-            self._content += self._source.read(have, min(self._limit, max(stop, have + _FRONT)))
+        fetched = len(self._content)
+        if stop > fetched:
+            self._content += self._source.read(fetched, min(self._limit, max(stop, fetched + _FRONT)))
 
 
 # The zip format.
@@ -175,7 +174,7 @@ def _read_zip(source: ByteSource) -> TensorIndex:
 
 
 def _directory(source: ByteSource) -> dict[str, Storage]:
-    """The archive's entries; each is checked to be stored, unique, inside the file and not over another one."""
+    """The archive's entries. Each is checked to be uncompressed, unique, inside the file and not over another entry."""
     source.read(max(0, source.size - _TAIL), source.size, keep=True)
     try:
         with zipfile.ZipFile(_Seekable(source)) as archive:
@@ -206,7 +205,7 @@ def _zip_data(name: str, start: int, size: int, next_header: int, header: bytes)
 
     Raises Skipped("corrupt_file") if header and directory disagree.
     """
-    name_length, extra_length = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    name_length, extra_length = (int.from_bytes(header[position : position + 2], "little") for position in (26, 28))
     data = start + _LOCAL_HEADER + name_length + extra_length
     if header[:4] != b"PK\x03\x04" or header[8:10] != b"\0\0" or data + size > next_header:
         raise Skipped("corrupt_file", f"the entry {shown(name)} is not what the zip directory says")
@@ -222,11 +221,11 @@ def _content(source: ByteSource, name: str, entry: Storage, most: int) -> bytes:
 
 
 class _Seekable(io.RawIOBase):
-    """A source as a file object for ``zipfile``; it returns a bounded number of bytes in all."""
+    """A source as a file object for ``zipfile``. It returns at most ``_MOST_DIRECTORY`` bytes in all."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._left = _MOST_DIRECTORY
+        self._bytes_left = _MOST_DIRECTORY
         self._position = 0
 
     def seekable(self) -> bool:
@@ -242,9 +241,9 @@ class _Seekable(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         stop = self._source.size if size < 0 else min(self._position + size, self._source.size)
         count = max(0, stop - self._position)
-        if count > self._left:
+        if count > self._bytes_left:
             raise ValueError("the directory is too large")
-        self._left -= count
+        self._bytes_left -= count
         content = bytes(self._source.read(self._position, self._position + count)) if count else b""
         self._position += count
         return content

@@ -9,20 +9,20 @@ import click
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.options import (
-    DeepenArguments,
-    ExecutorArguments,
-    ProfileArguments,
-    RecordArguments,
-    ResourceArguments,
-    SelectionArguments,
-    StartsArguments,
+    AddOptions,
+    BuildOptions,
+    DeepenOptions,
+    ProfileOptions,
+    PublishOptions,
+    StartsOptions,
+    WorkOptions,
 )
 from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
 from indexer.console.stdin import STDIN, names_on_stdin
 from indexer.console.terminal import atlas_option, emit, output_options
-from indexer.errors import AtlasError, Call, Text, require
+from indexer.errors import AtlasError, Call, Text
 from indexer.quantities import duration_in_words, size_in_words
 
 if TYPE_CHECKING:
@@ -33,22 +33,12 @@ if TYPE_CHECKING:
 @click.option(
     "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model. May be given several times."
 )
-@options_for(SelectionArguments)
-@options_for(RecordArguments)
-@options_for(ResourceArguments)
-@options_for(ExecutorArguments)
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Crawl, then only print how many models and bytes would be read, and how long that takes.",
-)
+@options_for(BuildOptions)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @click.option("--adopt", is_flag=True, help="Make a pulled atlas your own, and build on it.")
 @atlas_option
 @output_options
-def build(
-    bases: tuple[str, ...], atlas: str, output: str, dry_run: bool, yes: bool, adopt: bool, **chosen: Any
-) -> None:
+def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: bool, **chosen: Any) -> None:
     """Crawl the fine-tunes of a base, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
@@ -70,16 +60,14 @@ def build(
     if origin is not None:
         say(f"this atlas of {origin.repository} is now your own")
     with BuildView(yes) as view:
-        reports = build_bases(list(bases), atlas, dry_run=dry_run, progress=view, confirm=view.confirm, **chosen)
+        reports = build_bases(list(bases), atlas, progress=view, confirm=view.confirm, **chosen)
     _print_reports(reports, output, "Finished work is published; run it again to continue.", none_listed)
 
 
 @click.command()
 @base_option("Base model.", required=True)
 @click.option("--shard", required=True, metavar="I/N", help="Shard of the models, counted from 0: 0/16 … 15/16.")
-@options_for(SelectionArguments)
-@options_for(RecordArguments)
-@options_for(ResourceArguments)
+@options_for(WorkOptions, without=("executor", "scheduler"))
 @atlas_option
 @output_options
 def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
@@ -100,20 +88,16 @@ def work(base: str, shard: str, atlas: str, output: str, **chosen: Any) -> None:
 
 @click.command()
 @click.option("--base", "bases", multiple=True, metavar="ID", help="Only this base. May be given several times.")
-@click.option(
-    "--rank",
-    type=click.IntRange(1, 256),
-    help="Rank of the records. Default: the published rank, else that of the records.",
-)
+@options_for(PublishOptions)
 @atlas_option
 @output_options
-def publish(bases: tuple[str, ...], rank: int | None, atlas: str, output: str, **chosen: Any) -> None:
+def publish(bases: tuple[str, ...], atlas: str, output: str, **chosen: Any) -> None:
     """Publish the results of `index work`, without using the network or reading a checkpoint."""
     from indexer.builds.shards import publish_records
     from indexer.builds.view import BuildView
 
     with BuildView() as view:
-        reports = publish_records(bases, atlas, rank=rank, progress=view, **chosen)
+        reports = publish_records(bases, atlas, progress=view, **chosen)
     none_listed = AtlasError("No model is listed.", "Run `index build` or `index work`.")
     _print_reports(reports, output, "Run it again.", none_listed)
 
@@ -150,14 +134,7 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=complete_model)
 @base_option("The base they were tuned from. Default: what their files and weights tell.")
-@click.option("--name", metavar="OWNER/NAME", help="Name of one folder in the atlas. Default: local:FOLDER.")
-@click.option("--author", metavar="NAME", help="Whose models they are, if they are not public.")
-@click.option("--dataset", multiple=True, metavar="NAME", help="What they were tuned on. May be given several times.")
-@click.option("--licence", metavar="NAME", help="Their licence.")
-@click.option(
-    "--labels", metavar="FILE", help="A table with the columns model, author, dataset and licence (TSV or CSV)."
-)
-@options_for(RecordArguments)
+@options_for(AddOptions)
 @atlas_option
 @output_options
 def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
@@ -169,32 +146,27 @@ def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **ch
     from indexer.builds.add import add as add_models
     from indexer.builds.view import BuildView
 
-    names = [name for one in models for name in (names_on_stdin() if one == STDIN else [one])]
+    names = [name for model in models for name in (names_on_stdin() if model == STDIN else [model])]
     is_one = len(names) == 1
     with BuildView() as view:
-        found = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
-    reports = found if isinstance(found, list) else [found]
-    emit([one.to_dict() for one in reports] if len(reports) != 1 else reports[0].to_dict(), output)
-    left = sum(one.discovered - one.indexed - one.unchanged for one in reports)
-    if is_one and left and not reports[0].is_success:
+        answer = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
+    reports = answer if isinstance(answer, list) else [answer]
+    rows = [report.to_dict() for report in reports]
+    emit(rows[0] if len(rows) == 1 else rows, output)
+    left_out = sum(report.discovered - report.indexed - report.unchanged for report in reports)
+    if is_one and left_out and not reports[0].is_success:
         problem = reports[0].problem or "an earlier run refused it"
         raise AtlasError(f"Not indexed: {problem}.", Text("See: ", Call("show", names[0])))
-    if left:
-        total = sum(one.discovered for one in reports)
+    if left_out:
+        total = sum(report.discovered for report in reports)
         hint = "The reasons are above, and in: query sql 'FROM failures'"
-        raise AtlasError(f"{left:,} of {total:,} models were not indexed.", hint)
+        raise AtlasError(f"{left_out:,} of {total:,} models were not indexed.", hint)
 
 
 @click.command()
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @base_option("Read the rest of the sampled fine-tunes of this base.")
-@click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@options_for(DeepenArguments, "spectra", "device")
-@options_for(ResourceArguments)
-@click.option(
-    "--dry-run", is_flag=True, help="Only print how many models and bytes would be read, and how long that takes."
-)
+@options_for(DeepenOptions)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
 @atlas_option
 @output_options
@@ -216,11 +188,7 @@ def deepen(models: tuple[str, ...], base: str | None, atlas: str, output: str, y
 @click.command()
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @base_option("Search for the starts of this base's adapters.")
-@click.option("--where", metavar="SQL", help="Only those that match this condition on the view models.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N of them, most downloads first.")
-@options_for(StartsArguments, "seeds", "draws", "device")
-@options_for(ResourceArguments)
-@click.option("--dry-run", is_flag=True, help="Only print how many adapters there are, and how long that takes.")
+@options_for(StartsOptions)
 @atlas_option
 @output_options
 def starts(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
@@ -258,7 +226,7 @@ def remove(model: str, base: str | None, keep_record: bool, atlas: str, output: 
 @click.command()
 @click.argument("models", nargs=-1, shell_complete=complete_model)
 @click.option("--base", metavar="ID", help="Profile the fine-tunes of this base. Default: the only base of the atlas.")
-@options_for(ProfileArguments)
+@options_for(ProfileOptions)
 @click.option("--dry-run", is_flag=True, help="Only print how many models, bytes and seconds it would take.")
 @atlas_option
 @output_options
@@ -270,11 +238,10 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
     """
     from indexer import library
 
-    require("Profiling", "torch", "transformers")
     if dry_run:
-        from indexer.builds.profiling import ProfileOptions, base_and_models, profile_plan
+        from indexer.builds.profiling import base_and_models, profile_plan
 
-        folder, options = AtlasFolder(atlas).require(), ProfileOptions.parse(**chosen)
+        folder, options = AtlasFolder(atlas).require(), ProfileOptions(**chosen)
         canonical, named = base_and_models(folder, base, models)
         emit(profile_plan(folder, canonical, named, options), output)
         return

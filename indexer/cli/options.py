@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from indexer.builds.options import options_of
 from indexer.console.advice import for_command_line
 from indexer.console.completion import complete_base
 from indexer.console.messages import say
-from indexer.console.option import click_parameter, is_negated
+from indexer.console.option import Described, Option, click_parameter, described, is_negated
 
 if TYPE_CHECKING:
     from indexer.builds.report import BuildEvent
@@ -30,23 +30,31 @@ def base_option(text: str, *name: str, **options: Any) -> Any:
     return click.option("--base", *name, metavar="ID", shell_complete=complete_base, help=text, **options)
 
 
-def options_for(arguments: type, *names: str) -> Callable[[Command], Command]:
-    """The options of a command for the arguments that a TypedDict of ``indexer.builds.options`` lists, or some of them.
+def options_for(source: Callable[..., Any], *names: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """The options that a data class or a function describes: all, only those in ``names``, or those ``without`` some.
 
     The command receives them by their names. Of a flag that is True by default there is only ``--no-NAME``, unless it
     has a spelling of its own.
     """
-    chosen = {name: one for name, one in options_of(arguments).items() if not names or name in names}
-    negated = [name for name, (kind, option) in chosen.items() if is_negated(kind, option, option.default)]
+    chosen = [one for one in described(source) if (one.name in names or not names) and one.name not in without]
+    negated = [one.name for one in chosen if is_negated(one.type, one.option, one.default)]
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def wrapped(**given: Any) -> Any:
             return command(**given | {name: not given.pop(f"no_{name}") for name in negated})
 
-        made = [click_parameter(name, kind, option, option.default) for name, (kind, option) in chosen.items()]
+        made = [_parameter(one) for one in chosen]
         # As click's decorators do: the last of a command's parameters comes first.
         wrapped.__click_params__ = [*getattr(command, "__click_params__", ()), *reversed(made)]  # type: ignore[attr-defined]
         return cast(Command, wrapped)
 
     return decorated
+
+
+def _parameter(one: Described) -> click.Parameter:
+    """The click option, whose text names other options as they are typed."""
+    option = one.option
+    if isinstance(option, Option):
+        option = replace(option, help=for_command_line(option.text))
+    return click_parameter(one.name, one.type, option, one.default)

@@ -7,17 +7,19 @@ from typing import Any
 
 import click
 
-from indexer.builds.options import RecordArguments
+from indexer import library
+from indexer.builds.options import RebuildOptions, RepresentOptions
 from indexer.cli.options import options_for, print_note
 from indexer.console.advice import for_command_line
 from indexer.console.terminal import atlas_option, emit, output_options, say
 from indexer.quantities import size_in_words
+from indexer.share.options import PushOptions
 
 ROWS = ("csv", "jsonl")  # formats that print one kind of row
 
 
 def _representations(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[str]:
-    from indexer.records.representation import REPRESENTATIONS
+    from indexer.records.representations.registry import REPRESENTATIONS
 
     return [name for name in REPRESENTATIONS if name.startswith(typed)]
 
@@ -30,8 +32,6 @@ def _representations(_context: click.Context, _parameter: click.Parameter, typed
 @click.pass_context
 def status(context: click.Context, details: bool, hub: bool, atlas: str, output: str) -> None:
     """Show what is in the atlas."""
-    from indexer import library
-
     if hub:
         context.invoke(doctor, base=None, model=None, output=output)
         return
@@ -94,27 +94,18 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
 @output_options
 def listing(base: str | None, atlas: str, output: str) -> None:
     """Print the models that the Hub listed, with what they claim; with --format jsonl also the Hub's own fields."""
-    from indexer import library
-
     columns = ["base", "model", "relation", "claimed_by", "parent", "first_seen", "last_seen", "deleted_at_hub"]
     rows = library.listed_models(atlas, base)
     emit(rows if output in ("json", "jsonl") else ({name: row[name] for name in columns} for row in rows), output)
 
 
 @click.command()
-@click.option(
-    "--strict",
-    is_flag=True,
-    help="Also publish everything again in a temporary folder and compare: for an atlas by someone else. It takes as "
-    "long as `index rebuild`, and the space of the database and the vectors two to three times (in TMPDIR).",
-)
+@options_for(library.verify, "strict")
 @atlas_option
 @output_options
 @click.pass_context
 def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
-    from indexer import library
-
     found = library.verify(atlas, strict=strict)
     rows = [asdict(one) | {"problem": for_command_line(one.problem)} for one in found]
     emit(
@@ -127,50 +118,51 @@ def verify(context: click.Context, strict: bool, atlas: str, output: str) -> Non
 
 
 @click.command()
-@click.option("--force", is_flag=True, help="Rebuild even if models would be lost.")
-@options_for(RecordArguments, "vector_length")
+@options_for(RebuildOptions)
 @atlas_option
 @output_options
-def rebuild(force: bool, atlas: str, output: str, **chosen: Any) -> None:
+def rebuild(atlas: str, output: str, **chosen: Any) -> None:
     """Rebuild the database and the FAISS files from the listing and the records, without reading a checkpoint.
 
     The vectors' centre is computed again from all models. Models that a listing lacks are taken from the old database
     and the records. Nothing is changed if models would be lost.
     """
-    from indexer import library
-
-    emit(library.rebuild(atlas, force=force, progress=print_note, **chosen), output)
+    emit(library.rebuild(atlas, progress=print_note, **chosen), output)
 
 
-@click.command()
+class _Represent(click.Command):
+    """Its help names the representations, which are only imported for it."""
+
+    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help with the names."""
+        from indexer.records.representations.registry import DEFAULT, REPRESENTATIONS, offered
+
+        super().format_help_text(context, formatter)
+        *names, last = (name for name in REPRESENTATIONS if name != DEFAULT)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(
+                f"NAME is {', '.join(names)} or {last}. A build publishes {DEFAULT} and, if a model of the base has "
+                f"use for them, {' and '.join(offered())}."
+            )
+
+
+@click.command(cls=_Represent)
 @click.argument("name", shell_complete=_representations)
-@options_for(RecordArguments, "vector_length")
+@options_for(RepresentOptions)
 @atlas_option
 @output_options
 def represent(name: str, atlas: str, output: str, **chosen: Any) -> None:
     """Publish another representation from the records.
 
-    NAME is input_v1, output, delta, seed, seed_scaled, spectrum, depth or vocabulary. A build publishes input, and
-    vocabulary as soon as a model has such a vector.
-
     --vector-length computes the vectors of input again; only their length can be chosen.
     """
-    from indexer import library
-
     emit(library.represent(name, atlas, progress=print_note, **chosen), output)
 
 
 @click.command()
 @click.argument("name", metavar="OWNER/NAME")
-@click.option("--private", is_flag=True, help="If the repository is new, make it private.")
-@click.option("--tag", metavar="T", help="Tag of this state. Default: g and the number of the generation.")
-@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
-@click.option("--with-private", is_flag=True, help="Push even if models are private or gated on the Hub.")
-@click.option("--with-local", is_flag=True, help="Push even if models were added from local folders.")
-@click.option(
-    "--force", is_flag=True, help="Push even if this replaces a newer atlas, or if the repository has other files."
-)
-@click.option("--dry-run", is_flag=True, help="Only print what would be sent.")
+@options_for(PushOptions, without=("pack_bytes",))
 @atlas_option
 @output_options
 def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
@@ -197,7 +189,7 @@ def push(name: str, atlas: str, output: str, **chosen: Any) -> None:
 @click.argument("name", metavar="OWNER/NAME[@TAG]", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the atlases on the Hub instead.")
 @click.option("--base", metavar="ID", help="With --list: only those of this base.")
-@click.option("--with-records", is_flag=True, help="Also the records, from which a build can continue: many gigabytes.")
+@options_for(PushOptions, "with_records")
 @atlas_option
 @output_options
 def pull(name: str | None, listing: bool, base: str | None, with_records: bool, atlas: str, output: str) -> None:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from indexer.arguments import annotation_of
 
@@ -27,8 +27,6 @@ class Option:
     Attributes:
         help: its text in ``--help``, or a function of no arguments that gives it and is called only where it is shown;
             elsewhere its docstring stands for it.
-        default: of a key of a TypedDict; an argument of a function has its own. None if nothing given means something
-            else (the help says what).
         least: the smallest number allowed. With ``is_open`` it is itself excluded.
         most: the largest number allowed.
         choices: the only values; those of a Literal need not be repeated.
@@ -42,7 +40,6 @@ class Option:
     """
 
     help: str | Callable[[], str]
-    default: Any = None
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
@@ -102,9 +99,10 @@ class Described:
 
 
 def described(function: Callable[..., Any]) -> Iterator[Described]:
-    """The arguments of ``function`` that have an :class:`Option` or an :class:`Argument`, in order."""
+    """The arguments of ``function``, or the fields of a data class, that have a description, in order."""
+    hints = get_type_hints(function, include_extras=True) if isinstance(function, type) else {}
     for parameter in inspect.signature(function).parameters.values():
-        annotation = annotation_of(function, parameter.annotation)
+        annotation = hints.get(parameter.name) or annotation_of(function, parameter.annotation)
         for option in getattr(annotation, "__metadata__", ()):
             if isinstance(option, Option | Argument):
                 yield Described(parameter.name, annotation.__origin__, option, parameter.default)
@@ -152,14 +150,19 @@ def click_parameter(name: str, type_: Any, option: Option | Argument, default: A
         settings |= {"default": default, "show_default": True}
     if option.usual:
         settings["show_default"] = option.usual
-    choices = option.choices or tuple(one for part in types if get_origin(part) is Literal for one in get_args(part))
-    if choices:
+    if choices := choices_in(type_, option):
         settings["type"] = click.Choice(choices)
     elif option.least is not None or option.most is not None:
         settings["type"] = _range(types, option)
     elif default is not None and bool not in types and types <= {int, float, NoneType}:
         settings["type"] = click.FLOAT if float in types else click.INT
     return kind([*spellings, name], multiple=option.is_repeated, **settings)
+
+
+def choices_in(type_: Any, option: Option) -> tuple[str, ...]:
+    """The only values that an option may have; () if there are others."""
+    literals = (one for part in types_in(type_) if get_origin(part) is Literal for one in get_args(part))
+    return option.choices or tuple(literals)
 
 
 def types_in(type_: Any) -> set[Any]:

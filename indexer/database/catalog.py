@@ -3,8 +3,8 @@
 The expected catalog comes from schema.sql itself, run in memory by the same DuckDB, which prints both. Tables must be
 those of schema.sql to the column; other objects of any kind are refused. Views and macros of the right name are
 accepted, because versions of DuckDB store the same definition in different ways. If such a definition is printed
-differently, that of schema.sql replaces it (a temporary object, which is found before all others), and the file's own
-is never run.
+differently, that of schema.sql replaces it: a temporary object, which DuckDB looks up before all others. The file's own
+definition is never run.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ HINT = "This program did not write it in this form. To rebuild it from its recor
 # A row takes at least a byte, except in a table of repeated values: there this many rows are accepted.
 _ROWS_BELIEVED = 1_000_000
 
-# For each kind of object its schema, name and definition as far as DuckDB prints it. Objects marked as internal are
-# included, because a file could mark its own as such.
+# For each kind of object its schema, name and definition as far as DuckDB prints it. Internal objects are included,
+# because a file could mark its own objects as internal.
 _LISTINGS = {
     "schema": "SELECT database_name, '', schema_name, '' FROM system.main.duckdb_schemas()",
     "table": "SELECT database_name, schema_name, table_name, sql FROM system.main.duckdb_tables()",
@@ -53,9 +53,9 @@ _SOURCES = re.compile(r"\b(?:FROM|JOIN) ((?:\w+\.)?\w+)")
 
 @dataclass(frozen=True)
 class Definition:
-    """A statement of schema.sql that makes something: ``kind`` is schema, table, view or macro.
+    """A CREATE statement of schema.sql. Views and macros are in the schema main.
 
-    Views and macros are in the schema main. ``comment`` and ``of_columns``: what schema.sql says of it.
+    ``kind``: schema, table, view or macro; ``comment``: of the object; ``of_columns``: of its columns, by name.
     """
 
     kind: str
@@ -71,48 +71,52 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found in a file: ``problems`` are reasons to refuse it; ``others`` are definitions that differ.
+class Differences:
+    """How the catalog of a file differs from schema.sql.
 
-    Macros are always among ``others``, because DuckDB does not print their defaults.
+    ``problems``: reasons to refuse the file. ``differing``: the views that DuckDB prints differently, and all macros,
+    because DuckDB does not print their defaults.
     """
 
     problems: tuple[str, ...] = ()
-    others: tuple[Definition, ...] = ()
+    differing: tuple[Definition, ...] = ()
 
     @property
-    def other_views(self) -> list[str]:
+    def differing_views(self) -> list[str]:
         """Names of the views that differ from those of schema.sql."""
-        return [one.name for one in self.others if one.kind == "view"]
+        return [definition.name for definition in self.differing if definition.kind == "view"]
 
 
 @cache
 def definitions() -> tuple[Definition, ...]:
-    """The statements of schema.sql that make something, in their order."""
-    made = []
+    """The CREATE statements of schema.sql, in their order."""
+    parsed = []
     for text in re.split(r"(?<=;)\n\n+", schema_sql()):
-        if found := _CREATED.search(text):
-            statement = text[found.start() :]
-            comment, of_columns = _comments_in(text[: found.start()], statement if found[1] == "TABLE" else "")
-            made.append(Definition(found[1].lower(), found[2], statement, comment, of_columns))
-    return tuple(made)
+        if match := _CREATED.search(text):
+            statement = text[match.start() :]
+            comment, of_columns = _comments_in(text[: match.start()], statement if match[1] == "TABLE" else "")
+            parsed.append(Definition(match[1].lower(), match[2], statement, comment, of_columns))
+    return tuple(parsed)
 
 
 def _comments_in(above: str, table: str) -> tuple[str, dict[str, str]]:
-    """The comment of an object, and those of its columns: ``above`` its statement, and in that of a ``table``."""
+    """The comment of an object, and those of its columns by name.
+
+    ``above``: the lines above its statement; ``table``: the statement of a table, empty for other objects.
+    """
     comments: dict[str, str] = {}
     name = ""
     for line in above.splitlines():
-        if found := _CONTINUED.fullmatch(line):
-            comments[name] += f" {found[1]}"
-        elif found := _ABOVE.fullmatch(line):
-            of_column = _ABOVE_OF_COLUMN.fullmatch(found[1]) if comments else None
-            name, comments[name] = of_column.groups() if of_column else ("", found[1])
+        if match := _CONTINUED.fullmatch(line):
+            comments[name] += f" {match[1]}"
+        elif match := _ABOVE.fullmatch(line):
+            of_column = _ABOVE_OF_COLUMN.fullmatch(match[1]) if comments else None
+            name, comments[name] = of_column.groups() if of_column else ("", match[1])
     for line in table.splitlines():
-        if found := _CONTINUED.fullmatch(line):
-            comments[name] += f" {found[1]}"
-        elif found := _BEHIND.fullmatch(line):
-            name, comments[name] = found.groups()
+        if match := _CONTINUED.fullmatch(line):
+            comments[name] += f" {match[1]}"
+        elif match := _BEHIND.fullmatch(line):
+            name, comments[name] = match.groups()
     return comments.pop("", ""), comments
 
 
@@ -126,38 +130,40 @@ def comment_statements() -> dict[str, tuple[str, ...]]:
 
     columns: dict[str, list[str]] = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        for one in definitions():
-            connection.execute(one.statement)
+        for definition in definitions():
+            connection.execute(definition.statement)
         for schema, table, column in connection.execute(
             "SELECT schema_name, table_name, column_name FROM duckdb_columns() WHERE NOT internal ORDER BY column_index"
         ).fetchall():
             columns.setdefault(table if schema == "main" else f"{schema}.{table}", []).append(column)
-    known: dict[str, dict[str, str]] = {}
-    found: dict[str, tuple[str, ...]] = {}
-    for one in definitions():
-        sources = _SOURCES.findall(one.statement) if one.kind == "view" else []
-        inherited = {name: text for source in reversed(sources) for name, text in known.get(source, {}).items()}
-        of_columns = inherited | dict(one.of_columns)
-        known[one.name] = {name: of_columns[name] for name in columns.get(one.name, ()) if name in of_columns}
-        about = {f"{'MACRO TABLE' if one.kind == 'macro' else one.kind.upper()} {one.name}": one.comment} | {
-            f'COLUMN {one.name}."{name}"': text for name, text in known[one.name].items()
+    comments_of: dict[str, dict[str, str]] = {}
+    statements: dict[str, tuple[str, ...]] = {}
+    for definition in definitions():
+        sources = _SOURCES.findall(definition.statement) if definition.kind == "view" else []
+        inherited = {name: text for source in reversed(sources) for name, text in comments_of.get(source, {}).items()}
+        of_columns = inherited | dict(definition.of_columns)
+        comments_of[definition.name] = {
+            name: of_columns[name] for name in columns.get(definition.name, ()) if name in of_columns
         }
-        quoted = {name: text.replace("'", "''") for name, text in about.items() if text}
-        found[one.name] = tuple(f"COMMENT ON {name} IS '{text}'" for name, text in quoted.items())
-    return found
+        kind = "MACRO TABLE" if definition.kind == "macro" else definition.kind.upper()
+        texts = {f"{kind} {definition.name}": definition.comment}
+        texts |= {f'COLUMN {definition.name}."{name}"': text for name, text in comments_of[definition.name].items()}
+        quoted = {name: text.replace("'", "''") for name, text in texts.items() if text}
+        statements[definition.name] = tuple(f"COMMENT ON {name} IS '{text}'" for name, text in quoted.items())
+    return statements
 
 
-def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
+def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Differences:
     """Compare the catalog of the attached file with schema.sql. Nothing in the file is run, bound or looked up.
 
     Raises AtlasError if it is not an atlas, or has another schema.
     """
-    wanted = expected()
-    held = {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
+    expected_objects = expected()
+    objects = {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
     info = ("main", "atlas_info")
-    if info not in held["table"]:
+    if info not in objects["table"]:
         raise AtlasError(f"{path} is not an atlas: it has no atlas_info.", "Give another `atlas`.")
-    if held["table"][info] == wanted["table"][info]:  # as in every version; a different one is not queried
+    if objects["table"][info] == expected_objects["table"][info]:  # as in every version; a different one is not queried
         row = connection.execute(f"SELECT schema_version FROM {NAME}.main.atlas_info LIMIT 1").fetchone()
         version = row[0] if row else None
         if version != SCHEMA_VERSION:
@@ -166,30 +172,34 @@ def examine(connection: duckdb.DuckDBPyConnection, path: Path) -> Found:
             raise AtlasError(f"{path} has schema {version}; this version reads schema {SCHEMA_VERSION}.", todo)
     problems = []
     for kind in _LISTINGS:
-        for schema, name in sorted(held[kind].keys() - wanted[kind].keys()):
+        for schema, name in sorted(objects[kind].keys() - expected_objects[kind].keys()):
             where = "" if schema in ("main", "") else f" in the schema {printable(schema, 60)!r}"
             problems.append(f"holds a {kind} {printable(name, 60)!r}{where}, which schema.sql does not create")
-        for _, name in sorted(wanted[kind].keys() - held[kind].keys()) if kind == "table" else ():
+        for _, name in sorted(expected_objects[kind].keys() - objects[kind].keys()) if kind == "table" else ():
             problems.append(f"lacks the table {name!r}")
-        for key in sorted(held[kind].keys() & wanted[kind].keys()) if kind != "view" else ():
-            if held[kind][key] != wanted[kind][key]:
+        for key in sorted(objects[kind].keys() & expected_objects[kind].keys()) if kind != "view" else ():
+            if objects[kind][key] != expected_objects[kind][key]:
                 problems.append(f"holds a {kind} {printable(key[1], 60)!r} that differs from schema.sql")
     problems += _too_many_rows(connection, path)
-    others = [
-        one
-        for one in definitions()
-        if one.kind == "macro"
-        or (one.kind == "view" and held["view"].get(("main", one.name)) != wanted["view"]["main", one.name])
+    views, expected_views = objects["view"], expected_objects["view"]
+    differing = [
+        definition
+        for definition in definitions()
+        if definition.kind == "macro"
+        or (
+            definition.kind == "view"
+            and views.get(("main", definition.name)) != expected_views["main", definition.name]
+        )
     ]
-    return Found(tuple(problems), tuple(others))
+    return Differences(tuple(problems), tuple(differing))
 
 
-def refuse(path: Path, found: Found) -> None:
+def refuse(path: Path, differences: Differences) -> None:
     """Raises AtlasError if a file has objects that schema.sql does not make."""
-    if found.problems:
-        more = len(found.problems) - 1
+    if differences.problems:
+        more = len(differences.problems) - 1
         also = f" (and {more} more)" if more else ""
-        raise AtlasError(f"{path} is refused: it {found.problems[0]}{also}.", HINT)
+        raise AtlasError(f"{path} is refused: it {differences.problems[0]}{also}.", HINT)
 
 
 def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset[tuple[str, str]]:
@@ -201,15 +211,15 @@ def plain_tables(connection: duckdb.DuckDBPyConnection, path: Path) -> frozenset
     if any(types != {"table_macro"} for types in macros.values()) or _too_many_rows(connection, path):
         return frozenset()
     tables = _listed(connection, _LISTINGS["table"])
-    return frozenset(key for key, made in tables.items() if not any("GENERATED" in sql for sql in made))
+    return frozenset(key for key, statements in tables.items() if not any("GENERATED" in sql for sql in statements))
 
 
-def replace_others(connection: duckdb.DuckDBPyConnection, found: Found) -> None:
+def replace_differing(connection: duckdb.DuckDBPyConnection, differences: Differences) -> None:
     """Replace the definitions that differ by those of schema.sql, in a file that is open for writing."""
     connection.execute("BEGIN")  # one transaction, because each would wait for the disk
-    for one in found.others:
-        connection.execute(one.created("OR REPLACE"))
-        for comment in comment_statements()[one.name]:
+    for definition in differences.differing:
+        connection.execute(definition.created("OR REPLACE"))
+        for comment in comment_statements()[definition.name]:
             connection.execute(comment)
     connection.execute("COMMIT")
 
@@ -222,9 +232,9 @@ def empty_database() -> bytes:
         with attached_for_writing(path) as connection:
             use(connection)
             connection.execute("BEGIN")
-            for one in definitions():
-                connection.execute(one.statement)
-                for comment in comment_statements()[one.name]:
+            for definition in definitions():
+                connection.execute(definition.statement)
+                for comment in comment_statements()[definition.name]:
                     connection.execute(comment)
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
@@ -237,15 +247,15 @@ Listed = dict[tuple[str, str], set[str]]
 
 @cache
 def expected() -> dict[str, Listed]:
-    """The expected definitions by kind: what this DuckDB makes of schema.sql in memory."""
+    """The expected definitions by kind, as this DuckDB prints them after running schema.sql in memory."""
     import duckdb
 
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:  # starting more takes time
         connection.execute(f"ATTACH ':memory:' AS {NAME}")
         connection.execute(f"USE {NAME}")
         connection.execute("BEGIN")
-        for one in definitions():
-            connection.execute(one.statement)
+        for definition in definitions():
+            connection.execute(definition.statement)
         return {kind: _listed(connection, statement) for kind, statement in _LISTINGS.items()}
 
 
@@ -253,21 +263,24 @@ def _listed(connection: duckdb.DuckDBPyConnection, statement: str) -> Listed:
     """The definitions of one kind in the file, in one form for all versions of DuckDB."""
     import duckdb
 
-    held: Listed = {}
+    definitions_by_name: Listed = {}
     try:
         rows = connection.execute(f"{statement} WHERE database_name = '{NAME}'").fetchall()
     except duckdb.CatalogException:  # this kind is of a later DuckDB
-        return held
+        return definitions_by_name
     for _, schema, name, printed in rows:
         text = re.sub(r"CAST\('t' AS BOOLEAN\)", "true", printed or "")
         text = re.sub(r"CAST\('f' AS BOOLEAN\)", "false", text)
         text = re.sub(r"\bmain\.(?=list_value\()", "", text)
-        held.setdefault((schema, name), set()).add(text)
-    return held
+        definitions_by_name.setdefault((schema, name), set()).add(text)
+    return definitions_by_name
 
 
 def _too_many_rows(connection: duckdb.DuckDBPyConnection, path: Path) -> list[str]:
-    """Problems of tables: a file of a few kilobytes can claim a billion rows, which would all be read into memory."""
+    """A problem for each table that claims more rows than the file can contain.
+
+    A file of a few kilobytes can claim a billion rows, which would all be read into memory.
+    """
     most = max(_ROWS_BELIEVED, path.stat().st_size)
     rows = connection.execute(
         f"SELECT table_name, estimated_size FROM system.main.duckdb_tables() WHERE database_name = '{NAME}'"

@@ -1,4 +1,4 @@
-"""A DuckDB connection that raises our own errors, and what a user's name for a model or a base means in an atlas."""
+"""A DuckDB connection that raises our own errors, and the models and bases that users' names stand for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _REPAIR = "Rebuild it: index rebuild"
 
-# Errors of the system that say nothing of the file.
+# Errors of the system that do not come from the file.
 _TEMPORARY = (
     errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM,
     errno.ESTALE, errno.ETIMEDOUT, errno.EIO,
@@ -73,11 +73,12 @@ class Statement:
 
 
 class Connection:
-    """A database that any number of threads may ask; errors of DuckDB are translated, see ``translated_errors``.
+    """A database that any number of threads may query. Errors of DuckDB are translated (``translated_errors``).
 
-    A cursor of DuckDB has one result at a time, so every statement has a cursor of its own. ``connection`` is the first
-    of them; ``on_cursor``: statements to run on each further one, because temporary definitions and the default schema
-    belong to a cursor. ``path``: the file that messages name.
+    A cursor of DuckDB has one result at a time, so every statement has a cursor of its own.
+
+    ``connection``: the first cursor. ``path``: the file that messages name. ``on_cursor``: statements to run on each
+    further cursor, because temporary definitions and the default schema belong to a cursor.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, path: Path, on_cursor: Sequence[str] = ()) -> None:
@@ -104,9 +105,9 @@ class Connection:
         cursor, give_back = self.cursor()
         try:
             with translated_errors(self.path):
-                found = cursor.sql(statement, params=list(parameters) or None)
+                relation = cursor.sql(statement, params=list(parameters) or None)
                 # DuckDB 1.4 has only the older of the two names.
-                open_reader = getattr(found, "to_arrow_reader", None) or found.fetch_arrow_reader
+                open_reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
                 reader = open_reader(rows)
                 is_empty = True
                 for batch in reader:
@@ -118,7 +119,7 @@ class Connection:
             give_back(cursor)
 
     def cursor(self) -> tuple[duckdb.DuckDBPyConnection, Callable[[duckdb.DuckDBPyConnection], None]]:
-        """A cursor that no other statement uses, and what gives it back."""
+        """A cursor that no other statement uses, and the function that gives it back."""
         with translated_errors(self.path):
             try:
                 cursor = self._free.pop()
@@ -140,7 +141,7 @@ class Connection:
             cursor.interrupt()
 
     def close(self) -> None:
-        """Close the file. No other thread may be asking."""
+        """Close the file. No statement of another thread may be running."""
         self._first.close()
 
     def __enter__(self) -> Self:
@@ -165,10 +166,10 @@ def translated_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        ours = _translated(error, path)
-        if ours is error:
+        translated = _translated(error, path)
+        if translated is error:
             raise
-        raise ours from error
+        raise translated from error
 
 
 def is_held(error: Exception) -> bool:
@@ -214,14 +215,14 @@ def _translated(error: Exception, path: Path) -> BaseException:
     return AtlasError(f"{path} is damaged ({sentence.rstrip('.')}).", mending(path.parent, _REPAIR))
 
 
-# Models that a user named, and that could not be indexed, are shown by their whole id only and never suggested.
+# Models that a user named, and that could not be indexed, are found by their full id only and never suggested.
 NOT_A_FAILED_ADD = "(status = 'indexed' OR claimed_by IS NULL OR claimed_by NOT IN ('user', 'folder'))"
 
 
 def model_ending_in(connection: Connection, name: str) -> str | None:
-    """The listed id that is ``name`` after its owner or its source.
+    """The listed id that ends in ``name``, after its owner or its source.
 
-    None if there is none, or if ``name`` includes either. Raises AtlasError if there are several.
+    None if there is no such id, or if ``name`` includes an owner or a source. Raises AtlasError if there are several.
     """
     if "/" in name or ":" in name:
         return None
@@ -232,32 +233,32 @@ def model_ending_in(connection: Connection, name: str) -> str | None:
         [name],
     )
     if len(rows) > 1:
-        found = ", ".join(row["model"] for row in rows[:_NAMED]) + (" …" if len(rows) > _NAMED else "")
-        raise AtlasError(f"{len(rows)} models are called {name}: {found}.", "Add the owner: OWNER/NAME.")
+        names = ", ".join(row["model"] for row in rows[:_NAMED]) + (" …" if len(rows) > _NAMED else "")
+        raise AtlasError(f"{len(rows)} models are called {name}: {names}.", "Add the owner: OWNER/NAME.")
     return str(rows[0]["model"]) if rows else None
 
 
 def indexed_models(connection: Connection, names: Sequence[str], base: str | None = None) -> list[dict[str, Any]]:
     """Model, base and read (sample or full) of the indexed models with these names, all of one base.
 
-    ``base``: the canonical id of their base, if it is known. Raises AtlasError if one is not indexed, and for models of
-    several bases.
+    ``base``: the canonical id of their base, if it is known. Raises AtlasError if a model is not indexed, and if they
+    belong to several bases.
     """
     rows = []
     for name in names:
         typed = ModelRef.parse(name).id
-        found: list[dict[str, Any]] = []
+        matches: list[dict[str, Any]] = []
         for spelled in dict.fromkeys((typed, with_dots(typed))):
-            found = found or connection.rows(
+            matches = matches or connection.rows(
                 'SELECT model, base, "read" FROM models WHERE lower(model) = lower($model) '
                 "AND base = coalesce($base, base)",
                 {"model": model_ending_in(connection, spelled) or spelled, "base": base},
             )
-        if not found:
+        if not matches:
             near = nearest(typed, [row["model"] for row in connection.rows("SELECT DISTINCT model FROM models")])
             hint = f"Did you mean {' or '.join(near)}?" if near else "List its models: `query models`"
             raise AtlasError(f"{name} is not indexed in this atlas.", hint)
-        rows += found
+        rows += matches
     if len(bases := sorted({str(row["base"]) for row in rows})) > 1:
         raise AtlasError(f"These models belong to several bases: {', '.join(bases)}.", "Choose one with `base`.")
     return rows
@@ -272,15 +273,15 @@ def base_named(connection: Connection, name: str) -> str:
     typed = typed_id(name).lower()
     for spelled in dict.fromkeys((typed, with_dots(typed))):
         for row in rows:
-            if spelled in {other.lower() for other in (row["base"], *row["aliases"])}:
+            if spelled in {alias.lower() for alias in (row["base"], *row["aliases"])}:
                 return str(row["base"])
         ending = [str(row["base"]) for row in rows if row["base"].lower().endswith(f"/{spelled}")]
         if len(ending) == 1:
             return ending[0]
-    known = ", ".join(row["base"] for row in rows) or "none"
+    bases = ", ".join(row["base"] for row in rows) or "none"
     near = nearest(typed, [row["base"] for row in rows])
     hint = f"Did you mean {' or '.join(near)}?" if near else Text("Add it: ", Call("build", name))
-    raise AtlasError(f"{name!r} is not a base of this atlas; its bases: {known}.", hint)
+    raise AtlasError(f"{name!r} is not a base of this atlas; its bases: {bases}.", hint)
 
 
 def published_bases(connection: Connection, base: str | None = None) -> list[dict[str, Any]]:

@@ -1,12 +1,12 @@
-"""The gate for databases that somebody else made (`index pull`, `index merge`, hf://): rows pass it, nothing else does.
+"""The gate for databases that somebody else made (`index pull`, `index merge`, hf://): only rows pass it.
 
-The file must be what schema.sql makes (``catalog.examine``). The rows of its tables are copied into an empty database
-of our own, so its views, macros, comments and free blocks stay behind, and each value is checked: its type and whether
-it may be null by DuckDB, its bounds by ``validation``, ids by ``names``. What has passed is as good as a database that
+The catalog of the file must match schema.sql (``catalog.examine``). The rows of its tables are copied into an empty
+database of our own, so its views, macros, comments and free blocks are left behind. Each value is checked: its type and
+whether it may be null by DuckDB, its bounds by ``validation``, ids by ``names``. The copy is as safe as a database that
 this user published.
 
 A process of its own makes the copy, with bounded memory, time and file size: a small file can hold values that become
-large, and DuckDB can crash on a damaged one. Run as a script, this module is that process.
+large, and DuckDB can crash on a damaged file. That process runs this module as a script.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _MOST_ADDRESS_SPACE = 4 << 30
 _LEAST_SECONDS, _BYTES_A_SECOND = 120.0, 1 << 20
 _LEAST_BYTES, _GROWTH = 256 << 20, 3
 
-# Increased when the gate refuses more than before: what passed before is then copied again.
+# Increased when the gate refuses more than before: databases that passed before are then copied again.
 _VERSION = 1
 _MOST_MEMORY, _MOST_REMEMBERED = 1 << 20, 1_000
 
 _FOREIGN = "published"  # the name of the attached file
 _ASK = "Ask its publisher, or rebuild it from its records: index rebuild"
-# People and agents read these, so sentences in their place could harm.
+# People and agents read these ids, so a sentence instead of an id could mislead them.
 _IDS = {("bases", "base"): "base", ("bases", "aliases"): "unnest(aliases)", ("fine_tunes", "base"): "base",
         ("fine_tunes", "model"): "model"}  # fmt: skip
 
@@ -95,7 +95,7 @@ def _spill(target: Path) -> Path:
 
 
 def check_tables(connection: Connection, tables: Collection[str]) -> None:
-    """Check the values of some tables where they lie, in an open database of somebody else.
+    """Check the values of some tables in place, in an open database of somebody else.
 
     Raises AtlasError that names table and column, as ``admit`` does.
     """
@@ -117,25 +117,25 @@ def tables_of(connection: duckdb.DuckDBPyConnection) -> list[tuple[str, str]]:
 
 
 def copy_table(
-    connection: duckdb.DuckDBPyConnection, other: str, schema: str, table: str, rows: str = "FROM {}"
+    connection: duckdb.DuckDBPyConnection, source: str, schema: str, table: str, rows: str = "FROM {}"
 ) -> None:
-    """Copy a table of the attached database ``other`` into that of NAME. No other name is looked up in ``other``.
+    """Copy a table of the attached database ``source`` into the database NAME; it looks up no other name of ``source``.
 
-    ``rows``: the SELECT of the rows to copy, in which {} stands for the other table. Raises duckdb.Error.
+    ``rows``: the SELECT of the rows to copy, in which {} stands for the table in ``source``. Raises duckdb.Error.
     """
     name = f'"{schema}"."{table}"'
-    connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {rows.replace('{}', f'{other}.{name}')}")
+    connection.execute(f"INSERT INTO {NAME}.{name} BY NAME {rows.replace('{}', f'{source}.{name}')}")
 
 
 def was_admitted(source_sha256: str, database: Path) -> bool:
-    """Whether ``database`` is what ``admit`` made of a file with that sha256, as this user's cache remembers it."""
+    """Whether ``admit`` made ``database`` from a file with that sha256, by this user's cache."""
     with suppress(OSError):
         return _remembered().get(_key(source_sha256)) == file_sha256(database)
     return False
 
 
 def remember_admitted(source_sha256: str, database: Path) -> None:
-    """Remember that ``admit`` made ``database`` of a file with that sha256; without a cache it is made again."""
+    """Remember that ``admit`` made ``database`` from a file with that sha256. Without a cache it is made again."""
     with suppress(OSError, RuntimeError):
         memory = [*_remembered().items(), (_key(source_sha256), file_sha256(database))]
         write_own(_memory(), json.dumps(dict(memory[-_MOST_REMEMBERED:])).encode(), sync=False)
@@ -151,14 +151,14 @@ def _memory() -> Path:
 
 def _remembered() -> dict[str, str]:
     try:
-        found = json.loads(read_own(_memory(), _MOST_MEMORY))
-        return found if isinstance(found, dict) else {}
+        memory = json.loads(read_own(_memory(), _MOST_MEMORY))
+        return memory if isinstance(memory, dict) else {}
     except (OSError, ValueError, RuntimeError):
         return {}
 
 
 def _answer_to(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What the process answers: nothing, or an ``error`` with its ``hint``, or an ``errno``. Raises AtlasError."""
+    """The answer of the process: empty, an ``error`` with its ``hint``, or an ``errno``. Raises AtlasError."""
     process = start_child(
         [sys.executable, "-P", __file__],
         stdin=subprocess.PIPE,
@@ -243,7 +243,7 @@ def _copy(source: Path, target: Path) -> None:
 def _odd_value(
     connection: duckdb.DuckDBPyConnection, database: str, schema: str, table: str, most_items: int
 ) -> str | None:
-    """Which column of a table holds a value that this program would not have stored, and what it is; None if none.
+    """A column of a table with a value that this program would not have stored, and that value; None if all are valid.
 
     In the schema internal, lists may be as long as ``most_items``, and a difference that was not measured is infinite.
     """
@@ -263,8 +263,8 @@ def _odd_value(
     ]
     if checks:
         counts = ", ".join(f"count(*) FILTER ({condition})" for _, _, condition in checks)
-        found = connection.execute(f"SELECT {counts} FROM {name}").fetchall()[0]
-        for (column, words, _), count in zip(checks, found, strict=True):
+        fault_counts = connection.execute(f"SELECT {counts} FROM {name}").fetchall()[0]
+        for (column, words, _), count in zip(checks, fault_counts, strict=True):
             if count:
                 return f"{table}.{column} holds {words}"
     for column, kind in kinds.items():
@@ -282,10 +282,10 @@ def _odd_value(
 def _conditions(
     kind: Kind, value: str, most_items: int, depth: int = 0, *, may_be_infinite: bool
 ) -> Iterator[tuple[str, str]]:
-    """What a value of this type must not be, in words and as a condition on the SQL expression ``value``.
+    """The faults that a value of this type may have, in words and as a condition on the SQL expression ``value``.
 
-    These are the bounds of ``validation``, which would take too long for millions of values. ``depth``: in how many
-    lists the value is.
+    These are the bounds of ``validation``, which would take too long for millions of values. ``depth``: the number of
+    lists around the value.
     """
     if kind.name == "list":
         yield f"a list of more than {most_items:,} items", f"len({value}) > {most_items}"

@@ -2,10 +2,10 @@
 
 A comparison that finds no difference is remembered in the user's cache (``indexer.storage.checksums``), because it
 takes longer than most queries. A database that this user's program has just published, or that passed the gate, is
-remembered at once. The file is recognised by everything that changes when it does, including the time of its last
+remembered at once. The file is recognised by all its properties that change with it, including the time of its last
 change (``ctime``), which no program can set back.
 
-The database of somebody else's folder is read where it lies, and not copied like those that come from the Hub
+A database in somebody else's folder is read in place, and not copied like those that come from the Hub
 (``indexer.database.gate``): a team's atlas is opened by many people after each publish, and a copy would cost each of
 them all of its bytes, where a comparison takes the same short time for every size.
 """
@@ -25,10 +25,10 @@ from time import time as clock
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from indexer.atlas import schema_sql
-from indexer.database.catalog import Found, definitions, examine, plain_tables, refuse
+from indexer.database.catalog import Differences, definitions, examine, plain_tables, refuse
 from indexer.database.connection import Connection, is_held, rows_as_dicts, translated_errors
 from indexer.database.secure_connection import NAME, OPEN_RETRIES, attached, identity_of, use
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.regular_files import open_regular, regular_status
 from indexer.storage.atomic_files import copy_file, copy_open_file
 from indexer.storage.checksums import check_once, stamp_of
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _COPY_NOTE = "another program has the database open for writing; reading a private copy"
 _LOG_NOTE = "the changes in {name} were not published and are not read"
 
-# Increased when a comparison checks more than before, so that earlier ones no longer count.
+# Increased when a comparison checks more than before, so that earlier comparisons are repeated.
 _COMPARISON = 1
 
 # A file that changed less than this long ago is not remembered if other users may write to it: two changes within a
@@ -52,8 +52,9 @@ class Reading(Connection):
     """The published database, read-only. ``file``: the database itself, or a private copy of it.
 
     A copy is read (``is_copy``) if there is a write-ahead log, which no publish leaves and DuckDB would replay, and,
-    with ``copies_held``, if another program has the file open for writing; ``notes`` say so. ``stand_ins``: statements
-    that were run to replace definitions of the file by those of schema.sql. ``settings``: statements to run first.
+    with ``copies_held``, if another program has the file open for writing; ``notes`` has a sentence for each.
+    ``stand_ins``: statements that replaced definitions of the file by those of schema.sql. ``settings``: statements to
+    run first.
 
     Raises AtlasError if the file is damaged, has another schema, or has objects that schema.sql does not make.
     """
@@ -81,37 +82,38 @@ class Reading(Connection):
             cleanup.callback(self._original.close)
             cleanup.callback(opened.close)
             # If the comparison is remembered there was no difference, except that macros are always replaced.
-            found = Found((), tuple(one for one in definitions() if one.kind == "macro"))
+            macros = tuple(definition for definition in definitions() if definition.kind == "macro")
+            differences = Differences((), macros)
 
             def compare() -> bool:
-                nonlocal found
-                found = examine(opened, self.file)
-                refuse(path, found)
-                return not found.other_views and stamp == _stamp(path)
+                nonlocal differences
+                differences = examine(opened, self.file)
+                refuse(path, differences)
+                return not differences.differing_views and stamp == _stamp(path)
 
             if self.file == path and stamp is not None and stamp == _stamp(path):
                 check_once(path.absolute(), stamp, compare)
             else:
                 compare()
             use(opened)
-            self.stand_ins = [one.created("TEMP") for one in found.others]
+            self.stand_ins = [definition.created("TEMP") for definition in differences.differing]
             for statement in self.stand_ins:
                 opened.execute(statement)
-            if found.other_views:
-                names = ", ".join(found.other_views)
+            if differences.differing_views:
+                names = ", ".join(differences.differing_views)
                 self.notes.append(f"views of the file differ from schema.sql and are replaced: {names}")
             self._cleanup = cleanup.pop_all()
         super().__init__(opened, path, [f"USE {NAME}", *self.stand_ins])
 
     def close(self) -> None:
-        """Close the file, and remove the copies. No other thread may be asking."""
+        """Close the file, and remove the copies. No statement of another thread may be running."""
         self._cleanup.close()
 
     def file_for_others(self, *, is_replaced: bool = False) -> Path:
-        """A file with this database, to be opened by another process.
+        """A path of this database that another process can open.
 
-        It is ``file``, or a private copy of that once a later publish replaced it (``is_replaced``: this was found by
-        the other process). The copy stays until this is closed.
+        It is ``file``, or a private copy if a later publish replaced the file. The copy exists until ``close``.
+        ``is_replaced``: the other process found that the file was replaced.
         """
         with self._copying:
             if self.file == self.path and (is_replaced or identity_of(self.path) != self.identity):
@@ -120,32 +122,32 @@ class Reading(Connection):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What tells the file from one that replaced it; the file stays open, so its number is not given to another."""
+        """Device and inode, which differ after a replacement: the file stays open, so no other gets its inode."""
         status = os.fstat(self._original.fileno())
         return status.st_dev, status.st_ino
 
 
 def remember_published(path: Path) -> None:
-    """Remember that a database that was just put in place is what schema.sql makes, so that it need not be compared.
+    """Remember that the database just published matches schema.sql, so that it need not be compared.
 
-    Not if other users may write to it: they may have changed it since.
+    Nothing is remembered if other users may write to the file: they may have changed it since.
     """
     stamp = _stamp(path)
     if stamp is not None:
         check_once(path.absolute(), stamp, lambda: None)
 
 
-# Rows that statements give, as dicts, a list for each; the first argument names the tables that they query.
+# From the names of the tables that are queried, and statements, to a list of rows, as dicts, for each statement.
 EarlierRows = Callable[[Sequence[str], Sequence[str]], list[list[dict[str, Any]]] | None]
 
 
 @contextmanager
 def earlier_database(path: Path) -> Iterator[EarlierRows]:
-    """A database of any schema, to ask for rows: the answer is None if they cannot be read.
+    """A function that reads rows from a database of any schema; it returns None if they cannot be read.
 
-    The statements may query the tables that are named and use no functions. A file with computed columns in these
-    tables, or with objects that shadow a name, is not queried. The file is opened by the first question, and again
-    after one that failed, because a damaged table can make the connection useless for others.
+    Its statements may query the named tables and use no functions. A file with computed columns in these tables, or
+    with objects that shadow a name, is not queried. The first call opens the file, and so does a call after one that
+    failed, because a damaged table can make the connection useless for others.
     """
     opened: tuple[duckdb.DuckDBPyConnection, frozenset[tuple[str, str]]] | None = None
     with ExitStack() as cleanup:
@@ -175,7 +177,7 @@ def earlier_database(path: Path) -> Iterator[EarlierRows]:
 
 
 def _has_log(path: Path) -> bool:
-    return any(os.path.lexists(one.with_name(one.name + ".wal")) for one in (path, path.resolve()))
+    return any(os.path.lexists(name.with_name(name.name + ".wal")) for name in (path, path.resolve()))
 
 
 def _attached(path: Path, settings: Sequence[str]) -> tuple[duckdb.DuckDBPyConnection, BinaryIO]:
@@ -184,11 +186,12 @@ def _attached(path: Path, settings: Sequence[str]) -> tuple[duckdb.DuckDBPyConne
         before = identity_of(path)
         opened = attached(path, settings=settings)
         try:
-            original = open_regular(path, through_links=True)
-            status = os.fstat(original.fileno())
-        except OSError as error:
+            with system_errors(lambda why: AtlasError(f"{path} cannot be read: {why}.", "Try again.")):
+                original = open_regular(path, through_links=True)
+                status = os.fstat(original.fileno())
+        except AtlasError:
             opened.close()
-            raise AtlasError(f"{path} cannot be read: {error.strerror}.", "Try again.") from error
+            raise
         if is_last or before == (status.st_dev, status.st_ino):
             break  # no publish came between the two
         original.close()

@@ -1,9 +1,9 @@
 """Secure connections to a DuckDB file: they can access this file and nothing else.
 
 A macro in a file can shadow any function and a view any table. So the file is attached to an in-memory database whose
-settings are locked first. That database stays the default, and no name is looked up in the file, until the caller has
-checked the catalog of the file (:mod:`indexer.database.catalog`) and calls ``use``. Attaching reads the catalog and
-runs nothing in it.
+settings are locked first. That database is the default, and no name is looked up in the file, until the caller has
+checked the catalog of the file (:mod:`indexer.database.catalog`) and calls ``use``. To attach a file, DuckDB reads its
+catalog and runs nothing in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAME = "atlas"
 # How often to retry if the database is republished while it is being opened.
 OPEN_RETRIES = 20
 
-# The order matters: each setting removes what could undo the one before. A read-only file without external access could
+# The order matters: each setting prevents that the one before is undone. A read-only file without external access could
 # still be a target of COPY; without a local file system there are no paths at all.
 _FIRST = (
     "SET autoinstall_known_extensions = false",
@@ -37,26 +37,26 @@ _LAST = "SET lock_configuration = true"
 
 
 def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0) -> duckdb.DuckDBPyConnection:
-    """Attach a file read-only under NAME, without access to anything else. ``settings``: statements to run before.
+    """Attach a file read-only under NAME, without access to anything else.
 
-    ``milliseconds``: time limit of a statement, 0 for none. Every connection is a database of its own and shows the
-    current file, whatever else this process has open. Raises duckdb.IOException if another process has the file open
-    for writing, duckdb.Error if it is not a database.
+    ``settings``: statements to run before. ``milliseconds``: time limit of a statement, 0 for none. Raises
+    duckdb.IOException if another process has the file open for writing, duckdb.Error if it is not a database.
 
+    Every connection is a database of its own and shows the current file, whatever else this process has open.
     DuckDB opens a path more than once, and would read blocks of a new file at positions given by the old one. So if a
     publish replaces the file meanwhile, it is opened again.
     """
     import duckdb
 
-    named = path
+    link = path
     for is_last in (False,) * OPEN_RETRIES + (True,):
-        path = named.resolve()  # the file may be a link, and access to what it names is allowed by that name alone
+        path = link.resolve()  # the file may be a symbolic link, and access is allowed only by its target's path
         before = _inode(path)
         connection = duckdb.connect(":memory:")
         try:
             _run(connection, ["SET temp_directory = ''", *settings])
-            known = "SELECT 1 FROM system.main.duckdb_settings() WHERE name = 'max_execution_time'"
-            if milliseconds and connection.execute(known).fetchone():  # of a later DuckDB
+            limit = "SELECT 1 FROM system.main.duckdb_settings() WHERE name = 'max_execution_time'"
+            if milliseconds and connection.execute(limit).fetchone():  # only in later versions of DuckDB
                 connection.execute(f"SET max_execution_time = {int(milliseconds)}")
             _lock_down(connection, path)
             connection.execute(f"ATTACH {quoted(path.absolute())} AS {NAME} (READ_ONLY, TYPE duckdb)")
@@ -75,10 +75,11 @@ def attached(path: Path, *, settings: Sequence[str] = (), milliseconds: int = 0)
 def attached_for_writing(
     path: Path, *, settings: Sequence[str] = (), others: Mapping[str, Path] | None = None
 ) -> duckdb.DuckDBPyConnection:
-    """Attach a private file under NAME to be changed, as locked down as one to be read; it is made if it is missing.
+    """Attach a private file for writing under NAME, as locked down as by ``attached``. A missing file is made.
 
-    Only its own folder can be accessed, for the log and for data that is spilled. ``others``: files of that folder to
-    attach read-only under other names. Raises duckdb.Error if one of them is not a database.
+    Only its own folder can be accessed, for the log and for data that is spilled. ``settings``: statements to run
+    before. ``others``: files of that folder to attach read-only, by their names. Raises duckdb.Error if one of the
+    files is not a database.
     """
     import duckdb
 
@@ -88,8 +89,8 @@ def attached_for_writing(
         _lock_down(connection, path)
         version = "" if path.exists() else f", STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH {quoted(path.absolute())} AS {NAME} (TYPE duckdb{version})")
-        for name, other in (others or {}).items():
-            connection.execute(f"ATTACH {quoted(other.absolute())} AS {name} (READ_ONLY, TYPE duckdb)")
+        for name, file in (others or {}).items():
+            connection.execute(f"ATTACH {quoted(file.absolute())} AS {name} (READ_ONLY, TYPE duckdb)")
         connection.execute(_LAST)
     except duckdb.Error:
         connection.close()
@@ -119,13 +120,13 @@ def _run(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> No
 
 def _inode(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """What tells a file that is open somewhere from one that replaced it: device and inode. None if there is none."""
-    found = _inode(path)
-    return None if found is None else found[:2]
+    """Device and inode, which differ between a file that is still open and its replacement. None without a file."""
+    inode = _inode(path)
+    return None if inode is None else inode[:2]

@@ -1,8 +1,8 @@
 """Checks that values fit the columns of schema.sql before they are inserted.
 
-Rows contain untrusted data: cards, config.json, records made elsewhere. DuckDB would refuse a value that does not fit
+Rows contain untrusted data: cards, config.json, records made elsewhere. DuckDB would refuse a value that does not fit,
 and the whole publish would fail, so the rows of each model are checked first. Arrow's own conversion is too lenient
-for that: it takes 1.0 and bytes for other types, NaN and infinity for numbers, zero bytes and texts of any length.
+for that: it converts 1.0 and bytes to other types, and accepts NaN, infinity, zero bytes and texts of any length.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def with_nulls(table: str, row: dict[str, Any]) -> tuple[dict[str, Any], list[st
 
 
 def valid_rows(table: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that fit."""
+    """The rows of which all values fit their columns."""
     try:
         check_rows(table, rows)
     except InvalidValue:
@@ -68,7 +68,7 @@ def valid_rows(table: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any
 
 
 def _problem(table: str, column: str, values: Sequence[Any]) -> str | None:
-    """What is wrong with the values of a column; None if nothing is."""
+    """The problem of the first invalid value of a column, in words; None if all are valid."""
     kind, is_nullable = columns()[table][column]
     present = [value for value in values if value is not None]
     if len(present) < len(values) and not is_nullable:
@@ -84,17 +84,17 @@ def columns() -> dict[str, dict[str, tuple[Kind, bool]]]:
     """
     import duckdb
 
-    found: dict[str, dict[str, tuple[Kind, bool]]] = {}
+    columns_of: dict[str, dict[str, tuple[Kind, bool]]] = {}
     with duckdb.connect(":memory:", config={"threads": 1}) as connection:
-        for one in definitions():
-            if one.kind in ("schema", "table"):
-                connection.execute(one.statement)
+        for definition in definitions():
+            if definition.kind in ("schema", "table"):
+                connection.execute(definition.statement)
         rows = connection.execute(
             "SELECT table_name, column_name, data_type, is_nullable FROM duckdb_columns() WHERE NOT internal"
         ).fetchall()
     for table, column, kind, is_nullable in rows:
-        found.setdefault(table, {})[column] = Kind.of("json" if kind == "JSON" else duckdb.type(kind)), is_nullable
-    return found
+        columns_of.setdefault(table, {})[column] = Kind.of("json" if kind == "JSON" else duckdb.type(kind)), is_nullable
+    return columns_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Kind:
 
     @classmethod
     def of(cls, kind: DuckDBPyType | str) -> Kind:
-        """From DuckDB's own object; a text is the name of a type without others in it."""
+        """From DuckDB's own object, or from the name of a type without inner types."""
         if isinstance(kind, str):
             return cls(kind, {})
         children = kind.children if kind.id in ("list", "struct") else ()
@@ -114,15 +114,15 @@ class Kind:
 
 
 def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
-    """What is wrong with values, none of them null, of a column of this type; None if nothing is."""
+    """The problem of invalid values of a column of this type, in words; None if all are valid. No value is null."""
     # Exactly these types: True is not an int.
     allowed: tuple[type, ...] = {
         "list": (list,), "struct": (dict,), "boolean": (bool,), "timestamp": (datetime,), "varchar": (str,),
         "json": (str,), "float": (float, int), "double": (float, int),
     }.get(kind.name, (int,))  # fmt: skip
     if not set(map(type, values)) <= set(allowed):
-        odd = next(one for one in values if type(one) not in allowed)
-        return f"a {type(odd).__name__} instead of {allowed[0].__name__}"
+        unexpected = next(value for value in values if type(value) not in allowed)
+        return f"a {type(unexpected).__name__} instead of {allowed[0].__name__}"
     if not values:
         return None
     if kind.name == "list":
@@ -130,17 +130,17 @@ def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
         if longest > MOST_ITEMS:
             return f"a list of {longest:,} items"
         (inner,) = kind.inner.values()
-        return problem_of(inner, [one for one in chain.from_iterable(values) if one is not None])
+        return problem_of(inner, [item for item in chain.from_iterable(values) if item is not None])
     if kind.name == "struct":
         for field, inner in kind.inner.items():
-            problem = problem_of(inner, [one[field] for one in values if one.get(field) is not None])
+            problem = problem_of(inner, [struct[field] for struct in values if struct.get(field) is not None])
             if problem is not None:
                 return f"{field}: {problem}"
     elif kind.name in _BITS:
         bits = _BITS[kind.name]
-        for one in (min(values), max(values)):
-            if not -(1 << bits - 1) <= one < 1 << bits - 1:
-                return f"{shown(one)} is not a {bits}-bit integer"
+        for extreme in (min(values), max(values)):
+            if not -(1 << bits - 1) <= extreme < 1 << bits - 1:
+                return f"{shown(extreme)} is not a {bits}-bit integer"
     elif kind.name in _OF_FLOATS:
         largest, name = _OF_FLOATS[kind.name]
         with np.errstate(over="ignore"):
@@ -150,8 +150,8 @@ def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
                 return "a number of more than 308 digits"
         # Written so that NaN is refused too.
         if not bool((sizes <= largest).all()):
-            return f"{shown(next(one for one in values if not abs(one) <= largest))} is not a {name}"
-        if any(type(one) is int and abs(one) > _EXACT_INTEGER for one in values):
+            return f"{shown(next(number for number in values if not abs(number) <= largest))} is not a {name}"
+        if any(type(number) is int and abs(number) > _EXACT_INTEGER for number in values):
             return "an integer that is not exact as a float"
     elif kind.name in ("varchar", "json"):
         for text in values:

@@ -1,8 +1,8 @@
-"""What an adapter changes in each block matrix: factors where the change has low rank, else a function of the weights.
+"""The change of each block matrix by an adapter: factors where it has low rank, else a function of the weights.
 
 The formulas are those by which PEFT 0.21 (tuners/*/layer.py) and mlx-lm merge; docs/adapters.md lists them with their
-papers. In all of them W is (out, in): adapters do not depend on how a checkpoint stores its matrices. A change that
-depends on W is computed from the weights that the adapter was trained on: the base's, or those of the model below.
+papers. In every formula W is (out, in): adapters do not depend on how a checkpoint stores its matrices. A change that
+depends on W is computed from the weights that the adapter was trained on: the base's, or those of its parent.
 """
 
 from __future__ import annotations
@@ -58,30 +58,32 @@ def adapter_deltas(
     factors_a: dict[str, torch.Tensor] | None = None,
     only: Container[DeltaKey] | None = None,
 ) -> Iterator[LoraDelta | WeightDelta]:
-    """Stream the changes that an adapter makes; matrices it does not change do not appear.
+    """Stream the changes that an adapter makes. Matrices that it does not change do not appear.
 
-    ``layout`` and ``weight_of`` are the base's; ``on_base`` says whether the adapter was trained on these weights.
-    ``factors_a`` receives A (rank, in), as stored, of every module of a LoRA, by path. ``only``: no module is read that
-    changes none of these matrices; others may come with those that do.
-    Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for what cannot
-    be computed without the weights of the model it was trained on.
+    - ``layout`` and ``weight_of``: the base's matrices, and their weights (out, in).
+    - ``on_base``: whether the adapter was trained on these weights.
+    - ``factors_a`` receives A (rank, in), as stored, of every module of a LoRA, by path.
+    - ``only``: read only the modules that change one of these matrices, with all matrices of each module.
+
+    Raises Skipped for factors whose shapes do not match the base, for values that are not finite, and for changes that
+    cannot be computed without the weights of the model that the adapter was trained on.
     """
     plan = adapter_plan(checkpoint)
     located = architecture.locate_modules(plan.modules, layout)
     if plan.start is not None and not on_base and located:
         raise Skipped("adapter_unsupported", f"{_ON_BASE_ONLY}: init_lora_weights {plan.start}")
-    drawn: dict[str, torch.Tensor] = {}
+    redrawn: dict[str, torch.Tensor] = {}
     if plan.peft_type == "VERA" and located and set(plan.shared) != {"vera_A", "vera_B"}:
-        drawn = _drawn_again(checkpoint, plan, located)
-    wanted = {path for path, matrices in located.items() if only is None or any(one.key in only for one in matrices)}
-    for module in read_modules(checkpoint, wanted):
+        redrawn = _redrawn_matrices(checkpoint, plan, located)
+    paths = {path for path, matrices in located.items() if _is_in(only, matrices)}
+    for module in read_modules(checkpoint, paths):
         for name, tensor in module.parts.items():
             if not torch.isfinite(tensor).all():
                 raise Skipped("not_finite", f"the adapter's {shown(module.path)} holds NaN or infinite values ({name})")
         if factors_a is not None and plan.peft_type == "LORA":
             factors_a[module.path] = module.parts["lora_A"].clone()
         matrices = located[module.path]
-        parts = {name: tensor.to(torch.float32) for name, tensor in module.parts.items()} | drawn
+        parts = {name: tensor.to(torch.float32) for name, tensor in module.parts.items()} | redrawn
         factors = _factors(plan, module, parts, matrices, weight_of)
         magnitudes = parts.get("lora_magnitude_vector")
         for matrix in matrices:
@@ -98,7 +100,7 @@ def adapter_deltas(
                 if lengths is not None:
                     change = _dora(partial(_plus_change, change), lengths)
                 yield WeightDelta(matrix.key, change)
-    yield from _saved_whole(checkpoint, architecture, layout, weight_of, only)
+    yield from _saved_matrices(checkpoint, architecture, layout, weight_of, only)
 
 
 def deltas_on(
@@ -119,7 +121,7 @@ def deltas_on(
 def dense(
     delta: WeightDelta, base: torch.Tensor, below: torch.Tensor | None = None, *, with_weights: bool = False
 ) -> DenseDelta:
-    """The change of a matrix whose weights are ``base`` (out, in), on top of the change ``below`` if there is one.
+    """The change of a matrix whose weights are ``base`` (out, in), added to the change ``below`` if there is one.
 
     Raises Skipped("not_finite") if it overflows.
     """
@@ -150,33 +152,35 @@ def _factors(
             return a, b
         if module.scale == 0:
             raise Skipped("malformed", f"{shown(module.path)} starts from the base's weights and is applied with 0")
-        first_a, first_b = _initial(plan.start, _whole(matrices, weight_of), len(a), matrices[0].transposed)
-        # What was subtracted from the base is the initial product times the scale: PiSSA divides by it, OLoRA does not.
-        size = 1 / module.scale if plan.start == "pissa" else 1.0
+        first_a, first_b = _initial_product(
+            plan.start, _module_weight(matrices, weight_of), len(a), matrices[0].transposed
+        )
+        # The initial product times the scale was subtracted from the base: PiSSA divides by the scale, OLoRA does not.
+        initial_scale = 1 / module.scale if plan.start == "pissa" else 1.0
         if (first_b.shape[0], first_a.shape[1]) != (b.shape[0], a.shape[1]):
             raise Skipped("shape_mismatch", f"the factors of {shown(module.path)} do not have the shape of the base's")
-        return torch.cat((a, first_a)), torch.cat((b, -size * first_b), dim=1)
+        return torch.cat((a, first_a)), torch.cat((b, -initial_scale * first_b), dim=1)
     if kind == "ADALORA":
         return parts["lora_A"] * parts["lora_E"], parts["lora_B"]
     if kind == "VERA":
         width, rank = matrices[0].shape[1], parts["vera_lambda_d"].numel()
-        drawn_a, drawn_b = parts["vera_A"], parts["vera_B"]
+        shared_a, shared_b = parts["vera_A"], parts["vera_B"]
         rows = parts["vera_lambda_b"].numel()
-        fits = drawn_a.ndim == drawn_b.ndim == 2 and len(drawn_a) == drawn_b.shape[1] == rank
-        if not fits or drawn_a.shape[1] < width or len(drawn_b) < rows:
+        fits = shared_a.ndim == shared_b.ndim == 2 and len(shared_a) == shared_b.shape[1] == rank
+        if not fits or shared_a.shape[1] < width or len(shared_b) < rows:
             raise Skipped("malformed", f"the shared matrices do not fit the vectors of {shown(module.path)}")
-        a = parts["vera_lambda_d"].reshape(-1, 1) * drawn_a[:, :width]
-        return a, parts["vera_lambda_b"].reshape(-1, 1) * drawn_b[:rows]
+        a = parts["vera_lambda_d"].reshape(-1, 1) * shared_a[:, :width]
+        return a, parts["vera_lambda_b"].reshape(-1, 1) * shared_b[:rows]
     if kind in ("LOHA", "LOKR"):
         (b1, a1), (b2, a2) = _products(kind, parts)
-        made = (len(b1), a1.shape[1]) if kind == "LOHA" else (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
-        if kind == "LOHA" and made != (len(b2), a2.shape[1]):
+        shape = (len(b1), a1.shape[1]) if kind == "LOHA" else (len(b1) * len(b2), a1.shape[1] * a2.shape[1])
+        if kind == "LOHA" and shape != (len(b2), a2.shape[1]):
             raise Skipped("malformed", f"the two products of {shown(module.path)} have different shapes")
         expected = (matrices[0].stored_rows, matrices[0].shape[1])
-        if made != expected:
-            what = f"the adapter's {shown(module.path)} makes {made}, the base's matrix is {expected}"
-            raise Skipped("shape_mismatch", what)
-        if len(a1) * len(a2) > _FACTORS_UP_TO * min(made):
+        if shape != expected:
+            message = f"the adapter's {shown(module.path)} makes {shape}, the base's matrix is {expected}"
+            raise Skipped("shape_mismatch", message)
+        if len(a1) * len(a2) > _FACTORS_UP_TO * min(shape):
             return None
         if kind == "LOHA":
             # (B1 A1) ∘ (B2 A2): every product of a column of B1 with one of B2, and the same of the rows of A.
@@ -192,15 +196,17 @@ def _function(
     """The change of one matrix as a function of its weights."""
     kind, path, (out, width) = plan.peft_type, module.path, (matrix.stored_rows, matrix.shape[1])
 
-    def wrong_shape(what: str) -> Skipped:
-        return Skipped("shape_mismatch", f"{what} of the adapter's {shown(path)} do not fit the base's {out} × {width}")
+    def wrong_shape(parts_in_words: str) -> Skipped:
+        return Skipped(
+            "shape_mismatch", f"{parts_in_words} of the adapter's {shown(path)} do not fit the base's {out} × {width}"
+        )
 
     if kind in ("LOHA", "LOKR"):
         (b1, a1), (b2, a2) = _products(kind, parts)
 
         def product(weight: torch.Tensor) -> torch.Tensor:
-            one, other = b1 @ a1, b2 @ a2
-            return module.scale * _rows(one * other if kind == "LOHA" else torch.kron(one, other), matrix, path)
+            first, second = b1 @ a1, b2 @ a2
+            return module.scale * _rows(first * second if kind == "LOHA" else torch.kron(first, second), matrix, path)
 
         return product
     if kind == "IA3":
@@ -209,8 +215,8 @@ def _function(
         is_input = tuple(parts["ia3_l"].shape) == (1, width) and not (width == 1 and out == 1)
         if not is_input and tuple(parts["ia3_l"].shape) != (out, 1):
             raise wrong_shape("the scales")
-        by = scales[None] if is_input else _rows(scales[:, None], matrix, path)
-        return lambda weight: weight * (by - 1)
+        scaling = scales[None] if is_input else _rows(scales[:, None], matrix, path)
+        return lambda weight: weight * (scaling - 1)
     if kind == "OFT":
         blocks = oft_blocks(plan.config, parts["oft_R"], width, path)
         return lambda weight: rotated(weight, blocks) - weight
@@ -230,27 +236,27 @@ def _function(
             raise wrong_shape("the frequencies")
 
         def fourier(weight: torch.Tensor) -> torch.Tensor:
-            places = torch.randperm(out * width, generator=torch.Generator().manual_seed(seed))[: len(spectrum)]
-            values = torch.zeros(out * width).index_put_((places,), spectrum).reshape(out, width)
+            positions = torch.randperm(out * width, generator=torch.Generator().manual_seed(seed))[: len(spectrum)]
+            values = torch.zeros(out * width).index_put_((positions,), spectrum).reshape(out, width)
             return _rows(torch.fft.ifft2(values).real * scale, matrix, path)
 
         return fourier
     raise AssertionError(kind)
 
 
-def _saved_whole(
+def _saved_matrices(
     checkpoint: Checkpoint,
     architecture: Architecture,
     layout: Layout,
     weight_of: Callable[[DeltaKey], torch.Tensor],
     only: Container[DeltaKey] | None,
 ) -> Iterator[WeightDelta]:
-    """Block matrices that the adapter saves whole (``modules_to_save``, or mlx-lm's ``full``), against the base's."""
-    whole = {name.removesuffix(".weight"): stored for name, stored in whole_weights(checkpoint).items()
+    """The changes of block matrices that the adapter saves whole (``modules_to_save``, or mlx-lm's ``full``)."""
+    stored_names = {name.removesuffix(".weight"): stored for name, stored in whole_weights(checkpoint).items()
              if name.endswith(".weight")}  # fmt: skip
-    located = architecture.locate_modules(list(whole), layout)
-    chosen = [path for path, matrices in located.items() if only is None or any(one.key in only for one in matrices)]
-    paths = {whole[path]: path for path in chosen}
+    located = architecture.locate_modules(list(stored_names), layout)
+    chosen = [path for path, matrices in located.items() if _is_in(only, matrices)]
+    paths = {stored_names[path]: path for path in chosen}
     roundings = RoundingChoice()
     for name, tensor in checkpoint.stream(paths):
         for matrix in located[paths[name]]:
@@ -264,13 +270,17 @@ def _saved_whole(
             yield WeightDelta(matrix.key, _replacing(difference, weight_of(matrix.key)))
 
 
+def _is_in(only: Container[DeltaKey] | None, matrices: tuple[Matrix, ...]) -> bool:
+    return only is None or any(matrix.key in only for matrix in matrices)
+
+
 def _replacing(difference: torch.Tensor, base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The change to a saved matrix, which differs from ``base`` by ``difference``, whatever weights it replaces."""
+    """The change from any weights to a saved matrix, which differs from ``base`` by ``difference``."""
     return lambda weight: difference - (weight - base.to(torch.float32))
 
 
 def _rows(of_module: torch.Tensor, matrix: Matrix, path: str) -> torch.Tensor:
-    """The rows of a matrix among those of its module. Raises Skipped("shape_mismatch")."""
+    """The rows of its module that belong to a matrix. Raises Skipped("shape_mismatch")."""
     if of_module.shape[0] != matrix.stored_rows:
         raise Skipped(
             "shape_mismatch",
@@ -279,23 +289,25 @@ def _rows(of_module: torch.Tensor, matrix: Matrix, path: str) -> torch.Tensor:
     return matrix.rows.take(of_module) if matrix.rows else of_module
 
 
-def _whole(matrices: tuple[Matrix, ...], weight_of: Callable[[DeltaKey], torch.Tensor]) -> torch.Tensor:
+def _module_weight(matrices: tuple[Matrix, ...], weight_of: Callable[[DeltaKey], torch.Tensor]) -> torch.Tensor:
     """The weight of a module (out, in) float32, put together from its matrices."""
     if matrices[0].rows is None:
         return weight_of(matrices[0].key).to(torch.float32)
-    found = torch.zeros(matrices[0].stored_rows, matrices[0].shape[1])
+    weight = torch.zeros(matrices[0].stored_rows, matrices[0].shape[1])
     for matrix in matrices:
         assert matrix.rows is not None
-        found[matrix.rows.take(torch.arange(len(found)))] = weight_of(matrix.key).to(torch.float32)
-    return found
+        weight[matrix.rows.take(torch.arange(len(weight)))] = weight_of(matrix.key).to(torch.float32)
+    return weight
 
 
-def _initial(start: str, weight: torch.Tensor, rank: int, transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The product that was subtracted from W: its leading triplets (PiSSA), or Q_r R_r of W = Q R (OLoRA)."""
+def _initial_product(
+    start: str, weight: torch.Tensor, rank: int, transposed: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factors A and B that were subtracted from W: its leading triplets (PiSSA), or Q_r R_r of W = Q R (OLoRA)."""
     if start == "pissa":
         u, s, vh = torch.linalg.svd(weight, full_matrices=False)
         return s[:rank, None] * vh[:rank], u[:, :rank]
-    # PEFT factors the matrix as it lies in memory.
+    # PEFT decomposes the matrix in its orientation in memory.
     q, r = torch.linalg.qr(weight.mT if transposed else weight)
     return (q[:, :rank].mT, r[:rank].mT) if transposed else (r[:rank], q[:, :rank])
 
@@ -306,21 +318,21 @@ Product = tuple[torch.Tensor, torch.Tensor]  # B and A
 def _products(kind: str, parts: Mapping[str, torch.Tensor]) -> tuple[Product, Product]:
     """The two products B @ A that LoHa multiplies element by element and LoKr by Kronecker's product.
 
-    A matrix that LoKr stores whole is multiplied by an identity.
+    If LoKr stores a matrix itself instead of its factors, the other factor is an identity.
     """
     if kind == "LOHA":
         return (parts["hada_w1_a"], parts["hada_w1_b"]), (parts["hada_w2_a"], parts["hada_w2_b"])
 
-    def of(which: int) -> Product:
-        whole = parts.get(f"lokr_w{which}")
-        if whole is None:
-            return parts[f"lokr_w{which}_a"], parts[f"lokr_w{which}_b"]
-        if whole.ndim != 2:
-            raise Skipped("malformed", f"lokr_w{which} of the adapter is not a matrix")
-        rows, columns = whole.shape
-        return (torch.eye(rows), whole) if rows <= columns else (whole, torch.eye(columns))
+    def product(number: int) -> Product:
+        matrix = parts.get(f"lokr_w{number}")
+        if matrix is None:
+            return parts[f"lokr_w{number}_a"], parts[f"lokr_w{number}_b"]
+        if matrix.ndim != 2:
+            raise Skipped("malformed", f"lokr_w{number} of the adapter is not a matrix")
+        rows, columns = matrix.shape
+        return (torch.eye(rows), matrix) if rows <= columns else (matrix, torch.eye(columns))
 
-    return of(1), of(2)
+    return product(1), product(2)
 
 
 def _plus_product(a: torch.Tensor, b: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -334,7 +346,7 @@ def _plus_change(change: Callable[[torch.Tensor], torch.Tensor], weight: torch.T
 def _dora(
     turn: Callable[[torch.Tensor], torch.Tensor], magnitudes: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The change from W to ``turn`` (W) with rows as long as ``magnitudes`` (out, 1) says."""
+    """The change from W to ``turn`` (W) with rows of the lengths ``magnitudes`` (out, 1)."""
 
     def change(weight: torch.Tensor) -> torch.Tensor:
         turned = turn(weight)
@@ -344,12 +356,12 @@ def _dora(
     return change
 
 
-def _drawn_again(
+def _redrawn_matrices(
     checkpoint: Checkpoint, plan: AdapterPlan, located: Mapping[str, tuple[Matrix, ...]]
 ) -> dict[str, torch.Tensor]:
     """VeRA's shared random matrices from their seed, where a file does not hold them (tuners/vera/model.py).
 
-    They are as large as the largest module needs, so all modules must be known. Raises Skipped.
+    They have the size of the largest module, so all modules must be known. Raises Skipped.
     """
     lengths = [math.prod(checkpoint.tensors[names["vera_lambda_b"]].shape) for names in plan.modules.values()]
     ranks = [math.prod(checkpoint.tensors[names["vera_lambda_d"]].shape) for names in plan.modules.values()]
@@ -360,8 +372,8 @@ def _drawn_again(
         why = "its shared random matrices are not in the file (save_projection), and cannot be drawn again"
         raise Skipped("adapter_unsupported", why)
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    drawn = {}
     for part, shape in (("vera_A", (max(ranks), max(widths))), ("vera_B", (max(lengths), max(ranks)))):
         bound = math.sqrt(6 / shape[1])
-        found[part] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-    return found
+        drawn[part] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+    return drawn

@@ -1,4 +1,4 @@
-"""Where an adapter of a checkpoint began, and what training did to its factors A since."""
+"""The start of a checkpoint's adapter, and the change of its factors A by training."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ def adapter_start(
     rank: int,
     search: Search = in_usual_seeds,
 ) -> tuple[AdapterStart | None, dict[DeltaKey, Learned]]:
-    """The start of an adapter, None if it is not found; and what each matrix learned, as far as its start is known.
+    """The start of an adapter, None if it is not found; and A − A₀ of each matrix whose start is known.
 
-    ``factors_a``: A (r, in) by module path. ``rank``: of what is kept of A − A₀.
+    ``factors_a``: A (r, in) by module path. ``rank``: how many singular triplets of A − A₀ are kept. ``search`` finds
+    the start.
     """
     if not factors_a:
         return None, {}
     plan = adapter_plan(checkpoint)
     if plan.start is not None:
         return AdapterStart(plan.start), {}
-    if plan.is_mlx:  # its random numbers are others
+    if plan.is_mlx:  # it has another random number generator
         return None, {}
     located = load_architecture(str(base.config["model_type"])).locate_modules(plan.modules, base.layout)
     order = {matrix.key: number for number, matrix in enumerate(base.layout.matrices)}
@@ -64,12 +65,13 @@ def adapter_start(
     else:
         return None, {}
     learned: dict[DeltaKey, Learned] = {}
-    is_trained = start.distance > _ROUNDING[max(factors_a.values(), key=lambda one: one.element_size()).dtype]
+    is_trained = start.distance > _ROUNDING[max(factors_a.values(), key=lambda factor: factor.element_size()).dtype]
     for module, initial in draws_of(start, modules) if is_trained else ():
         _, s, vt = np.linalg.svd((factor(module.path) - initial).astype(np.float64), full_matrices=False)
-        found = Learned(s[:rank].astype(np.float32), vt[:rank].T.astype(np.float32))
-        learned |= {matrix.key: found for matrix in located[module.path]}
-    first = min((one for one in modules if one.path in start.places), key=lambda one: start.places[one.path])
+        singular = Learned(s[:rank].astype(np.float32), vt[:rank].T.astype(np.float32))
+        learned |= {matrix.key: singular for matrix in located[module.path]}
+    located_modules = [module for module in modules if module.path in start.offsets]
+    first = min(located_modules, key=lambda module: start.offsets[module.path])
     return (
         AdapterStart(
             generator=start.scheme.distribution,
@@ -77,7 +79,7 @@ def adapter_start(
             offset=start.offset,
             prefix=start.offset - start.scheme.words_before(first),
             with_weights=start.scheme.weights > 0,
-            found=len(start.places),
+            found=len(start.offsets),
             modules=len(modules),
             distance=start.distance,
             has_learned=is_trained,
@@ -93,7 +95,7 @@ def _module(checkpoint: Checkpoint, plan: AdapterPlan, path: str) -> LoraModule:
 
 
 def _distributions(plan: AdapterPlan) -> tuple[Distribution, ...]:
-    """How A may have been drawn: files without a configuration are diffusers' (normal) or kohya's (uniform)."""
+    """The possible distributions of A₀. Files without a configuration come from diffusers (normal) or kohya."""
     stated = plan.config.get("init_lora_weights", True)
     if stated == "gaussian":
         return (NORMAL,)

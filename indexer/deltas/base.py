@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 class BaseMatrices(StoredBase):
     """The base's block matrices on disk.
 
-    With ``resident`` matrices stay in memory after their first use. Otherwise each is read again: processes share the
-    page cache, but not their memory.
+    ``resident``: matrices stay in memory after their first use. Otherwise each is read again: processes share the page
+    cache, but not their memory.
     """
 
     resident: bool = True
-    _held: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
+    _resident: dict[DeltaKey, torch.Tensor] = field(default_factory=dict, repr=False)
     _spectra: dict[tuple[DeltaKey, ...], NDArray[np.float32]] = field(default_factory=dict, repr=False)
     _lines: dict[tuple[DeltaKey, bytes], torch.Tensor] = field(default_factory=dict, repr=False)
     scales: dict[tuple[Any, ...], torch.Tensor] = field(default_factory=dict, repr=False)  # see indexer.deltas.nf4
@@ -75,44 +75,44 @@ class BaseMatrices(StoredBase):
         Raises Skipped("base_sampled") if the atlas keeps only some of its rows.
         """
         if self.is_sampled:
-            what = f"it needs whole matrices of {self.base}, but this atlas keeps only some of their rows"
-            raise Skipped("base_sampled", f"{what}: build with --read full")
+            problem = f"it needs whole matrices of {self.base}, but this atlas keeps only some of their rows"
+            raise Skipped("base_sampled", f"{problem}: build with --read full")
         return self._stored(key)
 
     def _stored(self, key: DeltaKey) -> torch.Tensor:
-        held = self._held.get(key)
-        if held is None:
-            held = self._index.read(str(key))
+        weight = self._resident.get(key)
+        if weight is None:
+            weight = self._index.read(str(key))
             if self.resident:
-                self._held[key] = held
-        return held
+                self._resident[key] = weight
+        return weight
 
     def lines(self, key: DeltaKey, lines: NDArray[np.int64]) -> torch.Tensor:
-        """Some rows of one matrix, or some input coordinates (out, n) of one that checkpoints store transposed.
+        """Some rows of a matrix; of a matrix that checkpoints store transposed, some input coordinates (out, n).
 
-        They stay in memory, because they are the same for all models. Do not write to them.
+        They stay in memory, because all models need the same rows. Do not write to them.
         """
-        held = self._lines.get((key, lines.tobytes()))
-        if held is None:
-            place = self.layout.by_key[key]
+        block = self._lines.get((key, lines.tobytes()))
+        if block is None:
+            matrix = self.layout.by_key[key]
             if self.is_sampled:
-                matrix = self._stored(key)
-                found = np.searchsorted(lines_of(place.lines, sampled_lines(place)), lines)
-                held = matrix[:, found] if place.transposed else matrix[found]
-            elif place.transposed:
-                held = self.matrix(key)[:, lines]
-            elif key in self._held:
-                held = self._held[key][lines]
+                stored = self._stored(key)
+                positions = np.searchsorted(lines_of(matrix.lines, sampled_lines(matrix)), lines)
+                block = stored[:, positions] if matrix.transposed else stored[positions]
+            elif matrix.transposed:
+                block = self.matrix(key)[:, lines]
+            elif key in self._resident:
+                block = self._resident[key][lines]
             else:
-                held = torch.cat([self._index.read(str(key), stripe) for stripe in stripes_of(lines)])
-            self._lines[key, lines.tobytes()] = held
-        return held
+                block = torch.cat([self._index.read(str(key), stripe) for stripe in stripes_of(lines)])
+            self._lines[key, lines.tobytes()] = block
+        return block
 
     def leading_rows(self, key: DeltaKey) -> int:
         """How many of the first rows of one matrix are stored: all of them, unless the base is sampled."""
-        place = self.layout.by_key[key]
-        count = sampled_lines(place)
-        return place.shape[0] if not self.is_sampled or count == place.lines else leading(count)
+        matrix = self.layout.by_key[key]
+        count = sampled_lines(matrix)
+        return matrix.shape[0] if not self.is_sampled or count == matrix.lines else leading(count)
 
     def leading(self, key: DeltaKey, rows: int, columns: int) -> torch.Tensor:
         """The first rows, up to ``leading_rows``, and columns of one matrix (out, in)."""
@@ -129,13 +129,13 @@ class BaseMatrices(StoredBase):
     def spectrum(self, keys: tuple[DeltaKey, ...]) -> NDArray[np.float32]:
         """All singular values of the matrices ``keys``, stacked; computed once."""
         if keys not in self._spectra:
-            whole = torch.cat([self.matrix(key).float() for key in keys])
-            self._spectra[keys] = spectrum(whole).numpy()
+            stacked = torch.cat([self.matrix(key).float() for key in keys])
+            self._spectra[keys] = spectrum(stacked).numpy()
         return self._spectra[keys]
 
     def close(self) -> None:
         """Close the file and release the memory."""
-        self._held.clear()
+        self._resident.clear()
         self._lines.clear()
         self.scales.clear()
         self._spectra.clear()
@@ -170,8 +170,8 @@ def store_base(
 ) -> BaseMatrices:
     """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
 
-    ``is_sampled``: only the rows that a sample of a fine-tune may hold; norms are estimated from them.
-    ``component``: see ``BaseFacts``.
+    ``base``, ``commit``: its canonical id and the commit of ``checkpoint``. ``component``: see ``BaseFacts``.
+    ``is_sampled``: store only the rows that a sample of a fine-tune may hold, and estimate the norms from them.
 
     Raises AtlasError if the checkpoint cannot be a base: an architecture without a data file, missing tensors, or
     weights that are not finite.
@@ -201,7 +201,7 @@ def shape_of_base(checkpoint: Checkpoint) -> BaseShape:
 
 
 def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout:
-    """The block matrices of a full checkpoint; if it is partly quantised, those that can be read.
+    """The block matrices of a full checkpoint; if it is partly quantised, only the readable matrices.
 
     Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
     """
@@ -225,9 +225,9 @@ def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout
 
 
 def _refuse_unmerged(names: Iterable[str], layout: Layout) -> None:
-    """Raise Skipped if factors of an adapter lie beside one of the matrices: the model is their sum.
+    """Raise Skipped if the file also holds factors of an adapter of one of the matrices: the model is their sum.
 
-    The strength with which they are applied is not in the file.
+    The file does not hold the scale of the adapter.
     """
     modules = {matrix.tensor.removesuffix(".weight") for matrix in layout.matrices}
     factors = [name for name in names if (match := MARKER.search(name)) and name[: match.start()] in modules]
@@ -242,19 +242,19 @@ def _refuse_unmerged(names: Iterable[str], layout: Layout) -> None:
 def _write_matrices(
     checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path, component: str, is_sampled: bool
 ) -> None:
-    """Write the data, then the file with its header: norms are known only after the data."""
+    """Write the data, then the file with its header: the norms are known only after all data were read."""
     header: dict[str, Any] = {}
     offset = 0
-    # The rows of each matrix that are kept, and the rows of its tensor that hold them.
-    kept = {matrix.key: lines_of(matrix.lines, sampled_lines(matrix)) for matrix in layout.matrices if is_sampled}
+    # The rows of each matrix that are kept, and those rows of its tensor.
+    kept_lines = {matrix.key: lines_of(matrix.lines, sampled_lines(matrix)) for matrix in layout.matrices if is_sampled}
     rows_of = {
-        name: np.unique(np.concatenate([matrix.stored_lines(kept[matrix.key]) for matrix in matrices]))
+        name: np.unique(np.concatenate([matrix.stored_lines(kept_lines[matrix.key]) for matrix in matrices]))
         for name, matrices in layout.by_tensor.items()
         if is_sampled
     }
     for matrix in layout.matrices:
         dtype = checkpoint.tensors[matrix.tensor].dtype
-        shape = [len(kept[matrix.key]), matrix.shape[1]] if is_sampled else list(matrix.shape)
+        shape = [len(kept_lines[matrix.key]), matrix.shape[1]] if is_sampled else list(matrix.shape)
         size = math.prod(shape) * dtype.itemsize
         header[str(matrix.key)] = {
             "dtype": DTYPE_NAMES[dtype],
@@ -283,9 +283,9 @@ def _write_matrices(
             for name, tensor in tensors:
                 for matrix in layout.by_tensor[name]:
                     if is_sampled:
-                        places = np.searchsorted(rows_of[name], matrix.stored_lines(kept[matrix.key]))
-                        piece = matrix.extract_lines(tensor[places]).contiguous()
-                        scale = math.sqrt(matrix.lines / len(places))
+                        positions = np.searchsorted(rows_of[name], matrix.stored_lines(kept_lines[matrix.key]))
+                        piece = matrix.extract_lines(tensor[positions]).contiguous()
+                        scale = math.sqrt(matrix.lines / len(positions))
                     else:
                         piece, scale = matrix.extract(tensor).contiguous(), 1.0
                     norms[str(matrix.key)] = float(torch.linalg.vector_norm(piece.float())) * scale
@@ -294,8 +294,10 @@ def _write_matrices(
                     file.seek(header[str(matrix.key)]["data_offsets"][0])
                     file.write(piece.view(torch.uint8).numpy().data)
             kinds = {name: kind for kind, name in embeddings.items()}
-            of_kinds = {name: base_stripes(kind, checkpoint.tensors[name].shape[0]) for name, kind in kinds.items()}
-            for name, piece in checkpoint.stripes(of_kinds):
+            embedding_stripes = {
+                name: base_stripes(kind, checkpoint.tensors[name].shape[0]) for name, kind in kinds.items()
+            }
+            for name, piece in checkpoint.stripes(embedding_stripes):
                 file.seek(header[kinds[name]]["data_offsets"][0])
                 file.write(piece.contiguous().view(torch.uint8).numpy().data)
         description = {

@@ -1,4 +1,4 @@
-"""Deltas: what fine-tuning added to each block matrix, W_fine-tuned − W_base.
+"""Deltas: the change of each block matrix by fine-tuning, W_fine-tuned − W_base.
 
 A full checkpoint gives dense deltas, an adapter mostly gives factors (``indexer.deltas.adapter_deltas``). They are
 streamed in the order of the file, with one matrix in memory at a time.
@@ -33,11 +33,13 @@ _PIECE_BYTES = 512 << 10
 
 @dataclass(frozen=True)
 class DenseDelta:
-    """δW (out, in) float32 with its Frobenius norm, and ⟨W_base, δW⟩; W itself, float32, if requested.
+    """δW of one block matrix.
 
-    ``lines``: how many rows of δW were read (input coordinates, if the base stores it transposed), None for all. They
-    are those that ``indexer.records.row_plan`` chooses; ``matrix``, norm and product are those of these rows.
-    ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how many changed.
+    ``matrix``: δW (out, in) float32; ``norm``: its Frobenius norm; ``inner``: ⟨W_base, δW⟩; ``weight``: W itself,
+    float32, if requested. ``lines``: how many rows of δW were read (input coordinates, if the base stores it
+    transposed), None for all. ``indexer.records.row_plan`` chooses them, and ``matrix``, ``norm`` and ``inner`` are
+    those of these rows. ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how
+    many of them changed.
     """
 
     key: DeltaKey
@@ -89,8 +91,8 @@ def dense_deltas(
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
 # holds the checkpoint. Two values are rounded, each with a variance of u²/12 for a unit u in the last place. With
-# |w| = f·2^e and log f uniform over an octave, the mean of u² is 0.54 · 2^(−2m) · w² for m stored bits. That noise, and
-# as much again for the change itself.
+# |w| = f·2^e and log f uniform over an octave, the mean of u² is 0.54 · 2^(−2m) · w² for m stored bits. The bound is
+# twice the variance of that noise.
 _DROWNED_BELOW = {"bfloat16": (0.54 / 3) ** 0.5 * 2.0**-7, "float16": (0.54 / 3) ** 0.5 * 2.0**-10}
 
 
@@ -100,41 +102,41 @@ def sampled_deltas(
     base: BaseMatrices,
     connections: int = 1,
     roundings: RoundingChoice | None = None,
-    others: Mapping[str, Sequence[range]] | None = None,
+    other_stripes: Mapping[str, Sequence[range]] | None = None,
 ) -> tuple[list[DenseDelta], dict[str, torch.Tensor]]:
     """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
 
-    More rows are read of a model whose rounding exceeds its change. Also returns the rows of ``others``, read by the
-    same requests, by the name of their tensor. Raises as ``dense_deltas``.
+    If the rounding of a model exceeds its change, more rows are read. ``other_stripes``: rows of other tensors to read
+    by the same requests; they are returned by the name of their tensor. Raises as ``dense_deltas``.
     """
-    found_others: dict[str, torch.Tensor] = {}
+    other_rows: dict[str, torch.Tensor] = {}
     roundings = roundings or RoundingChoice()
-    found: dict[DeltaKey, DenseDelta] = {}
+    deltas: dict[DeltaKey, DenseDelta] = {}
     for more in (False, True):
-        # The rows of every tensor that one of its matrices needs, and that have not been read yet.
+        # The rows of every tensor that are needed for one of its matrices, and that have not been read yet.
         counts: dict[DeltaKey, int] = {}
-        wanted: dict[str, tuple[Lines, ...]] = {}
+        lines_by_tensor: dict[str, tuple[Lines, ...]] = {}
         stripes: dict[str, Sequence[range]] = {}
         for name, matrices in layout.by_tensor.items():
             item_bytes = checkpoint.tensors[name].dtype.itemsize
-            of_tensor = tuple(
-                lines_to_read(one.shape, one.transposed, item_bytes, more=more)
-                if one.transposed == base.layout.by_key[one.key].transposed
-                else one.lines  # its rows are not those of other models
-                for one in matrices
+            counts_of_tensor = tuple(
+                lines_to_read(matrix.shape, matrix.transposed, item_bytes, more=more)
+                if matrix.transposed == base.layout.by_key[matrix.key].transposed
+                else matrix.lines  # other models have other rows
+                for matrix in matrices
             )
-            known = tuple(found[one.key].lines or one.lines if more else 0 for one in matrices)
-            counts.update(zip((one.key for one in matrices), of_tensor, strict=True))
-            some, lines_of_matrices = _wanted_rows(matrices, of_tensor, known)
-            if some:
-                stripes[name], wanted[name] = some, lines_of_matrices
+            counts_read = tuple(deltas[matrix.key].lines or matrix.lines if more else 0 for matrix in matrices)
+            counts.update(zip((matrix.key for matrix in matrices), counts_of_tensor, strict=True))
+            tensor_stripes, lines_of_matrices = _rows_to_read(matrices, counts_of_tensor, counts_read)
+            if tensor_stripes:
+                stripes[name], lines_by_tensor[name] = tensor_stripes, lines_of_matrices
         change = weights = 0.0
-        for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(others or {})}, connections):
-            if name not in wanted:
-                found_others[name] = tensor
+        for name, tensor in checkpoint.stripes(stripes if more else {**stripes, **(other_stripes or {})}, connections):
+            if name not in lines_by_tensor:
+                other_rows[name] = tensor
                 continue
-            for matrix, lines, places in wanted[name]:
-                block = matrix.extract_lines(tensor if places is None else tensor[places])
+            for matrix, lines, positions in lines_by_tensor[name]:
+                block = matrix.extract_lines(tensor if positions is None else tensor[positions])
                 is_transposed = base.layout.by_key[matrix.key].transposed
                 is_alike = matrix.transposed == is_transposed
                 reference = base.lines(matrix.key, lines) if is_alike else base.matrix(matrix.key)
@@ -153,63 +155,72 @@ def sampled_deltas(
                 if roundings.widest in _DROWNED_BELOW:  # needed only then: a checkpoint never becomes narrower
                     weights += float(reference.float().square().sum())
                 if more:
-                    first = found[matrix.key]
-                    # In the order of the rows, which is that of ``lines_of`` for all of them.
-                    before = lines_of(matrix.lines, first.lines or matrix.lines)
-                    order = torch.from_numpy(np.argsort(np.concatenate((before, lines))))
+                    earlier = deltas[matrix.key]
+                    # In ascending order of the rows, as ``lines_of`` returns all of them.
+                    earlier_lines = lines_of(matrix.lines, earlier.lines or matrix.lines)
+                    order = torch.from_numpy(np.argsort(np.concatenate((earlier_lines, lines))))
                     side = int(matrix.transposed)
                     delta = replace(
-                        first,
-                        matrix=torch.cat((first.matrix, delta.matrix), dim=side).index_select(side, order),
-                        norm=math.hypot(first.norm, delta.norm),
-                        inner=first.inner + delta.inner,
+                        earlier,
+                        matrix=torch.cat((earlier.matrix, delta.matrix), dim=side).index_select(side, order),
+                        norm=math.hypot(earlier.norm, delta.norm),
+                        inner=earlier.inner + delta.inner,
                     )
                 lines_read = None if counts[matrix.key] == matrix.lines else counts[matrix.key]
-                found[matrix.key] = replace(delta, lines=lines_read)
+                deltas[matrix.key] = replace(delta, lines=lines_read)
         is_drowned = 0 < change < _DROWNED_BELOW.get(roundings.widest, 0.0) ** 2 * weights
-        if not is_drowned or all(delta.lines is None for delta in found.values()):
+        if not is_drowned or all(delta.lines is None for delta in deltas.values()):
             break
-    return list(found.values()), found_others
+    return list(deltas.values()), other_rows
 
 
-# The lines of a matrix that are read, and which of the rows that are read of its tensor hold them (None: all of them).
+# A matrix, which of its lines are read, and their positions among the rows that are read of its tensor (None: all).
 Lines = tuple[Matrix, NDArray[np.int64], NDArray[np.int64] | None]
 
 
-# All models of a base want the same rows. Do not write to these arrays.
+# All models of a base need the same rows. Do not write to these arrays.
 @lru_cache(maxsize=2048)
-def _wanted_rows(
-    matrices: tuple[Matrix, ...], counts: tuple[int, ...], known: tuple[int, ...]
+def _rows_to_read(
+    matrices: tuple[Matrix, ...], counts: tuple[int, ...], counts_read: tuple[int, ...]
 ) -> tuple[tuple[range, ...], tuple[Lines, ...]]:
-    """Which rows of a tensor to read for ``counts`` lines of each matrix but the ``known`` ones; and these lines."""
+    """Which rows of a tensor to read to get ``counts`` lines of each matrix, and which lines they contain.
+
+    The ``counts_read`` lines of each matrix that were read before are left out.
+    """
     lines: dict[Matrix, NDArray[np.int64]] = {}
-    for matrix, count, before in zip(matrices, counts, known, strict=True):
-        some = lines_of(matrix.lines, count)
-        some = np.setdiff1d(some, lines_of(matrix.lines, before)) if before else some
-        if len(some):
-            lines[matrix] = some
+    for matrix, count, count_read in zip(matrices, counts, counts_read, strict=True):
+        matrix_lines = lines_of(matrix.lines, count)
+        matrix_lines = np.setdiff1d(matrix_lines, lines_of(matrix.lines, count_read)) if count_read else matrix_lines
+        if len(matrix_lines):
+            lines[matrix] = matrix_lines
     if not lines:
         return (), ()
-    stored = np.unique(np.concatenate([matrix.stored_lines(some) for matrix, some in lines.items()]))
-    places = {matrix: np.searchsorted(stored, matrix.stored_lines(some)) for matrix, some in lines.items()}
+    stored = np.unique(np.concatenate([matrix.stored_lines(matrix_lines) for matrix, matrix_lines in lines.items()]))
+    positions = {
+        matrix: np.searchsorted(stored, matrix.stored_lines(matrix_lines)) for matrix, matrix_lines in lines.items()
+    }
     return tuple(stripes_of(stored)), tuple(
-        (matrix, some, None if np.array_equal(places[matrix], np.arange(len(stored))) else places[matrix])
-        for matrix, some in lines.items()
+        (matrix, matrix_lines, None if np.array_equal(positions[matrix], np.arange(len(stored))) else positions[matrix])
+        for matrix, matrix_lines in lines.items()
     )
 
 
 def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
-    Experts that the base lacks, because they are quantised there, are left out. Raises Skipped: another architecture,
+    Experts that the base lacks, because they are quantised in it, are left out. Raises Skipped: another architecture,
     missing matrices, another depth, another shape, or quantised matrices that the base has as numbers.
     """
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
     layout = locate_matrices(checkpoint, {**config, "model_type": model_type})
-    held = base.layout.by_key
-    kept = (one for one in layout.matrices if one.key in held or not one.key.family.startswith("expert_"))
-    layout = replace(layout, matrices=tuple(kept))
+    base_matrices = base.layout.by_key
+    comparable = (
+        matrix
+        for matrix in layout.matrices
+        if matrix.key in base_matrices or not matrix.key.family.startswith("expert_")
+    )
+    layout = replace(layout, matrices=tuple(comparable))
     if layout.architecture != base.layout.architecture:
         raise Skipped(
             "shape_mismatch",
@@ -246,26 +257,26 @@ def _dense_delta(
     with_weights: bool,
     grid: Grid | None,
 ) -> DenseDelta:
-    """The delta overwrites ``weight`` in memory if that is float32."""
+    """The delta of one matrix. It overwrites ``weight`` in memory if that is float32."""
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
             "shape_mismatch", f"{shown(matrix.tensor)} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
         )
     reference = roundings.reference(weight, base, grid)
-    where = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
-    sample = weight[where].to(torch.float32)
+    positions = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
+    sample = weight[positions].to(torch.float32)
     delta = weight.to(torch.float32)
-    kept = delta.clone() if with_weights else None
+    weights = delta.clone() if with_weights else None
     square = inner = 0.0
     # In place and by pieces that fit the processor's cache: half the time of three passes.
     rows = max(1, _PIECE_BYTES // (delta.element_size() * delta.shape[1]))
     for start in range(0, delta.shape[0], rows):
-        part = reference[start : start + rows]
-        piece = delta[start : start + rows].sub_(part).flatten()
+        reference_rows = reference[start : start + rows]
+        piece = delta[start : start + rows].sub_(reference_rows).flatten()
         square += float(torch.dot(piece, piece))
-        inner += float(torch.dot(part.flatten(), piece))
+        inner += float(torch.dot(reference_rows.flatten(), piece))
     norm = math.sqrt(square) if math.isfinite(square) else square
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
-    moved = int(delta[where].count_nonzero())
-    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, kept)
+    moved = int(delta[positions].count_nonzero())
+    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, weights)

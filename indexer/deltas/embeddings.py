@@ -22,12 +22,12 @@ from indexer.sources.registry import ModelRef
 
 _POSITION_NAMES = ("position_embeddings", "wpe", "embed_positions", "position_embedding")
 _TYPE_NAMES = ("token_type_embeddings",)
-# Positions are read in two steps: one row of this many, then all rows between the last that moved and the next one.
+# Positions are read in two steps: one row of this many, then all rows between the last of them that moved and the next.
 _STEP = 64
 _MOST_POSITIONS = 1 << 15
 _MOST_TYPES = 64
 
-# Classes whose head predicts tokens; it is tied to the embedding where the checkpoint has no matrix for it.
+# Classes whose head predicts tokens. It is tied to the embedding if the checkpoint has no matrix for it.
 _TOKEN_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
 _HEAD_MATRICES = ("lm_head.weight", "embed_out.weight", "output.weight", "decoder.weight", "output_projection.weight")
 
@@ -39,7 +39,7 @@ def embedding_names(checkpoint: Checkpoint) -> dict[str, str]:
     tokens = checkpoint.token_embedding
     if tokens is None:
         return {}
-    found = {TOKENS: tokens}
+    names_by_kind = {TOKENS: tokens}
     width = checkpoint.tensors[tokens].shape[1]
     folder = tokens.removesuffix(".weight").rpartition(".")[0]
     prefixes = [f"{folder}." if folder else "", f"{folder}.encoder." if folder else "encoder."]
@@ -48,13 +48,13 @@ def embedding_names(checkpoint: Checkpoint) -> dict[str, str]:
             info = checkpoint.tensors.get(name)
             if info is not None and info.dtype in READABLE and len(info.shape) == 2:
                 if info.shape[1] == width and 1 < info.shape[0] <= most:
-                    found[kind] = name
+                    names_by_kind[kind] = name
                     break
-    return found
+    return names_by_kind
 
 
 def base_stripes(kind: str, rows: int) -> tuple[range, ...]:
-    """The rows of a base's embedding that its file holds: the sampled ones of the tokens, all of the others."""
+    """The rows of a base's embedding that its file holds: sampled rows of the tokens, all rows of the others."""
     return token_stripes(rows) if kind == TOKENS else (range(rows),)
 
 
@@ -83,78 +83,80 @@ class EmbeddingReader:
             self._names = {}
         self.stripes = self._first_stripes()
 
-    def changes(self, read: Mapping[str, torch.Tensor]) -> TokenChanges | None:
-        """What happened to the rows; None if they cannot be compared.
+    def changes(self, rows_by_name: Mapping[str, torch.Tensor]) -> TokenChanges | None:
+        """The changes of the rows; None if they cannot be compared.
 
-        ``read``: the rows of ``stripes``, by the name of their tensor. More rows of the positions are read if need be.
+        ``rows_by_name``: the rows of ``stripes``, by the name of their tensor. More rows of the positions may be read.
         """
-        found_rows = {kind: read[name] for kind, name in self._names.items() if name in read}
-        if TOKENS not in found_rows:
+        rows_by_kind = {kind: rows_by_name[name] for kind, name in self._names.items() if name in rows_by_name}
+        if TOKENS not in rows_by_kind:
             return None
-        rows, base = found_rows[TOKENS], self._base[TOKENS]
+        rows, base = rows_by_kind[TOKENS], self._base[TOKENS]
         compared = row_changes(rows, base[: len(rows)], narrowest_name(rows), tied=is_head_tied(self._checkpoint))
         if compared is None:
             return None
-        found, decay = compared
+        changes, decay = compared
         codes = np.full(len(base), MISSING, dtype=np.uint8)
-        codes[: len(rows)] = found.codes
+        codes[: len(rows)] = changes.codes
         pairs = None
-        if (types := found_rows.get(TOKEN_TYPES)) is not None:
+        if (types := rows_by_kind.get(TOKEN_TYPES)) is not None:
             moved = self._moved(TOKEN_TYPES, range(len(types)), types, decay)
             pairs = None if moved is None else bool(moved[1])
-        positions = found_rows.get(POSITIONS)
+        positions = rows_by_kind.get(POSITIONS)
         return TokenChanges(
             codes,
-            found.scale,
+            changes.scale,
             vocabulary=self._checkpoint.tensors[self._names[TOKENS]].shape[0],
             base_vocabulary=self._base_vocabulary,
-            kind=found.kind,
-            is_share=found.is_share,
+            kind=changes.kind,
+            is_share=changes.is_share,
             positions=None if positions is None else self._positions(positions, decay),
             pairs=pairs,
         )
 
     def _first_stripes(self) -> Stripes:
-        found: Stripes = {}
+        stripes: Stripes = {}
         for kind, name in self._names.items():
             end = min(len(self._base[kind]), self._checkpoint.tensors[name].shape[0])
             if kind == TOKENS:
-                mine = self._checkpoint.tensors[name].shape[0]
-                parts = [range(part.start, min(part.stop, mine)) for part in token_stripes(self._base_vocabulary)]
-                found[name] = [part for part in parts if part]
+                vocabulary = self._checkpoint.tensors[name].shape[0]
+                parts = [range(part.start, min(part.stop, vocabulary)) for part in token_stripes(self._base_vocabulary)]
+                stripes[name] = [part for part in parts if part]
             elif kind == POSITIONS:
-                found[name] = [range(row, row + 1) for row in range(_STEP - 1, end, _STEP)] or [range(end)]
+                stripes[name] = [range(row, row + 1) for row in range(_STEP - 1, end, _STEP)] or [range(end)]
             elif end > 1:
-                found[name] = [range(end)]
-        return {name: parts for name, parts in found.items() if parts}
+                stripes[name] = [range(end)]
+        return {name: parts for name, parts in stripes.items() if parts}
 
     def _positions(self, rows: torch.Tensor, decay: Decay | None) -> int | None:
-        """How many rows of the position embeddings there are up to the last that moved; None if that is not known.
+        """How many rows the position embeddings have up to the last that moved; None if that is unknown.
 
         Texts use positions from the first on, so the rows that moved are followed by those that did not.
         """
         name = self._names[POSITIONS]
         end = min(len(self._base[POSITIONS]), self._checkpoint.tensors[name].shape[0])
-        places = [row for part in self.stripes[name] for row in part]
-        moved = self._moved(POSITIONS, places, rows, decay)
+        positions = [row for part in self.stripes[name] for row in part]
+        moved = self._moved(POSITIONS, positions, rows, decay)
         if moved is None:
             return None
-        start = max((place + 1 for place, has_moved in zip(places, moved, strict=True) if has_moved), default=0)
-        more = [row for row in range(start, min(start + _STEP, end)) if row not in places]
+        start = max(
+            (position + 1 for position, has_moved in zip(positions, moved, strict=True) if has_moved), default=0
+        )
+        more = [row for row in range(start, min(start + _STEP, end)) if row not in positions]
         if more:
-            ((_, others),) = self._checkpoint.stripes({name: [range(more[0], more[-1] + 1)]})
-            rows = torch.cat([rows, others])
-            places += more
-            moved = self._moved(POSITIONS, places, rows, decay)
+            ((_, more_rows),) = self._checkpoint.stripes({name: [range(more[0], more[-1] + 1)]})
+            rows = torch.cat([rows, more_rows])
+            positions += more
+            moved = self._moved(POSITIONS, positions, rows, decay)
         if moved is None or not moved.any():
             return None
-        return 1 + max(place for place, has_moved in zip(places, moved, strict=True) if has_moved)
+        return 1 + max(position for position, has_moved in zip(positions, moved, strict=True) if has_moved)
 
     def _moved(
-        self, kind: str, places: Sequence[int], rows: torch.Tensor, decay: Decay | None
+        self, kind: str, positions: Sequence[int], rows: torch.Tensor, decay: Decay | None
     ) -> NDArray[np.bool_] | None:
-        """Which of the rows in ``places`` moved, more than by the tokens' ``decay``; None if that is not known."""
-        base = self._base[kind][list(places)]
+        """Which of the rows ``positions`` moved, more than by the tokens' ``decay``; None if that is unknown."""
+        base = self._base[kind][list(positions)]
         dtype = narrowest_name(rows)
         if decay is None:
             # A tied head moves every token. Positions that moved can be recognised only if nothing decayed.
@@ -176,19 +178,19 @@ def compare_embeddings(
     cannot be compared. ``say`` is called first, with how much is read. Raises ModelError if a file cannot be read.
     """
     install_session()
-    with closing(open_checkpoint(model, commit=commit, relation=relation)) as mine:
-        name = mine.token_embedding
-        with closing(open_checkpoint(base, commit=base_commit)) as theirs:
-            base_name = theirs.token_embedding
+    with closing(open_checkpoint(model, commit=commit, relation=relation)) as checkpoint:
+        name = checkpoint.token_embedding
+        with closing(open_checkpoint(base, commit=base_commit)) as base_checkpoint:
+            base_name = base_checkpoint.token_embedding
             if name is None or base_name is None:
                 return None
-            infos = mine.tensors[name], theirs.tensors[base_name]
+            infos = checkpoint.tensors[name], base_checkpoint.tensors[base_name]
             if infos[0].shape[1] != infos[1].shape[1]:
                 return None
             sizes = [size_in_words(info.nbytes) for info in infos]
             say(f"reading all of two input embeddings: {sizes[0]} of the model's and {sizes[1]} of the base's")
             count = min(info.shape[0] for info in infos)
-            ((_, rows),) = mine.stripes({name: [range(count)]})
-            ((_, base_rows),) = theirs.stripes({base_name: [range(count)]})
-            found = row_changes(rows, base_rows, narrowest_name(rows), tied=is_head_tied(mine))
-    return None if found is None else (found[0], infos[0].shape[0], infos[1].shape[0])
+            ((_, rows),) = checkpoint.stripes({name: [range(count)]})
+            ((_, base_rows),) = base_checkpoint.stripes({base_name: [range(count)]})
+            compared = row_changes(rows, base_rows, narrowest_name(rows), tied=is_head_tied(checkpoint))
+    return None if compared is None else (compared[0], infos[0].shape[0], infos[1].shape[0])

@@ -1,15 +1,15 @@
-"""The values that 4-bit NormalFloat (NF4) leaves of a base's matrix, to recognise models made from a dequantised base.
+"""A base's matrix rounded to 4-bit NormalFloat (NF4), to recognise models that were made from a dequantised base.
 
 NF4 (Dettmers et al. 2023, "QLoRA", arXiv 2305.14314, section 3 and appendix E; the format of bitsandbytes) takes a
 matrix (out, in) row by row as one sequence, in blocks of 64 numbers. A number is divided by the largest absolute value
 of its block and replaced by the nearest of 16 levels, the quantiles of a normal distribution. Double quantisation also
-stores these scales in few bits: less their mean over the whole matrix they are divided, in blocks of 256, by their
+stores these scales in few bits: minus their mean over the whole matrix, they are divided, in blocks of 256, by their
 largest absolute value, and replaced by the nearest of the 256 levels of the dynamic 8-bit type (Dettmers et al. 2022,
 "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861, section 2). Nothing here is random, so a base in
 16 or 32 bits gives the same values everywhere.
 
-A fine-tune that was made from such a copy and saved in 16 bits differs from the base by what was learnt and by the
-error of this rounding, a tenth of the weights' size, which has full rank and says nothing about training.
+A fine-tune that was made from such a copy and saved in 16 bits differs from the base by the change of training and by
+the error of this rounding, a tenth of the weights' size, which has full rank and does not depend on training.
 """
 
 from __future__ import annotations
@@ -42,60 +42,60 @@ def on_grid(
 ) -> torch.Tensor:
     """The matrix of a base, or some ``lines`` of it (as ``BaseMatrices.lines``), rounded to NF4: (rows, in) float32.
 
-    ``first``: the dtype to which the base was rounded before; ``double``: with double quantisation. Raises
-    Skipped("base_sampled") if the atlas does not keep the whole matrix.
+    ``first``: the dtype to which the base was rounded before, None for its own; ``double``: with double quantisation.
+    Raises Skipped("base_sampled") if the atlas does not keep the whole matrix.
     """
-    place = base.layout.by_key[key]
-    width = place.shape[1]
+    matrix = base.layout.by_key[key]
+    width = matrix.shape[1]
     if width % BLOCK:  # blocks run on from one row to the next
-        tensor = _rounded_first(_whole_tensor(base, place), first).reshape(-1)
+        tensor = _rounded_first(_module_weight(base, matrix), first).reshape(-1)
         spread = _scales(tensor, None, double=double).repeat_interleave(BLOCK)[: len(tensor)]
         largest = _largest(tensor, BLOCK).repeat_interleave(BLOCK)[: len(tensor)]
-        found = (_codes(tensor, largest) * spread).reshape(-1, width)[_out_rows(place)]
+        values = (_codes(tensor, largest) * spread).reshape(-1, width)[_out_rows(matrix)]
         if lines is None:
-            return found
-        return found[:, lines] if place.transposed else found[lines]
-    wanted = np.arange(place.shape[0]) if lines is None or place.transposed else lines
-    name = (place.key, wanted.tobytes(), first, double)
-    scales = base.scales.get(name)
+            return values
+        return values[:, lines] if matrix.transposed else values[lines]
+    rows = np.arange(matrix.shape[0]) if lines is None or matrix.transposed else lines
+    key_of_scales = (matrix.key, rows.tobytes(), first, double)
+    scales = base.scales.get(key_of_scales)
     if scales is None:
         if double:
-            scales = _scales(_whole_tensor(base, place), first, double=True).reshape(-1, width // BLOCK)
-            scales = scales[_out_rows(place)[wanted]]
+            scales = _scales(_module_weight(base, matrix), first, double=True).reshape(-1, width // BLOCK)
+            scales = scales[_out_rows(matrix)[rows]]
         else:
-            scales = _scales(base.matrix(place.key)[wanted], first, double=False).reshape(-1, width // BLOCK)
+            scales = _scales(base.matrix(matrix.key)[rows], first, double=False).reshape(-1, width // BLOCK)
         if lines is not None:  # the scales of samples are few, and the same for all models
-            base.scales[name] = scales
-    matrix = base.matrix(place.key)
-    found = torch.empty(len(wanted), width)
+            base.scales[key_of_scales] = scales
+    weight = base.matrix(matrix.key)
+    values = torch.empty(len(rows), width)
     step = max(1, _PIECE // width)
-    for start in range(0, len(wanted), step):
-        part = _rounded_first(matrix[wanted[start : start + step]], first)
+    for start in range(0, len(rows), step):
+        part = _rounded_first(weight[rows[start : start + step]], first)
         blocks = part.reshape(len(part), -1, BLOCK)
         levels = _codes(blocks, blocks.abs().amax(2, keepdim=True))
-        found[start : start + step] = (levels * scales[start : start + step, :, None]).reshape(part.shape)
-    return found[:, lines] if lines is not None and place.transposed else found
+        values[start : start + step] = (levels * scales[start : start + step, :, None]).reshape(part.shape)
+    return values[:, lines] if lines is not None and matrix.transposed else values
 
 
-def _whole_tensor(base: BaseMatrices, place: Matrix) -> torch.Tensor:
-    """The module that holds a matrix (out, in): fused matrices are quantised together."""
-    parts = base.layout.by_tensor[place.tensor]
-    if place.rows is None or sum(part.shape[0] for part in parts) != place.stored_rows:
-        return base.matrix(place.key)
-    whole = torch.empty(place.stored_rows, place.shape[1], dtype=base.matrix(place.key).dtype)
+def _module_weight(base: BaseMatrices, matrix: Matrix) -> torch.Tensor:
+    """The weight (out, in) of the module that holds a matrix: fused matrices are quantised together."""
+    parts = base.layout.by_tensor[matrix.tensor]
+    if matrix.rows is None or sum(part.shape[0] for part in parts) != matrix.stored_rows:
+        return base.matrix(matrix.key)
+    weight = torch.empty(matrix.stored_rows, matrix.shape[1], dtype=base.matrix(matrix.key).dtype)
     for part in parts:
-        whole[_out_rows(part)] = base.matrix(part.key)
-    return whole
+        weight[_out_rows(part)] = base.matrix(part.key)
+    return weight
 
 
-def _out_rows(place: Matrix) -> NDArray[np.int64]:
-    """The rows of the module, (out, in), that are those of the matrix."""
-    rows = np.arange(place.shape[0])
-    if place.rows is None:
+def _out_rows(matrix: Matrix) -> NDArray[np.int64]:
+    """The rows of the module's weight (out, in) that belong to the matrix."""
+    rows = np.arange(matrix.shape[0])
+    if matrix.rows is None:
         return rows
-    group, row = np.divmod(rows, place.rows.stop - place.rows.start)
-    found: NDArray[np.int64] = group * place.rows.size + place.rows.start + row
-    return found
+    group, row = np.divmod(rows, matrix.rows.stop - matrix.rows.start)
+    out_rows: NDArray[np.int64] = group * matrix.rows.size + matrix.rows.start + row
+    return out_rows
 
 
 def _rounded_first(values: torch.Tensor, first: torch.dtype | None) -> torch.Tensor:
@@ -103,29 +103,29 @@ def _rounded_first(values: torch.Tensor, first: torch.dtype | None) -> torch.Ten
 
 
 def _scales(tensor: torch.Tensor, first: torch.dtype | None, *, double: bool) -> torch.Tensor:
-    """The scale of each block of a tensor; as double quantisation leaves it, if ``double``."""
+    """The scale of each block of a tensor; if ``double``, after double quantisation."""
     values, step = tensor.reshape(-1), _PIECE // BLOCK * BLOCK
     pieces = [_largest(_rounded_first(part, first), BLOCK) for part in values.split(step)]
     scales = torch.cat(pieces)
     if not double:
         return scales
     mean = scales.mean()
-    left = scales - mean
-    largest = _largest(left, _SCALES_BLOCK).repeat_interleave(_SCALES_BLOCK)[: len(left)]
+    centred = scales - mean
+    largest = _largest(centred, _SCALES_BLOCK).repeat_interleave(_SCALES_BLOCK)[: len(centred)]
     levels = dynamic_levels()
-    scaled = (left * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
+    scaled = (centred * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
     return levels[torch.bucketize(scaled, _bounds(levels))] * largest + mean
 
 
 def _largest(values: torch.Tensor, size: int) -> torch.Tensor:
-    """The largest absolute value of each block of ``size`` numbers; the last one may be shorter."""
-    whole = len(values) // size * size
-    found = values[:whole].reshape(-1, size).abs().amax(1)
-    return found if whole == len(values) else torch.cat([found, values[whole:].abs().amax()[None]])
+    """The largest absolute value of each block of ``size`` numbers; the last block may be shorter."""
+    full = len(values) // size * size
+    largest = values[:full].reshape(-1, size).abs().amax(1)
+    return largest if full == len(values) else torch.cat([largest, values[full:].abs().amax()[None]])
 
 
 def _codes(values: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
-    """The nearest level to each value, divided by the largest of its block."""
+    """The level that is nearest to each value divided by the largest absolute value of its block."""
     levels = torch.tensor(_LEVELS)
     scaled = (values * (1.0 / largest.clamp(min=_SMALLEST_SCALE))).clamp(-1, 1)
     return levels[torch.bucketize(scaled, _bounds(levels))]
@@ -138,9 +138,9 @@ def _bounds(levels: torch.Tensor) -> torch.Tensor:
 @cache
 def dynamic_levels() -> torch.Tensor:
     """The 256 levels of the signed dynamic 8-bit type: 0, 1, and ± 10^(e − 6) · the centres of 2^e parts of [.1, 1]."""
-    found = [0.0, 1.0]
+    levels = [0.0, 1.0]
     for exponent in range(7):
         edges = torch.linspace(0.1, 1, 2**exponent + 1, dtype=torch.float32)
         centres = ((edges[:-1] + edges[1:]) / 2 * 10.0 ** (exponent - 6)).tolist()
-        found += centres + [-one for one in centres]
-    return torch.tensor(sorted(found))
+        levels += centres + [-centre for centre in centres]
+    return torch.tensor(sorted(levels))

@@ -2,8 +2,8 @@
 
 Small parts of a few matrices show which model was made from which: eight parts of 256 KiB, of different families and
 depths, are 2 MB of a roberta-base whose block matrices take 340 MB. Some rows of the token embeddings are read as well:
-training does not change the rows of words that do not occur in its data, so they show which trainings a model has in
-common with another. Nothing is stored.
+training does not change the rows of words that do not occur in its data, so these rows show which trainings two models
+have in common. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import published_matrices
 from indexer.deltas.delta import LoraDelta, layout_against
 from indexer.deltas.rounding import narrowest_dtype
-from indexer.deltas.single import Described, model_errors
+from indexer.deltas.single import Described
 from indexer.errors import ModelError, Skipped
 from indexer.names import STACKS, DeltaKey
+from indexer.network.hub_errors import model_errors
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.parts import Extent, Floats, LoraFactors, ModelParts
@@ -36,16 +37,16 @@ from indexer.vectors.published import PublishedBase
 MATRICES = 8
 _PART_BYTES = 256 << 10
 _TOKEN_BYTES = 768 << 10
-# Rows are read from this share of the vocabulary on: the first words are in every text, the last in few.
+# Rows are read from this share of the vocabulary on: the first words occur in every text, the last in few.
 _TOKENS_FROM = 1 / 3
 # A part has at least this many rows, so that the rank of a LoRA shows in it.
 LEAST_ROWS = 32
 
 
 class Parts:
-    """The parts of a base's block matrices that are read of every model, and the base's own.
+    """The parts of block matrices that are read from every model of a base, and the base's own parts.
 
-    ``changed``: names of the deltas that the model in question changed; the others carry no evidence. Raises
+    ``changed``: names of the deltas that the model in question changed; other matrices carry no evidence. Raises
     AtlasError if the base's matrices are not in the atlas.
     """
 
@@ -70,7 +71,7 @@ class Parts:
     def base_weights(self) -> dict[DeltaKey, torch.Tensor]:
         """The base's parts in its own dtype, from the atlas."""
         with closing(self._base) as base:
-            return {key: base.leading(key, one.rows, one.columns).clone() for key, one in self.extents.items()}
+            return {key: base.leading(key, extent.rows, extent.columns).clone() for key, extent in self.extents.items()}
 
     @property
     def names(self) -> list[str]:
@@ -113,7 +114,7 @@ class Parts:
         except ModelError as error:
             if filenames is None or not (isinstance(error, Skipped) or error.reason == "not_found"):
                 raise
-        # The weights are not where the atlas says, for example in a pull request of the Hub's converter.
+        # The atlas names other files, for example if the weights are in a pull request of the Hub's converter.
         with _opened(reference, commit, relation, None, most_small) as checkpoint:
             return self._parts_of(checkpoint)
 
@@ -124,15 +125,15 @@ class Parts:
         factors: dict[str, LoraFactors] = {}
         widest = None
         parts = self._adapter_deltas(checkpoint, factors) if is_adapter else self._stored_weights(checkpoint)
-        for key, found in parts:
+        for key, part in parts:
             base = self.base_weights[key]
             if is_adapter:
-                weight, delta = base.float() + found, found
+                weight, delta = base.float() + part, part
             else:
-                narrow = narrowest_dtype(found)
+                narrow = narrowest_dtype(part)
                 if widest is None or torch.finfo(narrow).eps < torch.finfo(widest).eps:
                     widest = narrow
-                weight, delta = found.float(), found.float() - base.to(narrow).to(found.dtype).float()
+                weight, delta = part.float(), part.float() - base.to(narrow).to(part.dtype).float()
             if not torch.isfinite(delta).all():
                 raise Skipped("not_finite", f"its matrix {key} holds NaN or infinite values")
             weights[str(key)], deltas[str(key)] = weight.numpy(), delta.numpy()
@@ -144,18 +145,18 @@ class Parts:
         )  # fmt: skip
 
     def _stored_weights(self, checkpoint: Checkpoint) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
-        """The parts of a full checkpoint; all rows of a tensor that it stores in another way than the base does."""
+        """The parts of a full checkpoint; of a tensor that it stores in another way than the base, all rows."""
         layout = layout_against(checkpoint, self._base)
         of_base = self._base.layout.by_key
-        wanted: dict[str, range] = {}
+        rows_by_name: dict[str, range] = {}
         for matrix in layout.matrices:
             if matrix.key in self.extents:
-                theirs, name = of_base[matrix.key], matrix.tensor
-                is_stored_alike = (theirs.transposed, theirs.rows) == (matrix.transposed, matrix.rows)
-                whole = matrix.leading or checkpoint.tensors[name].shape[0]
-                rows = self._leading[theirs.tensor] if is_stored_alike else whole
-                wanted[name] = range(max(len(wanted.get(name, ())), rows))
-        for name, tensor in checkpoint.rows(wanted):
+                base_matrix, name = of_base[matrix.key], matrix.tensor
+                is_stored_alike = (base_matrix.transposed, base_matrix.rows) == (matrix.transposed, matrix.rows)
+                all_rows = matrix.leading or checkpoint.tensors[name].shape[0]
+                rows = self._leading[base_matrix.tensor] if is_stored_alike else all_rows
+                rows_by_name[name] = range(max(len(rows_by_name.get(name, ())), rows))
+        for name, tensor in checkpoint.rows(rows_by_name):
             for matrix in layout.by_tensor[name]:
                 if (extent := self.extents.get(matrix.key)) is not None:
                     yield matrix.key, _cut(matrix, tensor)[: extent.rows, : extent.columns]
@@ -165,24 +166,24 @@ class Parts:
     ) -> Iterator[tuple[DeltaKey, torch.Tensor]]:
         """The parts of an adapter's deltas; zeros for matrices that it does not change.
 
-        ``factors`` receives the factors of a LoRA. What depends on W is computed from the base's.
+        ``factors`` receives the factors of a LoRA. A change that depends on W is computed from the base's W.
         """
-        found = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
+        parts = {key: torch.zeros(extent.rows, extent.columns) for key, extent in self.extents.items()}
         plan = adapter_plan(checkpoint)
         is_lora = plan.peft_type == "LORA" and plan.start is None
         for delta in deltas_on(checkpoint, self._base, only=self.extents):
             if (extent := self.extents.get(delta.key)) is None:
                 continue
             if isinstance(delta, LoraDelta):
-                found[delta.key] = delta.scale * (delta.b[: extent.rows] @ delta.a[:, : extent.columns])
+                parts[delta.key] = delta.scale * (delta.b[: extent.rows] @ delta.a[:, : extent.columns])
                 if is_lora:
                     narrow = narrowest_dtype(torch.cat((delta.a.flatten(), delta.b.flatten())))
                     a, b = (part.clone().numpy() for part in (delta.a, delta.b))
                     factors[str(delta.key)] = LoraFactors(a, b, float(delta.scale), dtype_name(narrow))
             else:
-                formed = dense(delta, self._base.matrix(delta.key)).matrix
-                found[delta.key] = formed[: extent.rows, : extent.columns].clone()
-        yield from found.items()
+                changed = dense(delta, self._base.matrix(delta.key)).matrix
+                parts[delta.key] = changed[: extent.rows, : extent.columns].clone()
+        yield from parts.items()
 
 
 @contextmanager
@@ -209,8 +210,8 @@ def _tokens(checkpoint: Checkpoint) -> Floats | None:
     info = checkpoint.tensors[name]
     first = int(_TOKENS_FROM * info.shape[0]) // 1000 * 1000  # vocabularies of fine-tunes grow by a few words
     count = min(_TOKEN_BYTES // (4 * max(info.shape[1], 1)), info.shape[0] - first)
-    ((_, found),) = checkpoint.rows({name: range(first, first + count)})
-    return found.float().numpy()
+    ((_, rows),) = checkpoint.rows({name: range(first, first + count)})
+    return rows.float().numpy()
 
 
 def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collection[str] | None) -> list[str]:
@@ -220,21 +221,26 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
         for name, matrices in tensors
         if changed is None or any(str(matrix.key) in changed for matrix in matrices)
     ]
-    places = sorted({(STACKS.index(matrices[0].key.stack), matrices[0].key.layer) for _, matrices in usable})
+    layers = sorted({_layer(matrices[0]) for _, matrices in usable})
     families = list(dict.fromkeys((matrices[0].key.stack, matrices[0].key.family) for _, matrices in usable))
-    by_place: dict[tuple[int, int], list[tuple[str, int]]] = {}
+    by_layer: dict[tuple[int, int], list[tuple[str, int]]] = {}
     for name, matrices in usable:
         key = matrices[0].key
-        by_place.setdefault((STACKS.index(key.stack), key.layer), []).append(
-            (name, families.index((key.stack, key.family)))
-        )
+        by_layer.setdefault(_layer(matrices[0]), []).append((name, families.index((key.stack, key.family))))
     chosen: list[str] = []
     for turn in range(min(MATRICES, len(usable))):
-        place = places[round(turn * (len(places) - 1) / max(MATRICES - 1, 1))]
-        left = [one for one in by_place[place] if one[0] not in chosen]
-        left = left or [one for ones in by_place.values() for one in ones if one[0] not in chosen]
-        chosen.append(min(left, key=lambda one: ((one[1] - turn) % len(families), one[0]))[0])
+        layer = layers[round(turn * (len(layers) - 1) / max(MATRICES - 1, 1))]
+        unused = [(name, family) for name, family in by_layer[layer] if name not in chosen]
+        unused = unused or [
+            (name, family) for pairs in by_layer.values() for name, family in pairs if name not in chosen
+        ]
+        chosen.append(min(((family - turn) % len(families), name) for name, family in unused)[1])
     return chosen
+
+
+def _layer(matrix: Matrix) -> tuple[int, int]:
+    """Stack and layer, as numbers in order."""
+    return STACKS.index(matrix.key.stack), matrix.key.layer
 
 
 def _leading_rows(matrix: Matrix, item_bytes: int) -> int:

@@ -16,10 +16,10 @@ _MOST_TERMS = 100
 
 def _skew(values: torch.Tensor, size: int) -> torch.Tensor:
     """(k, size·(size−1)/2) entries above the diagonal, row by row → (k, size, size) skew-symmetric."""
-    found = torch.zeros(len(values), size, size)
+    matrices = torch.zeros(len(values), size, size)
     rows, columns = torch.triu_indices(size, size, 1)
-    found[:, rows, columns] = values
-    return found - found.mT
+    matrices[:, rows, columns] = values
+    return matrices - matrices.mT
 
 
 def _cayley(skew: torch.Tensor) -> torch.Tensor:

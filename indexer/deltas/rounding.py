@@ -2,8 +2,8 @@
 
 A checkpoint may have gone through narrow dtypes and be stored in a wide one. It is compared with the base rounded to
 the narrowest dtype that holds all its values, unless another chain of roundings that leads to such values leaves a
-clearly smaller delta. One that was made from a copy of the base in 4 bits is compared with what that rounding leaves
-of the base (``indexer.deltas.nf4``).
+clearly smaller delta. A checkpoint that was made from a copy of the base in 4 bits is compared with the base rounded to
+these 4 bits (``indexer.deltas.nf4``).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _STEPS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 _ROUNDOFF: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float16 flushed": 2.0**-11}
 
-# Longer chains give the same values as one of these: a float16 value stays one when rounded to bfloat16, and a bfloat16
-# value when rounded to float16.
+# Longer chains give the same values as one of these, because a float16 value rounded to bfloat16 is still a float16
+# value, and the reverse.
 _INTO_NARROW: tuple[Chain, ...] = (
     ("bfloat16", "float16"),
     ("float16", "bfloat16"),
@@ -54,21 +54,22 @@ _CHAINS: Mapping[torch.dtype, tuple[Chain, ...]] = {
 # Chains are compared on this many entries of a matrix. If more than this share of their deltas is zero, rounding may be
 # the only change; then up to as many entries that are subnormal in float16 (about one in a thousand) are added.
 _SAMPLE = 8192
-_MOSTLY = 0.5
+_MOSTLY_ZERO = 0.5
 
 # By how many standard deviations one chain's delta must be smaller than another's. If no chain is clearly nearer, they
 # differ by a small share of the delta.
 _CLEAR = 6.0
 _FEWEST = 16
 
-# What a base may have become before training, named in records: NF4 with and without double quantisation. It is tried
-# where the delta, relative to the base, is about as large as the error of NF4 (.09 of normal weights), or larger.
+# The grids of values to which a base may have been rounded before training, named in records: NF4 with and without
+# double quantisation. They are tried if the delta, relative to the base, is about as large as the error of NF4 (.09 of
+# normal weights), or larger.
 _GRIDS = ("nf4", "nf4 double")
 _LEAST_OF_NF4, _MOST_OF_NF4 = 0.03, 1.0
 # Entries of a matrix by which a grid is chosen; it must leave less than this share of the delta.
 _GRID_SAMPLE = 1 << 16
 _MOST_LEFT, _MOST_PLAUSIBLE = 0.7, 0.9
-# Matrices that are compared without a match before a checkpoint counts as one of another kind.
+# After this many matrices without a match, no grid is tried any more.
 _MOST_TRIES = 6
 
 # (the dtype that the base was rounded to before, or None; one of ``_GRIDS``) → the base's values on it, float32
@@ -97,13 +98,13 @@ class RoundingChoice:
 
     @property
     def grid(self) -> str:
-        """Which of ``_GRIDS`` some matrix was made from; "" for none."""
+        """The one of ``_GRIDS`` that the last such matrix was made from; "" if none was."""
         return self._grid[1] if self._grid else ""
 
     def reference(self, weight: torch.Tensor, base: torch.Tensor, grid: Grid | None = None) -> torch.Tensor:
         """The base's matrix in float32 after the checkpoint's roundings. Do not write to it.
 
-        ``grid`` gives the same rows of the base as rounding to few bits leaves them.
+        ``grid`` returns the same rows of the base rounded to 4 bits.
         """
         narrow = narrowest_dtype(weight)
         key = (weight.dtype, narrow)
@@ -112,22 +113,22 @@ class RoundingChoice:
             # A bfloat16 model saved as float16 was rounded twice.
             live = sorted(live, key=lambda chain: chain != ("bfloat16", "float16"))
         if len(live) > 1:
-            live = _weighed(live, weight, base)
+            live = _still_possible(live, weight, base)
         self._live[key] = live
         reference = rounded(base.to(torch.float32), live[0])
         return reference if grid is None else self._on_grid(weight, base, reference, grid)
 
     def _on_grid(self, weight: torch.Tensor, base: torch.Tensor, reference: torch.Tensor, grid: Grid) -> torch.Tensor:
-        """``reference``, or the values of a grid that are clearly nearer to ``weight``.
+        """``reference``, or the values of a grid if they are clearly nearer to ``weight``.
 
-        Each matrix is judged by itself: copies in 4 bits leave some as they are.
+        Each matrix is judged by itself: copies in 4 bits leave some matrices unrounded.
         """
         if not self._tries:
             return reference
-        every = max(1, weight.numel() // _GRID_SAMPLE)
-        values, near = (one.flatten()[::every].to(torch.float32) for one in (weight, reference))
-        size, left = (float(torch.linalg.vector_norm(one)) for one in (near, values - near))
-        if not _LEAST_OF_NF4 * size <= left <= _MOST_OF_NF4 * size:
+        stride = max(1, weight.numel() // _GRID_SAMPLE)
+        values, near = (matrix.flatten()[::stride].to(torch.float32) for matrix in (weight, reference))
+        size, remainder = (float(torch.linalg.vector_norm(vector)) for vector in (near, values - near))
+        if not _LEAST_OF_NF4 * size <= remainder <= _MOST_OF_NF4 * size:
             return reference
         narrow = narrowest_dtype(weight)
         tails: tuple[Chain, ...] = {torch.bfloat16: (("bfloat16",),), torch.float16: (("float16",),)}.get(
@@ -136,17 +137,17 @@ class RoundingChoice:
         firsts = {torch.bfloat16: (None,), torch.float16: (None, torch.bfloat16)}.get(
             base.dtype, (torch.bfloat16, torch.float16, None)
         )
-        names = [(first, kind, tail) for first in firsts for kind in _GRIDS for tail in tails]
-        if self._grid in names:
-            names = [self._grid]
+        variants = [(first, kind, tail) for first in firsts for kind in _GRIDS for tail in tails]
+        if self._grid in variants:
+            variants = [self._grid]
         else:
-            # Such grids differ far less from each other than from the base: one of them says whether to go on.
-            some = grid(firsts[-1], _GRIDS[0]).flatten()[::every]
-            if float(torch.linalg.vector_norm(values - some)) > _MOST_PLAUSIBLE * left:
+            # The grids differ far less from each other than from the base: if one of them is too far, all are.
+            sampled = grid(firsts[-1], _GRIDS[0]).flatten()[::stride]
+            if float(torch.linalg.vector_norm(values - sampled)) > _MOST_PLAUSIBLE * remainder:
                 self._tries -= self._grid is None
                 return reference
-        made = {pair: grid(*pair) for pair in dict.fromkeys((first, kind) for first, kind, _ in names)}
-        references = [near, *(rounded(made[name[:2]].flatten()[::every], name[2]) for name in names)]
+        on_grids = {pair: grid(*pair) for pair in dict.fromkeys((first, kind) for first, kind, _ in variants)}
+        references = [near, *(rounded(on_grids[variant[:2]].flatten()[::stride], variant[2]) for variant in variants)]
         stacked = torch.stack(references)
         deltas = (values - stacked).square_()
         best = int(deltas.sum(1).argmin())
@@ -154,8 +155,8 @@ class RoundingChoice:
         if not (best and is_smaller and _is_clearly_nearest(stacked, deltas, best)[0]):
             self._tries -= self._grid is None
             return reference
-        self._grid = names[best - 1]
-        return rounded(made[self._grid[:2]], self._grid[2])
+        self._grid = variants[best - 1]
+        return rounded(on_grids[self._grid[:2]], self._grid[2])
 
 
 def rounded(values: torch.Tensor, chain: Chain) -> torch.Tensor:
@@ -178,7 +179,7 @@ def narrowest_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 
 def narrowest_name(tensor: torch.Tensor) -> str:
-    """The name of that dtype."""
+    """The name of ``narrowest_dtype``."""
     return dtype_name(narrowest_dtype(tensor))
 
 
@@ -186,16 +187,16 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return tensor.dtype == dtype or torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
-def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) -> Sequence[Chain]:
+def _still_possible(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) -> Sequence[Chain]:
     """The chains still possible after this matrix, the chosen one first."""
-    every = max(1, min(weight.numel() // _SAMPLE, weight.shape[0]))
-    original, values = (matrix[::every].to(torch.float32).flatten() for matrix in (base, weight))
-    left = values - rounded(original, live[0])
-    if every > 1 and left.numel() - int(left.count_nonzero()) > _MOSTLY * left.numel():
+    stride = max(1, min(weight.numel() // _SAMPLE, weight.shape[0]))
+    original, values = (matrix[::stride].to(torch.float32).flatten() for matrix in (base, weight))
+    remainder = values - rounded(original, live[0])
+    if stride > 1 and remainder.numel() - int(remainder.count_nonzero()) > _MOSTLY_ZERO * remainder.numel():
         small = base.to(torch.float32).abs().lt_(_SMALLEST_NORMAL).nonzero()[:_SAMPLE].unbind(1)
         original = torch.cat((original, base[small].to(torch.float32)))
         values = torch.cat((values, weight[small].to(torch.float32)))
-    elif _is_beyond_rounding(left, original, live):
+    elif _is_beyond_rounding(remainder, original, live):
         return live
     references = torch.stack([rounded(original, chain) for chain in live])
     if not bool(values.isfinite().all() and references.isfinite().all()):
@@ -204,18 +205,18 @@ def _weighed(live: Sequence[Chain], weight: torch.Tensor, base: torch.Tensor) ->
     best = int(deltas.sum(1).argmin())  # the first of several
     best = best if _is_clearly_nearest(references, deltas, best)[0] else 0
     worse = _is_clearly_nearest(references, deltas, best)
-    others = [chain for number, chain in enumerate(live) if number != best and not worse[number]]
-    return [live[best], *others]
+    possible = [chain for number, chain in enumerate(live) if number != best and not worse[number]]
+    return [live[best], *possible]
 
 
-def _is_beyond_rounding(left: torch.Tensor, original: torch.Tensor, live: Sequence[Chain]) -> bool:
-    """Whether the remainder ``left`` of a sample is so large that no chain of ``live`` can be clearly nearer.
+def _is_beyond_rounding(remainder: torch.Tensor, original: torch.Tensor, live: Sequence[Chain]) -> bool:
+    """Whether the ``remainder`` of a sample is so large that no chain of ``live`` can be clearly nearer.
 
     Two roundings differ by √(2/3) of a unit roundoff of each value at most, root mean square.
     """
     roundoff = max(_ROUNDOFF[step] for chain in live for step in chain)
     noise = (2 / 3) ** 0.5 * roundoff * float(torch.linalg.vector_norm(original))
-    return float(torch.linalg.vector_norm(left)) * 2 * _CLEAR > noise * left.numel() ** 0.5
+    return float(torch.linalg.vector_norm(remainder)) * 2 * _CLEAR > noise * remainder.numel() ** 0.5
 
 
 def _is_clearly_nearest(references: torch.Tensor, deltas: torch.Tensor, near: int) -> list[bool]:
@@ -233,5 +234,5 @@ def _is_clearly_nearest(references: torch.Tensor, deltas: torch.Tensor, near: in
     gain = deltas.sum(1) - deltas[near].sum()  # 2 ‖d‖² (share − ½)
     is_exact = (spread == 0) & (counts > 0)
     is_clear = (gain >= 2 * _CLEAR * length * spread) & (counts >= _FEWEST)
-    found: list[bool] = (is_exact | is_clear).tolist()
-    return found
+    is_nearer: list[bool] = (is_exact | is_clear).tolist()
+    return is_nearer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -12,10 +11,9 @@ import torch
 
 from indexer.deltas.base import published_matrices
 from indexer.deltas.vectorise import vectorise
-from indexer.errors import AtlasError, ModelError
 from indexer.listing.parents import Parents, ask_source, named_base, names_another
 from indexer.names import CONNECTIONS
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors
 from indexer.network.rows import commit_of, listed_filenames
 from indexer.network.session import install_session
 from indexer.records.identity import Spec, Unit
@@ -54,7 +52,7 @@ def describe(reference: ModelRef) -> Described:
 
 
 def read_model(described: Described, base: PublishedBase, read: str = "sample") -> Record:
-    """Vectorise a described model against one base of an atlas, from a ``sample`` of its rows or in ``full``.
+    """Vectorise a described model against one base of an atlas. ``read``: "sample", or "full" for all rows.
 
     Raises ModelError and AtlasError.
     """
@@ -86,35 +84,24 @@ def read_model(described: Described, base: PublishedBase, read: str = "sample") 
         return vectorise(unit, matrices, lambda: model.source.conversion(model), connections=CONNECTIONS)
 
 
-@contextmanager
-def model_errors() -> Iterator[None]:
-    """Raise unexpected errors while a model is read as ModelError."""
-    try:
-        yield
-    except (ModelError, AtlasError):
-        raise
-    except Exception as error:
-        raise as_model_error(error) from error
-
-
 def names_base(described: Described, base: str) -> bool:
     """Whether an adapter, by its row, names this base."""
     return named_base(described.row) is not None and not names_another(described.row, base)
 
 
-def names_another_model(named: str, model: str, base: str) -> bool:
+def names_another_model(name: str, model: str, base: str) -> bool:
     """Whether the base that an adapter's file names, which could not be resolved, is a model other than this base.
 
     A name without an owner, as old models have, must be called after the base; else it may be a folder. ``model``: the
     adapter's own id.
     """
-    named = named.strip()
-    if _letters(named) in (_letters(base), _letters(base.rpartition("/")[2])):
+    name = name.strip()
+    if _letters(name) in (_letters(base), _letters(base.rpartition("/")[2])):
         return False
-    is_name = is_listed_id(f"owner/{named}")
-    return classify_path(named, model, (base,)) == NO or (is_name and is_named_after(named, (base,)))
+    is_name = is_listed_id(f"owner/{name}")
+    return classify_path(name, model, (base,)) == NO or (is_name and is_named_after(name, (base,)))
 
 
 def _letters(name: str) -> str:
-    """Letters and digits alone, in lower case: gemma3-270m and Gemma-3-270m are one name."""
+    """Only the letters and digits, in lower case, so that gemma3-270m and Gemma-3-270m are equal."""
     return "".join(filter(str.isalnum, name.lower()))

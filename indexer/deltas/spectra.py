@@ -1,8 +1,8 @@
-"""Full spectra for the study of ranks: all singular values of every δW, of every W, and of whole fused matrices.
+"""Full spectra for the study of ranks: all singular values of every δW, of every W, and of every fused matrix.
 
-Only `index build --spectra` computes them. Parts of a fused matrix are kept until the last one has arrived; everything
-else is one matrix at a time. The order of a fused tensor's rows does not matter, because singular values do not depend
-on it.
+Only `index build --spectra` computes them. The parts of a fused matrix are kept until the last of them is read; other
+matrices are processed one at a time. The order of a fused tensor's rows does not matter, because singular values do not
+depend on it.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ Keys = tuple[DeltaKey, ...]
 
 
 class Spectra:
-    """The spectra of one model: call ``of`` for every delta once, then ``fused_matrices``."""
+    """The spectra of one model: call ``singular_values`` for every delta once, then ``fused_matrices``."""
 
     def __init__(self, base: BaseMatrices, device: str) -> None:
         self._base = base
         self._device = device
-        self._whole_of = {key: keys for keys in base.layout.fused_matrices for key in keys}
+        self._fused_keys = {key: keys for keys in base.layout.fused_matrices for key in keys}
         self._waiting: dict[Keys, dict[DeltaKey, Delta]] = {}
-        self._wholes: dict[Keys, FusedMatrixRecord] = {}
+        self._fused_records: dict[Keys, FusedMatrixRecord] = {}
 
-    def of(self, delta: Delta) -> tuple[Values | None, Values]:
+    def singular_values(self, delta: Delta) -> tuple[Values | None, Values]:
         """Singular values of δW (None if it is zero) and of W, each (min(out, in),), descending.
 
         Raises Skipped("not_finite") if an adapter's weights overflow.
         """
-        keys = self._whole_of.get(delta.key)
+        keys = self._fused_keys.get(delta.key)
         if keys is not None:
             parts = self._waiting.setdefault(keys, {})
             parts[delta.key] = delta
             if len(parts) == len(keys):
-                self._wholes[keys] = self._whole(keys, self._waiting.pop(keys))
+                self._fused_records[keys] = self._fused(keys, self._waiting.pop(keys))
         weight = self._weight(delta.key, delta)
         return self._changes([delta], (weight.shape[0], weight.shape[1])), self._values(weight)
 
@@ -51,10 +51,10 @@ class Spectra:
         """The fused matrices, in the base's order; parts that an adapter does not change are the base's."""
         fused_matrices = self._base.layout.fused_matrices
         return tuple(
-            self._wholes.get(keys) or self._whole(keys, self._waiting.pop(keys, {})) for keys in fused_matrices
+            self._fused_records.get(keys) or self._fused(keys, self._waiting.pop(keys, {})) for keys in fused_matrices
         )
 
-    def _whole(self, keys: Keys, parts: dict[DeltaKey, Delta]) -> FusedMatrixRecord:
+    def _fused(self, keys: Keys, parts: dict[DeltaKey, Delta]) -> FusedMatrixRecord:
         shapes = [matrix.shape for matrix in self._base.layout.matrices if matrix.key in keys]
         shape = (sum(rows for rows, _ in shapes), shapes[0][1])
         if not parts:
@@ -79,7 +79,7 @@ class Spectra:
         return weight
 
     def _changes(self, deltas: list[Delta], shape: tuple[int, int]) -> Values | None:
-        """Singular values of δW (of ``shape``) from these of its parts; the others are zero."""
+        """Singular values of δW (of ``shape``) from the deltas of its parts; parts without a delta are zero."""
         dense = [delta for delta in deltas if isinstance(delta, DenseDelta)]
         if dense:
             return self._values(torch.cat([delta.matrix for delta in dense])) if any(d.norm for d in dense) else None
@@ -90,9 +90,9 @@ class Spectra:
         a = torch.cat([delta.a.double() * delta.scale for delta in factors]).to(self._device)
         b = torch.block_diag(*[delta.b.double() for delta in factors]).to(self._device)
         rank = min(*shape, len(a))
-        found = np.zeros(min(shape), dtype=np.float32)
-        found[:rank] = lora_svd(a, b, 1.0, rank).s.cpu().numpy()
-        return found if found.any() else None
+        values = np.zeros(min(shape), dtype=np.float32)
+        values[:rank] = lora_svd(a, b, 1.0, rank).s.cpu().numpy()
+        return values if values.any() else None
 
     def _values(self, matrix: torch.Tensor) -> Values:
         values: Values = spectrum(matrix.to(self._device)).cpu().numpy()

@@ -1,10 +1,10 @@
 """Deltas of an adapter that was trained on another model than the base: δW = δW(parent) + δW(adapter).
 
 They are computed exactly from the checkpoints. If the parent is a fine-tune, the adapter's change is added to its
-dense difference from the base. If it is another adapter, the factors are joined, so that the sum stays a product of
-factors. A change that depends on the weights is computed from those of the parent. If the parent's checkpoint can no
-longer be read, the factors of its record are used: exact in the leading triplets, and the rest of its change only
-counts in the norm.
+dense difference from the base. If it is another adapter, the factors are joined, so that the sum is a product of
+factors, too. A change that depends on the weights is computed from those of the parent. If the parent's checkpoint can
+no longer be read, the factors of its record are used: they are exact in the leading triplets, and the other part of its
+change counts only in the norm.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
 from indexer.errors import Failed, Skipped
 from indexer.names import DeltaKey
-from indexer.records.identity import Parent
+from indexer.records.identity import ModelVersion
 from indexer.records.record import Record
 from indexer.records.row_plan import lines_of
-from indexer.sources.registry import ModelRef
 
-# A model whose weights have a smaller cosine with the base's does not come from it, as for full fine-tunes.
+# A model whose weights have a smaller cosine with the base's is not made from the base, as for full fine-tunes.
 _UNRELATED_BELOW = 0.3
 # Check the relation only after this many matrices: a single one may have been reinitialised.
 _FEWEST_MATRICES = 4
@@ -37,11 +36,11 @@ _OF_ANOTHER_SHAPE = frozenset({"shape_mismatch", "layer_mismatch", "missing_matr
 
 
 class ForeignParent(Exception):
-    """The adapter's parent does not come from the base."""
+    """The adapter's parent is not made from the base."""
 
 
 class UnreadableParent(Exception):
-    """The adapter's parent can never be read at this commit, so it is unknown whether it comes from the base."""
+    """The adapter's parent can never be read at this commit, so it is unknown whether it is made from the base."""
 
 
 @dataclass
@@ -49,7 +48,7 @@ class StackedAdapter:
     """An adapter's checkpoint and its parent. ``bytes_read``: of the parent, so far."""
 
     checkpoint: Checkpoint
-    parent: Parent
+    parent: ModelVersion
     base: BaseMatrices
     bytes_read: int = 0
     _norms: list[tuple[float, float, float]] = field(default_factory=list)
@@ -57,26 +56,27 @@ class StackedAdapter:
     def deltas(
         self, ahead_bytes: int, *, with_weights: bool, sample_connections: int = 0
     ) -> Iterator[DenseDelta | LoraDelta]:
-        """The sums, as a stream; unchanged matrices may be left out.
+        """Stream the sums. Unchanged matrices may be left out.
 
-        With ``sample_connections`` only some rows of a fine-tune below are read, over that many connections.
+        ``sample_connections``: over how many connections a sample of a parent that is a fine-tune is read; 0 to read
+        all of it.
 
         Raises ForeignParent and UnreadableParent, also after some deltas; Skipped for problems of the adapter itself;
         Failed if a retry may work.
         """
         # The changes of every adapter, the lowest last.
         changes = [by_key(deltas_on(self.checkpoint, self.base, on_base=False))]
-        below: Parent | None = self.parent
+        below: ModelVersion | None = self.parent
         while below is not None and below.relation == "adapter":
-            opened = _opened(below, self.base)
+            checkpoint = _opened(below, self.base)
             try:
                 is_lowest = below.parent is None
-                changes.append(by_key(deltas_on(opened, self.base, on_base=is_lowest)))
+                changes.append(by_key(deltas_on(checkpoint, self.base, on_base=is_lowest)))
             except Skipped as reason:
                 raise _parent_error(reason, below) from reason
             finally:
-                self.bytes_read += opened.bytes_read
-                opened.close()
+                self.bytes_read += checkpoint.bytes_read
+                checkpoint.close()
             below = below.parent
         if below is None:
             for key in dict.fromkeys(key for part in changes for key in part):
@@ -87,13 +87,13 @@ class StackedAdapter:
                 else:
                     yield _summed(parts, self.base, with_weights=with_weights)
         else:
-            if any(isinstance(one, WeightDelta) for part in changes for one in part.values()):
-                sample_connections = 0  # they need all rows of the model below
+            if any(isinstance(change, WeightDelta) for part in changes for change in part.values()):
+                sample_connections = 0  # such a change needs all rows of the parent
             yield from self._on(below, changes, ahead_bytes, with_weights, sample_connections)
 
     def _on(
         self,
-        parent: Parent,
+        parent: ModelVersion,
         changes: list[dict[DeltaKey, LoraDelta | WeightDelta]],
         ahead_bytes: int,
         with_weights: bool,
@@ -119,7 +119,7 @@ class StackedAdapter:
             self.bytes_read += checkpoint.bytes_read
             checkpoint.close()
 
-    def _check_relation(self, delta: DenseDelta, parent: Parent, is_last: bool) -> None:
+    def _check_relation(self, delta: DenseDelta, parent: ModelVersion, is_last: bool) -> None:
         """Raise ForeignParent as soon as the weights show that the parent is not made from the base."""
         lines = self.base.layout.by_key[delta.key].lines
         share = (delta.lines or lines) / lines
@@ -129,35 +129,35 @@ class StackedAdapter:
         square, inner, change = (math.fsum(column) for column in zip(*self._norms, strict=True))
         length = math.sqrt(square * max(square + 2 * inner + change, 0.0))
         if not length or (square + inner) / length < _UNRELATED_BELOW:
-            raise ForeignParent(f"the weights of {parent.model} are not made from the base's")
+            raise ForeignParent(f"the weights of {parent.model.id} are not made from the base's")
 
 
-def on_record(checkpoint: Checkpoint, base: BaseMatrices, below: Record) -> Iterator[tuple[LoraDelta, float]]:
-    """The sums with a record of the parent: products of factors, each with the norm that the record does not hold.
+def on_record(checkpoint: Checkpoint, base: BaseMatrices, parent_record: Record) -> Iterator[tuple[LoraDelta, float]]:
+    """The sums with the deltas of the parent's record: products of factors, and the norm of the rest of each delta.
 
     Raises UnreadableParent if the record holds no factors; Skipped for problems of the adapter itself.
     """
     own: dict[DeltaKey, LoraDelta] = {}
-    for key, found in by_key(deltas_on(checkpoint, base, on_base=False)).items():
-        if isinstance(found, WeightDelta):
-            raise UnreadableParent(f"the change of {key} depends on the weights of {below.identity.model}")
-        own[key] = found
-    for kept in below.deltas:
-        if kept.u is None or kept.v is None:
-            raise UnreadableParent(f"the record of {below.identity.model} holds no factors")
-        left = torch.from_numpy(kept.u.astype(np.float32) * kept.s)
-        right = torch.from_numpy(kept.v.astype(np.float32).T.copy())
-        part = LoraDelta(kept.key, right, left, 1.0)
-        rest = max(kept.norm**2 - float(np.square(kept.s, dtype=np.float64).sum()), 0.0)
-        yield _joined([own[kept.key], part]) if kept.key in own else part, math.sqrt(rest)
+    for key, delta in by_key(deltas_on(checkpoint, base, on_base=False)).items():
+        if isinstance(delta, WeightDelta):
+            raise UnreadableParent(f"the change of {key} depends on the weights of {parent_record.identity.model}")
+        own[key] = delta
+    for stored in parent_record.deltas:
+        if stored.u is None or stored.v is None:
+            raise UnreadableParent(f"the record of {parent_record.identity.model} holds no factors")
+        left = torch.from_numpy(stored.u.astype(np.float32) * stored.s)
+        right = torch.from_numpy(stored.v.astype(np.float32).T.copy())
+        part = LoraDelta(stored.key, right, left, 1.0)
+        residual = max(stored.norm**2 - float(np.square(stored.s, dtype=np.float64).sum()), 0.0)
+        yield _joined([own[stored.key], part]) if stored.key in own else part, math.sqrt(residual)
 
 
 class _AdapterOverflows(Skipped):
     """The adapter's own factors are the problem, not its parent."""
 
 
-def _opened(parent: Parent, base: BaseMatrices) -> Checkpoint:
-    reference = base.reference(ModelRef(parent.model), parent.filenames)
+def _opened(parent: ModelVersion, base: BaseMatrices) -> Checkpoint:
+    reference = base.reference(parent.model, parent.filenames)
     try:
         checkpoint = open_checkpoint(
             reference, commit=parent.commit, filenames=parent.filenames, relation=parent.relation
@@ -167,16 +167,16 @@ def _opened(parent: Parent, base: BaseMatrices) -> Checkpoint:
     except Failed as problem:
         if problem.reason != "not_found":
             raise
-        raise UnreadableParent(f"{parent.model}: {problem.detail}") from problem
+        raise UnreadableParent(f"{parent.model.id}: {problem.detail}") from problem
     if checkpoint.kind != ("adapter" if parent.relation == "adapter" else "full"):
         checkpoint.close()
-        raise UnreadableParent(f"{parent.model} holds other weights than its listing says")
+        raise UnreadableParent(f"{parent.model.id} holds other weights than its listing says")
     return checkpoint
 
 
-def _parent_error(reason: Skipped, parent: Parent) -> ForeignParent | UnreadableParent:
+def _parent_error(reason: Skipped, parent: ModelVersion) -> ForeignParent | UnreadableParent:
     kind = ForeignParent if reason.reason in _OF_ANOTHER_SHAPE else UnreadableParent
-    return kind(f"{parent.model}: {reason.detail}")
+    return kind(f"{parent.model.id}: {reason.detail}")
 
 
 def by_key(deltas: Iterator[LoraDelta | WeightDelta]) -> dict[DeltaKey, LoraDelta | WeightDelta]:
@@ -209,9 +209,9 @@ def _summed(parts: Sequence[LoraDelta | WeightDelta], base: BaseMatrices, *, wit
     for part in reversed(parts):
         if isinstance(part, LoraDelta):
             part = WeightDelta(part.key, _product(part))
-        found = dense(part, weight, below, with_weights=with_weights)
-        below = found.matrix
-    return found
+        total = dense(part, weight, below, with_weights=with_weights)
+        below = total.matrix
+    return total
 
 
 def _product(delta: LoraDelta) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -220,8 +220,8 @@ def _product(delta: LoraDelta) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _added(delta: DenseDelta, parts: Sequence[LoraDelta | WeightDelta], base: BaseMatrices) -> DenseDelta:
     """Add the adapters' changes to the fine-tune's, in place; the lowest adapter is the last."""
-    place = base.layout.by_key[delta.key]
-    held = None if delta.lines is None else lines_of(place.lines, delta.lines)
+    matrix = base.layout.by_key[delta.key]
+    lines_read = None if delta.lines is None else lines_of(matrix.lines, delta.lines)
     for part in reversed(parts):
         if isinstance(part, WeightDelta):
             change = part.change(delta.matrix + base.matrix(delta.key).to(torch.float32))
@@ -229,12 +229,12 @@ def _added(delta: DenseDelta, parts: Sequence[LoraDelta | WeightDelta], base: Ba
             if delta.weight is not None:
                 delta.weight.add_(change)
             continue
-        a = part.a[:, held] if held is not None and place.transposed else part.a
-        b = part.b[held] if held is not None and not place.transposed else part.b
+        a = part.a[:, lines_read] if lines_read is not None and matrix.transposed else part.a
+        b = part.b[lines_read] if lines_read is not None and not matrix.transposed else part.b
         delta.matrix.addmm_(b, a, alpha=part.scale)
         if delta.weight is not None:
             delta.weight.addmm_(b, a, alpha=part.scale)
-    reference = base.matrix(delta.key) if held is None else base.lines(delta.key, held)
+    reference = base.matrix(delta.key) if lines_read is None else base.lines(delta.key, lines_read)
     norm = float(torch.linalg.vector_norm(delta.matrix))
     inner = float(torch.dot(delta.matrix.flatten(), reference.to(torch.float32).flatten()))
     if not (math.isfinite(norm) and math.isfinite(inner)):

@@ -1,8 +1,8 @@
-"""The file of a base's block matrices in the atlas, and everything known of them without reading one.
+"""The file of a base's block matrices in the atlas, and its properties, which are known without reading a matrix.
 
 It is an ordinary safetensors file. Its tensors are named after deltas ("3.query"), have the shape (out, in) and the
-base's own dtype; its metadata hold the rest. One metadata entry is the sha256 of the whole file, computed with zeros in
-its own place, so it covers every bit including the header.
+base's own dtype; its metadata hold everything else. One metadata entry is the sha256 of the whole file, computed with
+zeros in place of the entry itself, so it covers every bit including the header.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from indexer.atlas import AtlasFolder
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Layout, Matrix
 from indexer.checkpoints.safetensors_header import ITEM_BYTES, MOST_HEADER, SafetensorsHeader, read_header
-from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text
+from indexer.errors import WRONG_KINDS, AtlasError, Call, ModelError, Text, system_errors
 from indexer.names import DeltaKey
 from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
@@ -31,7 +31,7 @@ from indexer.records.tokens import token_rows
 from indexer.regular_files import regular_status
 from indexer.sources.registry import ModelRef, is_listed_id
 from indexer.storage.checksums import check_once, stamp_of
-from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json
+from indexer.untrusted import MAX_INTEGER, MAX_TEXT, load_json, malformed
 
 UNKNOWN = "0" * 64
 
@@ -39,16 +39,17 @@ UNKNOWN = "0" * 64
 # of fine-tunes, and all rows of positions and token types.
 TOKENS, POSITIONS, TOKEN_TYPES = EMBEDDINGS = ("tokens", "positions", "token_types")
 
-_COARSEST = 2_000_000_000  # nanoseconds that two dates differ by on every file system
+_COARSEST_NS = 2_000_000_000  # nanoseconds that two dates differ by on every file system
 
-_NOTE = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
+_CHECKSUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # within the other metadata every quote is escaped
 
 
 @dataclass(frozen=True)
 class BaseShape:
-    """A base without its numbers: ``block_bytes`` of all its matrices, ``item_bytes`` of its widest number.
+    """The layout and the sizes of a base.
 
-    ``token_numbers``: how many numbers of its input embedding are read from every fine-tune.
+    ``block_bytes``: of all its matrices; ``item_bytes``: of its widest number; ``token_numbers``: how many numbers of
+    its input embedding are read from every fine-tune.
     """
 
     layout: Layout
@@ -58,22 +59,22 @@ class BaseShape:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a sample of its fine-tunes leaves anything out; else all of every matrix is read."""
+        """Whether a sample of a fine-tune leaves out any row."""
         return is_partial((matrix.shape, matrix.transposed) for matrix in self.layout.matrices)
 
     def sample_bytes(self, item_bytes: int) -> int:
-        """Bytes that a sample reads from a fine-tune that stores a number in ``item_bytes``."""
+        """Bytes of a sample of a fine-tune that stores a number in ``item_bytes``."""
         if not self.is_partial:
             return self.block_bytes * item_bytes // self.item_bytes
-        found = self.token_numbers * item_bytes
+        size = self.token_numbers * item_bytes
         for matrix in self.layout.matrices:
             lines = lines_to_read(matrix.shape, matrix.transposed, item_bytes)
-            found += lines * matrix.shape[not matrix.transposed] * item_bytes
-        return found
+            size += lines * matrix.shape[not matrix.transposed] * item_bytes
+        return size
 
 
 def sampled_lines(matrix: Matrix) -> int:
-    """How many rows of a matrix a sampled base keeps: all that the sample of a fine-tune may hold."""
+    """How many rows of a matrix a sampled base keeps: every row that a sample of a fine-tune may hold."""
     return lines_to_read(matrix.shape, matrix.transposed, 2, more=True)
 
 
@@ -96,15 +97,13 @@ class StoredBase:
             if actual_checksum(self.path) != stated:
                 raise self._damaged("its checksum does not match")
 
-        try:
-            status, noted = regular_status(self.path), _NOTE.search(_header(self.path))
-            if noted is None:
+        with system_errors(self._unreadable):
+            status, match = regular_status(self.path), _CHECKSUM.search(_header(self.path))
+            if match is None:
                 self._header  # noqa: B018 - raises if it cannot be read
                 raise self._damaged("its checksum cannot be read")
-            stated = noted[1].decode()
+            stated = match[1].decode()
             check_once(self.path, stamp_of(status, stated), check, recheck=recheck)
-        except OSError as error:
-            raise self._damaged(f"it cannot be read: {error.strerror}") from error
         if self.description["version"] != RECORD_VERSION:
             raise OtherVersion(
                 f"The block matrices of {self.base} are of record version {self.description['version']}; this program "
@@ -119,30 +118,30 @@ class StoredBase:
             Text("Run ", Call("build", name), ", which fetches them again."),
         )
 
+    def _unreadable(self, why: str) -> AtlasError:
+        return self._damaged(f"it cannot be read: {why}")
+
     @cached_property
     def _header(self) -> SafetensorsHeader:
         """Raises AtlasError if it cannot be read."""
         try:
-            regular_status(self.path)  # not a link, which may lead anywhere
-            with closing(LocalFile(self.path)) as file:
-                return read_header(file)
-        except OSError as error:
-            raise self._damaged(f"it cannot be read: {error.strerror}") from error
+            with system_errors(self._unreadable):
+                regular_status(self.path)  # refuses a link, which may point anywhere
+                with closing(LocalFile(self.path)) as file:
+                    return read_header(file)
         except ModelError as error:
             raise self._damaged(error.detail) from error
 
     @cached_property
     def description(self) -> Mapping[str, Any]:
         """The metadata: base, commit, config, shapes, norms. Raises AtlasError."""
-        try:
-            found: Mapping[str, Any] = load_json(self._header.metadata["base"])
+        with malformed(lambda why: self._damaged(f"its metadata cannot be read ({why})")):
+            description: Mapping[str, Any] = load_json(self._header.metadata["base"])
             name = base_in(self.path)
             repair = Text("Run ", Call("build", name), ", which fetches them again.")
-            check_version(found.get("version"), f"The file of block matrices of {name}", repair)
-            _check_description(found)
-        except WRONG_KINDS as error:
-            raise self._damaged("its metadata cannot be read") from error
-        return found
+            check_version(description.get("version"), f"The file of block matrices of {name}", repair)
+            _check_description(description)
+        return description
 
     @property
     def base(self) -> str:
@@ -157,30 +156,30 @@ class StoredBase:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """The base's config.json."""
-        found: Mapping[str, Any] = self.description["config"]
-        return found
+        config: Mapping[str, Any] = self.description["config"]
+        return config
 
     @cached_property
     def layout(self) -> Layout:
         """The block matrices in the base's own checkpoint. Raises AtlasError if the file contains other matrices."""
         shapes = {name: tuple(shape) for name, shape in self.description["shapes"].items()}
         try:
-            found = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
+            layout = load_architecture(str(self.config["model_type"])).locate(shapes, self.config)
         except (ModelError, *WRONG_KINDS) as error:
             raise self._damaged("its architecture is invalid") from error
         expected = {
             str(matrix.key): (sampled_lines(matrix), matrix.shape[1]) if self.is_sampled else tuple(matrix.shape)
-            for matrix in found.matrices
+            for matrix in layout.matrices
         }
-        shapes_here = {name: entry.shape for name, entry in self._header.entries.items()}
-        rows = shapes_here.pop(TOKENS, (0, 0))
-        others = [shapes_here.pop(kind, rows) for kind in EMBEDDINGS]
-        is_as_said = len(rows) == 2 and all(entry.dtype in ITEM_BYTES for entry in self._header.entries.values())
-        is_as_said &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
-        is_as_said &= all(len(shape) == 2 and shape[1] == rows[1] for shape in others)
-        if shapes_here != expected or not is_as_said:
+        stored_shapes = {name: entry.shape for name, entry in self._header.entries.items()}
+        rows = stored_shapes.pop(TOKENS, (0, 0))
+        embedding_shapes = [stored_shapes.pop(kind, rows) for kind in EMBEDDINGS]
+        is_consistent = len(rows) == 2 and all(entry.dtype in ITEM_BYTES for entry in self._header.entries.values())
+        is_consistent &= rows[0] == (len(token_rows(self.vocabulary)) if self.vocabulary else 0)
+        is_consistent &= all(len(shape) == 2 and shape[1] == rows[1] for shape in embedding_shapes)
+        if stored_shapes != expected or not is_consistent:
             raise self._damaged("its matrices are not those of its architecture")
-        return found
+        return layout
 
     @cached_property
     def norms(self) -> dict[DeltaKey, float]:
@@ -194,7 +193,7 @@ class StoredBase:
 
     @property
     def component(self) -> str:
-        """The folder of its weights in a repository of diffusers; "" in any other."""
+        """The folder of its weights in a repository of diffusers; "" in other repositories."""
         return str(self.description["component"])
 
     def reference(self, model: ModelRef, filenames: Collection[str] | None) -> ModelRef:
@@ -239,55 +238,65 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
     Only the headers are read; call ``check`` before reading matrices.
     """
     paths = [path for path in folder.bases.glob("[!.]*.safetensors") if path.is_file() and not path.is_symlink()]
-    found = []
+    bases = []
     for path in sorted(paths, key=lambda path: (-path.stat().st_mtime_ns, path.name)):
         stored = StoredBase(path)
         with suppress(AtlasError):
             if base is None or stored.base == base:
                 stored.description  # noqa: B018 - raises if it cannot be read
-                found.append(stored)
-    return found
+                bases.append(stored)
+    return bases
 
 
 def date_as_newest(path: Path) -> None:
-    """Let a file that was just written be the newest of its base, though the clock may have been set back."""
-    others = [one for one in path.parent.glob("[!.]*.safetensors") if base_in(one) == base_in(path) and one != path]
+    """Date a file that was just written as the newest of its base, even if the clock was set back."""
+    others = [
+        other for other in path.parent.glob("[!.]*.safetensors") if base_in(other) == base_in(path) and other != path
+    ]
     with suppress(OSError):  # not all file systems let times be set
-        latest = max((one.lstat().st_mtime_ns for one in others), default=0)
+        latest = max((other.lstat().st_mtime_ns for other in others), default=0)
         if path.stat().st_mtime_ns <= latest:
-            os.utime(path, ns=(latest + _COARSEST, latest + _COARSEST))
+            os.utime(path, ns=(latest + _COARSEST_NS, latest + _COARSEST_NS))
 
 
 def base_in(path: Path) -> str:
-    """The base that a file is named after. The first "--" separates the account, whose name hardly contains it."""
+    """The base in a file's name. The first "--" ends the account, whose name hardly contains one."""
     return path.name.rpartition("@")[0].replace("--", "/", 1).replace("@", ":")
 
 
-def _check_description(found: Any) -> None:
-    """Raise one of WRONG_KINDS unless the metadata are what this program writes."""
-    names = found["base"], found["commit"]
+def _check_description(description: Any) -> None:
+    """Raise one of WRONG_KINDS unless this program could have written the metadata."""
+    names = description["base"], description["commit"]
     if not all(isinstance(name, str) and name.isprintable() and 0 < len(name) <= MAX_TEXT for name in names):
         raise ValueError("invalid name")
-    if not is_listed_id(found["base"]) or "/" in found["commit"] or not isinstance(found["config"], dict):
+    if (
+        not is_listed_id(description["base"])
+        or "/" in description["commit"]
+        or not isinstance(description["config"], dict)
+    ):
         raise ValueError("invalid id, commit or config")
-    for shape in found["shapes"].values():
+    for shape in description["shapes"].values():
         if not all(type(size) is int and 0 < size <= MAX_INTEGER for size in shape):
             raise ValueError("invalid shape")
-    for name, norm in found["norms"].items():
+    for name, norm in description["norms"].items():
         DeltaKey.parse(name)
         if type(norm) is not float or not math.isfinite(norm):
             raise ValueError("invalid norm")
-    if not isinstance(found["component"], str) or "/" in found["component"] or type(found["is_sampled"]) is not bool:
+    if (
+        not isinstance(description["component"], str)
+        or "/" in description["component"]
+        or type(description["is_sampled"]) is not bool
+    ):
         raise ValueError("invalid component")
-    if type(vocabulary := found["vocabulary"]) is not int or not 0 <= vocabulary <= MAX_INTEGER:
+    if type(vocabulary := description["vocabulary"]) is not int or not 0 <= vocabulary <= MAX_INTEGER:
         raise ValueError("invalid vocabulary")
-    if not all(one is None or isinstance(one, str) for one in found["file_hashes"]):
+    if not all(sha256 is None or isinstance(sha256, str) for sha256 in description["file_hashes"]):
         raise ValueError("invalid hash")
 
 
 def with_checksum(header: bytes, data: Path) -> bytes:
-    """``header`` (length and JSON, with UNKNOWN as checksum) with the checksum of the file it makes with ``data``."""
-    start, stop = _place(header)
+    """``header`` (length and JSON), with the checksum of the file of ``header`` and ``data`` in place of UNKNOWN."""
+    start, stop = _checksum_span(header)
     with data.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.sha256(header))
     return header[:start] + digest.hexdigest().encode() + header[stop:]
@@ -296,7 +305,7 @@ def with_checksum(header: bytes, data: Path) -> bytes:
 def actual_checksum(path: Path) -> str:
     """The checksum of the file as it is. Raises OSError, and ValueError if its header has none."""
     header = _header(path)
-    start, stop = _place(header)
+    start, stop = _checksum_span(header)
     with path.open("rb") as file:
         file.seek(len(header))
         digest = hashlib.file_digest(file, lambda: hashlib.sha256(header[:start] + UNKNOWN.encode() + header[stop:]))
@@ -310,8 +319,8 @@ def _header(path: Path) -> bytes:
         return length + file.read(min(int.from_bytes(length, "little"), MOST_HEADER))
 
 
-def _place(header: bytes) -> tuple[int, int]:
-    found = _NOTE.search(header)
-    if found is None:
+def _checksum_span(header: bytes) -> tuple[int, int]:
+    match = _CHECKSUM.search(header)
+    if match is None:
         raise ValueError("no checksum")
-    return found.span(1)
+    return match.span(1)

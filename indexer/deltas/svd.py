@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from indexer.shared_state import one_blas_thread
-
-if TYPE_CHECKING:
-    pass
 
 # These constants decide the last digits: a change of results requires a new RECORD_VERSION (identity.py).
 # A product with 16 columns takes no longer than one with 9, and rank 8 needs no more.
@@ -82,20 +78,20 @@ def truncated_svd(matrix: torch.Tensor, rank: int, seed: int, norm: float | None
     shape = (matrix.shape[0], matrix.shape[1])
     if norm == 0:
         return _zeros(shape, rank, matrix.device)
-    # Both methods take the tall matrix: the basis lies on the shorter side, where it costs least to keep orthogonal,
-    # and LAPACK needs a quarter of the time.
+    # Both methods take the tall matrix: a basis of the shorter side is the cheapest to keep orthogonal, and LAPACK
+    # needs a quarter of the time.
     is_wide = shape[0] < shape[1]
     tall = scaled.t() if is_wide else scaled
-    kept = min(rank, *shape)
-    block = _COLUMNS * math.ceil((kept + _OVERSAMPLING) / _COLUMNS)
-    found = _block_krylov(tall, kept, block, seed) if tall.shape[1] > _EXACT_UP_TO * block else None
-    if found is None:
+    effective_rank = min(rank, *shape)
+    block = _COLUMNS * math.ceil((effective_rank + _OVERSAMPLING) / _COLUMNS)
+    factors = _block_krylov(tall, effective_rank, block, seed) if tall.shape[1] > _EXACT_UP_TO * block else None
+    if factors is None:
         precise = tall.double() if tall.shape[1] <= _PRECISE_BELOW else tall
         u, s, vt = torch.linalg.svd(precise, full_matrices=False)
-        found = Factors(u[:, :kept], s[:kept], vt[:kept].t())
+        factors = Factors(u[:, :effective_rank], s[:effective_rank], vt[:effective_rank].t())
     if is_wide:
-        found = replace(found, u=found.v, v=found.u)
-    return _padded(found, rank, _rank_tolerance(shape), scale, norm)
+        factors = replace(factors, u=factors.v, v=factors.u)
+    return _padded(factors, rank, _rank_tolerance(shape), scale, norm)
 
 
 @torch.no_grad()
@@ -108,16 +104,16 @@ def sample_svd(matrices: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.T
     count, rows, columns = wide.shape
     is_wide = rows < columns
     squares, short = torch.linalg.eigh(wide @ wide.mT if is_wide else wide.mT @ wide)
-    kept = min(rank, squares.shape[1])
-    values = squares.flip(1)[:, :kept].clamp_min(0).sqrt()
-    is_there = values > values[:, :1] * _rank_tolerance((rows, columns))
-    leading = short.flip(2)[:, :, :kept]
+    effective_rank = min(rank, squares.shape[1])
+    values = squares.flip(1)[:, :effective_rank].clamp_min(0).sqrt()
+    is_nonzero = values > values[:, :1] * _rank_tolerance((rows, columns))
+    leading = short.flip(2)[:, :, :effective_rank]
     if is_wide:
         # In this order the product takes a third to a tenth of the time of its transpose.
-        leading = (leading.mT @ wide).mT / torch.where(is_there, values, 1.0).unsqueeze(1)
+        leading = (leading.mT @ wide).mT / torch.where(is_nonzero, values, 1.0).unsqueeze(1)
     s, v = values.new_zeros(count, rank), wide.new_zeros(count, columns, rank)
-    s[:, :kept] = values * is_there
-    v[:, :, :kept] = leading * is_there.unsqueeze(1)
+    s[:, :effective_rank] = values * is_nonzero
+    v[:, :, :effective_rank] = leading * is_nonzero.unsqueeze(1)
     return s.float(), v.float()
 
 
@@ -125,8 +121,8 @@ def sample_svd(matrices: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.T
 def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Factors:
     """The ``rank`` leading singular triplets of scale · b · a, for ``a`` (k, in) and ``b`` (out, k).
 
-    Uses the factors alone, in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are those of the small
-    matrix R_b R_aᵀ, rotated by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
+    They are computed from the factors alone, in float64: with b = Q_b R_b and aᵀ = Q_a R_a, they are the triplets of
+    the small matrix R_b R_aᵀ, rotated by Q_b and Q_a. The (out, in) product is never formed; ``norm`` is exact.
 
     Raises ValueError: shapes that do not multiply, NaN or Inf, ``rank`` below 1.
     """
@@ -145,9 +141,11 @@ def lora_svd(a: torch.Tensor, b: torch.Tensor, scale: float, rank: int) -> Facto
     if norm == 0:
         return _zeros(shape, rank, b.device)
     u, s, vt = torch.linalg.svd(core, full_matrices=False)
-    kept = min(rank, len(s))
-    found = Factors(q_left @ u[:, :kept], s[:kept], q_right @ vt[:kept].t(), rows=q_right)
-    return _padded(found, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
+    effective_rank = min(rank, len(s))
+    factors = Factors(
+        q_left @ u[:, :effective_rank], s[:effective_rank], q_right @ vt[:effective_rank].t(), rows=q_right
+    )
+    return _padded(factors, rank, torch.finfo(torch.float64).eps * max(shape), 1.0, norm)
 
 
 @torch.no_grad()
@@ -171,8 +169,8 @@ def spectrum(matrix: torch.Tensor) -> torch.Tensor:
 def _block_krylov(tall: torch.Tensor, rank: int, block: int, seed: int) -> Factors | None:
     """Leading triplets from a Krylov space of AᵀA; None if the iteration does not converge.
 
-    Blocks of basis vectors are added until the residuals are small enough. Vectors of the shorter side lie in rows,
-    those of the longer side as the products leave them, so that nothing is transposed in memory.
+    Blocks of basis vectors are added until the residuals are small enough. Vectors of the shorter side are rows,
+    vectors of the longer side have the orientation of the products, so that no matrix is transposed in memory.
     """
     generator = torch.Generator().manual_seed(seed % 2**63)
     start = torch.randn(block, tall.shape[1], generator=generator).to(tall.device)
@@ -222,11 +220,11 @@ def _converged(s: list[float], residual: list[float], rank: int, tolerance: floa
     from σ_i to the last value of the block, as in the classical bound residual²/gap. Power and constant were measured
     on real deltas and on the flattest spectra. Where the values are accurate, so are the vectors.
     """
-    for value, rest in zip(s[:rank], residual, strict=False):
+    for value, residual_norm in zip(s[:rank], residual, strict=False):
         if value <= tolerance * s[0]:
             break
         gap = max(1 - s[-1] / value, _TINY)
-        if (rest / value) ** 2 / 2 * _LEFT_BY_GAP / gap**1.5 > _VALUE_TOLERANCE:
+        if (residual_norm / value) ** 2 / 2 * _LEFT_BY_GAP / gap**1.5 > _VALUE_TOLERANCE:
             return False
     return True
 
@@ -267,16 +265,16 @@ def _rank_tolerance(shape: tuple[int, ...]) -> float:
     return torch.finfo(torch.float32).eps * max(shape)
 
 
-def _padded(found: Factors, rank: int, tolerance: float, scale: float, norm: float) -> Factors:
+def _padded(factors: Factors, rank: int, tolerance: float, scale: float, norm: float) -> Factors:
     """``rank`` triplets with exact zeros past the numerical rank, and σ multiplied by the scale again."""
-    values = found.s.tolist()
+    values = factors.s.tolist()
     s = torch.tensor([value * scale for value in values if value > tolerance * values[0]], dtype=torch.float64)
 
     def padded(columns: torch.Tensor) -> torch.Tensor:
         columns = columns[..., : len(s)].float()
         return torch.nn.functional.pad(columns, (0, rank - len(s))).contiguous()
 
-    return replace(found, u=padded(found.u), s=padded(s).to(found.s.device), v=padded(found.v), norm=norm)
+    return replace(factors, u=padded(factors.u), s=padded(s).to(factors.s.device), v=padded(factors.v), norm=norm)
 
 
 def _zeros(shape: tuple[int, int], rank: int, device: torch.device) -> Factors:

@@ -34,9 +34,9 @@ from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
 from indexer.errors import Failed, Skipped
 from indexer.listing.parents import Parents, names_itself
 from indexer.names import DeltaKey
-from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, Parent, Traffic, Unit
+from indexer.records.identity import NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, AdapterBase, ModelVersion, Traffic, Unit
 from indexer.records.record import DeltaRecord, Record, TokenChanges
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
 from indexer.sources.cards.modelcard import head_facts
@@ -47,15 +47,15 @@ from indexer.untrusted import printable, shown
 
 _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 
-# By what factor the variance of a sum over the rows of a sample exceeds that of rows drawn at random. Rows of one
+# The factor by which the variance of a sum over the rows of a sample exceeds that of rows drawn at random. Rows of one
 # attention head change alike: the effect of a stripe of b rows is larger by ρ (b − 1) for an intraclass correlation ρ.
 # Both were chosen so that 95 % of intervals hold the norm, on one family of models, and checked on three others
 # (docs/reading.md).
 _DESIGN_EFFECT = 1.5
 _HEAD_CORRELATION = 0.3
 
-# Samples of matrices of one shape are decomposed together, up to this many numbers at a time.
-_TOGETHER = 1 << 18
+# Samples of matrices of one shape are decomposed together, up to this many numbers at once.
+_NUMBERS_AT_ONCE = 1 << 18
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 _REVISION = re.compile(r"\w[\w.\-/]{0,249}")
@@ -70,17 +70,22 @@ def vectorise(
     ahead_bytes: int = 0,
     connections: int = 1,
     traffic: Traffic | None = None,
-    parent_record: Callable[[Parent], Record | None] | None = None,
+    parent_record: Callable[[ModelVersion], Record | None] | None = None,
     search: Search = in_usual_seeds,
 ) -> Record:
     """Compute the record of one unit.
 
-    ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has nothing but
-    pickles. ``ahead_bytes`` may be fetched ahead of the SVD, and a sample over several ``connections``; this changes
-    the time, not the record. ``traffic`` receives what was read, also after an error. ``parent_record`` returns the
-    record of an adapter's parent; it is called only if the parent's checkpoint can no longer be read, and may raise
-    Failed. With one torch thread, which the caller sets, the same input gives the same record. Raises Skipped if this
-    commit can never become a record, Failed if a retry may work.
+    With one torch thread, which the caller sets, the same input gives the same record.
+
+    - ``conversion`` returns a revision with a safetensors conversion; it is called only if the model has only pickles.
+    - ``ahead_bytes``: how many bytes may be fetched ahead of the SVD. It changes the time, not the record.
+    - ``connections``: over how many connections a sample is read. It changes the time, not the record.
+    - ``traffic`` receives the numbers of bytes, also after an error.
+    - ``parent_record`` returns the record of an adapter's parent. It is called only if the parent's checkpoint can no
+      longer be read, and may raise Failed.
+    - ``search`` finds the start of an adapter.
+
+    Raises Skipped if this commit can never become a record, Failed if a retry may work.
     """
     if unit.refused:
         raise Skipped("adapter_chain", unit.refused)
@@ -109,16 +114,16 @@ def vectorise(
                 reader.read_full(layout, ahead_bytes)
         else:
             block_bytes = sum(checkpoint.tensors[name].nbytes for name in adapter_plan(checkpoint).tensors)
-            planned, unit = unit, _by_its_file(unit, checkpoint, base)
+            planned, unit = unit, _with_stated_parent(unit, checkpoint, base)
             adapter_base = _adapter_base(unit, checkpoint, planned)
             stack = StackedAdapter(checkpoint, unit.parent, base) if unit.parent else None
             try:
                 reader.read_adapter(stack, ahead_bytes, connections)
             except (ForeignParent, UnreadableParent) as problem:
                 reader = _DeltaReader(unit, checkpoint, base)
-                below, adapter_base = _without_parent(problem, unit, adapter_base, parent_record)
-                if below is not None:
-                    reader.read_on_record(below)
+                record_of_parent, adapter_base = _without_parent(problem, unit, adapter_base, parent_record)
+                if record_of_parent is not None:
+                    reader.read_on_record(record_of_parent)
                 else:
                     reader.read_adapter(None)
         start, reader.learned = adapter_start(checkpoint, base, reader.factors_a, unit.spec.rank, search)
@@ -161,9 +166,9 @@ def vectorise(
 def with_start(
     record: Record, unit: Unit, base: BaseMatrices, search: Search, *, traffic: Traffic | None = None
 ) -> Record | None:
-    """The record of an adapter of the base itself with its start, if ``search`` finds that; None otherwise.
+    """The record of an adapter of the base itself with its start, if ``search`` finds it; None otherwise.
 
-    ``unit``: the one that the record was made of. ``traffic`` receives what was read. Raises Skipped and Failed as
+    ``unit``: the unit of the record. ``traffic`` receives the numbers of bytes. Raises Skipped and Failed as
     ``vectorise``.
     """
     checkpoint = open_checkpoint(
@@ -180,18 +185,18 @@ def with_start(
     if start is None:
         return None
     keeps_factors = any(delta.v is not None for delta in record.deltas)
-    # Where only vectors are kept, the factors are needed to make these again.
+    # A record that keeps only vectors needs the factors again, to compute the vectors from them.
     deltas = tuple(
-        replace(kept, u=made.u, v=made.v, learned_s=made.learned_s, learned_v=made.learned_v)
-        for kept, made in zip(record.deltas, reader.deltas(), strict=True)
+        replace(delta, u=read.u, v=read.v, learned_s=read.learned_s, learned_v=read.learned_v)
+        for delta, read in zip(record.deltas, reader.deltas(), strict=True)
     )
     return _with_vectors(replace(record, start=start, deltas=deltas), replace(unit, keep_factors=keeps_factors))
 
 
 def _with_vectors(record: Record, unit: Unit) -> Record:
     """The record with the requested vectors, and without factors unless they are to be kept."""
-    wanted = [representation_named(name, unit.vector_length) for name in unit.representations]
-    vectors = {representation.tag: representation.of(record) for representation in wanted}
+    requested = [representation_named(name, unit.vector_length) for name in unit.representations]
+    vectors = {representation.tag: representation.of(record) for representation in requested}
     space, deltas = row_space_of(record), record.deltas
     if not unit.keep_factors:
         deltas = tuple(replace(delta, u=None, u_rows=None, v=None, learned_s=None, learned_v=None) for delta in deltas)
@@ -201,27 +206,27 @@ def _with_vectors(record: Record, unit: Unit) -> Record:
 def _without_parent(
     problem: ForeignParent | UnreadableParent,
     unit: Unit,
-    said: AdapterBase | None,
-    parent_record: Callable[[Parent], Record | None] | None,
+    adapter_base: AdapterBase | None,
+    parent_record: Callable[[ModelVersion], Record | None] | None,
 ) -> tuple[Record | None, AdapterBase]:
-    """The record of a parent whose checkpoint cannot be used (None if it does not help), and the updated base."""
-    below = None
+    """The record of a parent whose checkpoint cannot be used, None if it has no factors; and the updated base."""
+    record = None
     if isinstance(problem, UnreadableParent) and parent_record and unit.parent and not unit.spec.spectra:
-        below = parent_record(unit.parent)
-    said = said or AdapterBase("", "")
-    if below is not None and not below.is_sampled and all(delta.u is not None for delta in below.deltas):
-        return below, replace(said, why=_APPROXIMATE.format(printable(str(problem), 300)))
+        record = parent_record(unit.parent)
+    adapter_base = adapter_base or AdapterBase("", "")
+    if record is not None and not record.is_sampled and all(delta.u is not None for delta in record.deltas):
+        return record, replace(adapter_base, why=_APPROXIMATE.format(printable(str(problem), 300)))
     verdict = "foreign" if isinstance(problem, ForeignParent) else "unknown"
-    why = f"{said.why}; {problem}" if said.why else str(problem)
-    return None, replace(said, verdict=verdict, why=printable(why, 500))
+    why = f"{adapter_base.why}; {problem}" if adapter_base.why else str(problem)
+    return None, replace(adapter_base, verdict=verdict, why=printable(why, 500))
 
 
 class _DeltaReader:
-    """Decomposes the deltas of one checkpoint, and collects what else its record contains.
+    """Decomposes the deltas of one checkpoint, and collects the other contents of its record.
 
     ``sample``: entries of a full checkpoint's matrices (``indexer.records.weight_sample``); ``moved``: how many of them
     differ from the base's. ``row_spaces``: for each matrix an orthonormal basis (in, k) of the row space of A.
-    ``factors_a``: A of every module of an adapter on the base itself, by path; ``learned``: what is known of A − A₀.
+    ``factors_a``: A of every module of an adapter on the base itself, by path; ``learned``: A − A₀, where A₀ is known.
     """
 
     def __init__(self, unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> None:
@@ -252,23 +257,23 @@ class _DeltaReader:
 
     def read_sample(self, layout: Layout, connections: int) -> None:
         """Read some rows of a full checkpoint."""
-        deltas, others = sampled_deltas(
+        deltas, embedding_rows = sampled_deltas(
             self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes
         )
-        alike: dict[tuple[tuple[int, ...], bool], list[DenseDelta]] = {}
+        samples_by_shape: dict[tuple[tuple[int, ...], bool], list[DenseDelta]] = {}
         for delta in deltas:
             if delta.lines is None:
                 self._add_dense(delta)
             else:
-                kind = tuple(delta.matrix.shape), self._base.layout.by_key[delta.key].transposed
-                alike.setdefault(kind, []).append(delta)
+                shape_and_side = tuple(delta.matrix.shape), self._base.layout.by_key[delta.key].transposed
+                samples_by_shape.setdefault(shape_and_side, []).append(delta)
             self.sample[delta.key] = delta.sample.numpy()
             self.moved += delta.moved
-        for (shape, _), group in alike.items():
-            together = max(1, _TOGETHER // math.prod(shape))
-            for start in range(0, len(group), together):
-                self._add_samples(group[start : start + together])
-        self.tokens = self._embeddings.changes(others)
+        for (shape, _), group in samples_by_shape.items():
+            at_once = max(1, _NUMBERS_AT_ONCE // math.prod(shape))
+            for start in range(0, len(group), at_once):
+                self._add_samples(group[start : start + at_once])
+        self.tokens = self._embeddings.changes(embedding_rows)
 
     def read_adapter(self, stack: StackedAdapter | None, ahead_bytes: int = 0, connections: int = 1) -> None:
         """Read an adapter, with its parent if that is not the base."""
@@ -289,21 +294,21 @@ class _DeltaReader:
             else:
                 self._add_dense(delta)
         if not self._records:
-            named = next(iter(adapter_plan(self._checkpoint).modules), None)
-            like = f"; its modules are named like {shown(named)}" if named else ""
+            path = next(iter(adapter_plan(self._checkpoint).modules), None)
+            like = f"; its modules are named like {shown(path)}" if path else ""
             raise Skipped("missing_matrices", f"the adapter changes no block matrix of the base{like}")
 
-    def read_on_record(self, below: Record) -> None:
+    def read_on_record(self, parent_record: Record) -> None:
         """Read an adapter on a model that is known only from its record."""
-        for delta, rest in on_record(self._checkpoint, self._base, below):
+        for delta, residual in on_record(self._checkpoint, self._base, parent_record):
             self._add_lora(delta)
-            made = self._records[delta.key]
-            self._records[delta.key] = replace(made, norm=float(np.hypot(made.norm, rest)))
-        self.row_spaces.clear()  # those of a truncated sum are not those of the adapter
+            record = self._records[delta.key]
+            self._records[delta.key] = replace(record, norm=float(np.hypot(record.norm, residual)))
+        self.row_spaces.clear()  # a truncated sum has other row spaces than the adapter
 
     def deltas(self) -> tuple[DeltaRecord, ...]:
         """All deltas in the order of the base's layout, zero where an adapter changes nothing."""
-        rank, found = self._unit.spec.rank, []
+        rank, records = self._unit.spec.rank, []
         for matrix in self._base.layout.matrices:
             record = self._records.get(matrix.key)
             if record is None:
@@ -314,8 +319,8 @@ class _DeltaReader:
                     record = replace(record, weights=self._base.spectrum((matrix.key,)))
             if (learned := self.learned.get(matrix.key)) is not None:
                 record = replace(record, learned_s=learned.s, learned_v=learned.v.astype(np.float16))
-            found.append(record)
-        return tuple(found)
+            records.append(record)
+        return tuple(records)
 
     def _add_dense(self, delta: DenseDelta) -> None:
         if delta.lines is not None:
@@ -325,15 +330,15 @@ class _DeltaReader:
         matrix = delta.matrix.to(unit.device)
         # A seed from the base and the matrix alone, so that equal changes have equal factors in every upload and form,
         # whatever the order of reading, the number of workers or the commit.
-        named = f"{unit.base}@{unit.base_commit}|{delta.key}"
-        seed = int(hashlib.sha256(named.encode()).hexdigest()[:15], 16)
+        text = f"{unit.base}@{unit.base_commit}|{delta.key}"
+        seed = int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
         factors = replace(truncated_svd(matrix, unit.spec.rank, seed, delta.norm), norm=delta.norm)
         self._add(delta, factors, delta.inner)
 
     def _add_samples(self, deltas: Sequence[DenseDelta]) -> None:
         """Add sampled matrices of one shape and orientation.
 
-        A sum over all rows is estimated by the mean over those that were read; its variance is that of simple random
+        A sum over all rows is estimated by the mean over the rows that were read; its variance is that of simple random
         sampling times the design effect of rows that lie together (Kish, 1965, "Survey Sampling", chapter 5).
         """
         matrices = torch.stack([delta.matrix for delta in deltas]).to(self._unit.device)
@@ -342,27 +347,27 @@ class _DeltaReader:
         squares = matrices.square().sum(dim=1 if is_transposed else 2).double()
         variances = (squares.var(dim=1, correction=1) / squares.shape[1]).tolist()
         inverse = torch.where(singular_values > 0, 1 / singular_values, 0.0)
-        left = (matrices @ vectors * inverse.unsqueeze(1)).cpu()
+        left_vectors = (matrices @ vectors * inverse.unsqueeze(1)).cpu()
         for number, delta in enumerate(deltas):
             assert delta.lines is not None
-            place = self._base.layout.by_key[delta.key]
-            share = delta.lines / place.lines
+            matrix = self._base.layout.by_key[delta.key]
+            share = delta.lines / matrix.lines
             norm = delta.norm / math.sqrt(share)
             s, v = singular_values[number], vectors[number]
-            if place.transposed:  # zero on the coordinates that were not read
-                held = torch.from_numpy(lines_of(place.lines, delta.lines))
-                v = torch.zeros(place.shape[1], v.shape[1]).index_copy_(0, held, v.cpu())
+            if matrix.transposed:  # zero on the coordinates that were not read
+                lines_read = torch.from_numpy(lines_of(matrix.lines, delta.lines))
+                v = torch.zeros(matrix.shape[1], v.shape[1]).index_copy_(0, lines_read, v.cpu())
             factors = Factors(torch.empty(0), s / math.sqrt(share), v, norm)
-            found = self._record(delta.key, factors, delta.inner / share)
+            record = self._record(delta.key, factors, delta.inner / share)
             error = 0.0
             if norm:
                 # Heads are rows of queries, keys and values, and columns of the matrix that joins them.
                 family = delta.key.family.removeprefix("cross_")
-                is_of_heads = family == "output" if place.transposed else family in ("query", "key", "value")
+                is_of_heads = family == "output" if matrix.transposed else family in ("query", "key", "value")
                 effect = _DESIGN_EFFECT + (_HEAD_CORRELATION * (delta.lines / 2 - 1) if is_of_heads else 0.0)
-                error = place.lines * math.sqrt(effect * (1 - share) * variances[number]) / (2 * norm)
-            rows = (left[number] * math.sqrt(share)).numpy().astype(np.float16)
-            self._records[delta.key] = replace(found, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
+                error = matrix.lines * math.sqrt(effect * (1 - share) * variances[number]) / (2 * norm)
+            rows = (left_vectors[number] * math.sqrt(share)).numpy().astype(np.float16)
+            self._records[delta.key] = replace(record, u=None, u_rows=rows, lines=delta.lines, norm_error=error)
 
     def _add_lora(self, delta: LoraDelta) -> None:
         a, b = (factor.to(self._unit.device) for factor in (delta.a, delta.b))
@@ -372,38 +377,38 @@ class _DeltaReader:
         self._add(delta, factors, 0.0)
 
     def _add(self, delta: DenseDelta | LoraDelta, factors: Factors, inner: float) -> None:
-        found = self._record(delta.key, factors, inner)
+        record = self._record(delta.key, factors, inner)
         if self.spectra is not None:
-            changes, weights = self.spectra.of(delta)
-            found = replace(found, spectrum=changes, weights=weights)
-        self._records[delta.key] = found
+            changes, weights = self.spectra.singular_values(delta)
+            record = replace(record, spectrum=changes, weights=weights)
+        self._records[delta.key] = record
 
     def _record(self, key: DeltaKey, factors: Factors, inner: float) -> DeltaRecord:
         """The record of one delta. Raises Skipped if its norm does not fit into float32."""
-        place, norm, base_norm = self._base.layout.by_key[key], factors.norm, self._base.norms[key]
+        matrix, norm, base_norm = self._base.layout.by_key[key], factors.norm, self._base.norms[key]
         relative = norm / base_norm if base_norm else 0.0
         if not (norm <= _LARGEST_NORM and relative <= _LARGEST_NORM):  # also refuses NaN
             raise Skipped("not_finite", f"the change of the matrix {key} is beyond float32 (its norm is {norm:.2g})")
         return DeltaRecord(
             key=key,
-            shape=place.shape,
+            shape=matrix.shape,
             norm=norm,
             base_norm=base_norm,
             inner=inner,
             s=factors.s.cpu().numpy().astype(np.float32),
             u=factors.u.cpu().numpy().astype(np.float16),
             v=factors.v.cpu().numpy().astype(np.float16),
-            transposed=place.transposed,
+            transposed=matrix.transposed,
         )
 
 
-def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit:
-    """The unit with the parent that the adapter's own file names, if the listing row named something else.
+def _with_stated_parent(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit:
+    """The unit with the parent that the adapter's own file names, if the listing row named another base.
 
-    Raises Failed if the Hub cannot be asked what that is.
+    Raises Failed if the Hub cannot be asked for that parent.
     """
-    said = stated_base(checkpoint.adapter_config)
-    if unit.row_base is None or said == unit.row_base or not isinstance(said, str):
+    stated = stated_base(checkpoint.adapter_config)
+    if unit.row_base is None or stated == unit.row_base or not isinstance(stated, str):
         return unit
     if not unit.model.is_name:  # its row was made of this file, without paths
         return unit
@@ -419,7 +424,7 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
             raise
 
     parents = Parents((unit.base,), (), ask, hashes=base.file_hashes)
-    parent = parents.of_row({"id": unit.model.id, "config": {"peft": {"base_model_name_or_path": said}}})
+    parent = parents.of_row({"id": unit.model.id, "config": {"peft": {"base_model_name_or_path": stated}}})
     for why in parents.refused.values():
         raise Skipped("adapter_chain", why)
     circle = next(iter(parents.circles.values()), "")
@@ -427,16 +432,20 @@ def _by_its_file(unit: Unit, checkpoint: Checkpoint, base: BaseMatrices) -> Unit
 
 
 def _revision_note(checkpoint: Checkpoint, unit: Unit) -> str:
-    """What is wrong with the revision of the base that an adapter's file names; "" for none and for that which is used.
+    """A note if an adapter's file names another revision of its base than the one that is used; else "".
 
-    The change is one of the base's commit in the atlas, or of its parent's, whatever the file names.
+    The change is always computed against the base's commit in the atlas, or against the parent's commit.
     """
-    named = (checkpoint.adapter_config or {}).get("revision")
-    used = unit.parent.commit if unit.parent is not None else unit.base_commit
-    if not isinstance(named, str) or named.strip() in ("", "main") or (len(named) >= 7 and used.startswith(named)):
+    revision = (checkpoint.adapter_config or {}).get("revision")
+    commit = (unit.parent.commit or "") if unit.parent is not None else unit.base_commit
+    if (
+        not isinstance(revision, str)
+        or revision.strip() in ("", "main")
+        or (len(revision) >= 7 and commit.startswith(revision))
+    ):
         return ""
-    invalid = "" if _REVISION.fullmatch(named) and ".." not in named else ", which cannot be one"
-    return printable(f"{NAMES_REVISION}{shown(named, 60)} of its base{invalid}; {used[:12]} is used", 200)
+    invalid = "" if _REVISION.fullmatch(revision) and ".." not in revision else ", which cannot be one"
+    return printable(f"{NAMES_REVISION}{shown(revision, 60)} of its base{invalid}; {commit[:12]} is used", 200)
 
 
 def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterBase | None:
@@ -444,23 +453,23 @@ def _adapter_base(unit: Unit, checkpoint: Checkpoint, planned: Unit) -> AdapterB
 
     ``planned``: the unit before its file was read.
     """
-    named = stated_base(checkpoint.adapter_config)
-    if not isinstance(named, str) or not named.strip():
+    name = stated_base(checkpoint.adapter_config)
+    if not isinstance(name, str) or not name.strip():
         return None
-    named = unit.model.source.without_private(unit.model, named.strip())
-    shown = printable(named.strip(), 200)
-    row = printable(unit.row_base or "nothing", 200)
-    why = f"{ROW_NAMES}{row}, and its adapter_config.json decides" if unit != planned else ""
+    name = unit.model.source.without_private(unit.model, name.strip())
+    printed_name = printable(name.strip(), 200)
+    row_name = printable(unit.row_base or "nothing", 200)
+    why = f"{ROW_NAMES}{row_name}, and its adapter_config.json decides" if unit != planned else ""
     if (note := _revision_note(checkpoint, unit)) and note not in why:
         why = f"{why}; {note}" if why else note
     if unit.parent is not None:
-        return AdapterBase(shown, "finetune", unit.parent.name, why)
-    if names_itself(named, unit.model.id):
+        return AdapterBase(printed_name, "finetune", unit.parent.name, why)
+    if names_itself(name, unit.model.id):
         itself = f"{NAMES_ITSELF}, so it is treated as an adapter of {unit.base}"
-        return AdapterBase(shown, "base", why=f"{why}; {itself}" if why else itself)
-    if unit.is_on_base or classify_path(named, unit.model.id, (unit.base,)) in (None, YES):
-        return AdapterBase(shown, "base", why=why)
+        return AdapterBase(printed_name, "base", why=f"{why}; {itself}" if why else itself)
+    if unit.is_on_base or classify_path(name, unit.model.id, (unit.base,)) in (None, YES):
+        return AdapterBase(printed_name, "base", why=why)
     if unit.circle:
         why = f"{why}; {unit.circle}" if why else unit.circle
     unknown = "this could not be resolved, so it is treated as the base"
-    return AdapterBase(shown, "unknown", why=f"{why}; {unknown}" if why else unknown)
+    return AdapterBase(printed_name, "unknown", why=f"{why}; {unknown}" if why else unknown)

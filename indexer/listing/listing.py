@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError, system_errors
 from indexer.listing.base_database import base_database, schema
 from indexer.listing.listed_models import Line, ListedModel, select
 from indexer.listing.listing_tables import RESTORED, CrawlState, ListingTables, Names, Removal
@@ -35,6 +36,7 @@ from indexer.sources.questions import (
 from indexer.sources.registry import is_listed_id
 from indexer.storage.atomic_files import link_or_copy
 from indexer.storage.small_database import DamagedDatabase, FileState, SmallTables
+from indexer.untrusted import malformed
 
 __all__ = ["ListedModel", "Listing", "select"]
 
@@ -284,10 +286,8 @@ class Listing:
         if not (self.database.exists() and self.problems()):
             return
         kept = self.path.with_name(f"{self.path.name}.damaged")
-        try:
+        with system_errors(partial(self.database.unusable, "copied")):
             link_or_copy(self.path, kept)
-        except OSError as error:
-            raise self.database.unusable("copied", error.strerror or str(error)) from error
         try:
             readable = self._read(lambda listing: {name: list(listing.tables.all(name)) for name in schema().columns})
         except DamagedDatabase:
@@ -322,22 +322,16 @@ class Listing:
         return problems
 
     def _read(self, function: Callable[[ListingTables], Answer]) -> Answer:
-        try:
+        what = f"The listing {self.path} contains values that this program does not write"
+        with malformed(lambda why: AtlasError(f"{what} ({why}).", self.database.repair)):
             return self.database.read(lambda tables: function(ListingTables(tables)))
-        except WRONG_KINDS as error:
-            raise AtlasError(
-                f"The listing {self.path} contains values that this program does not write ({error}).",
-                self.database.repair,
-            ) from error
 
     def _write(self, function: Callable[[ListingTables], Answer]) -> Answer:
         return self.database.write(lambda tables: function(ListingTables(tables)))
 
     def _state(self) -> FileState | None:
-        try:
+        with system_errors(partial(self.database.unusable, "read")):
             return self.database.state()
-        except OSError as error:
-            raise self.database.unusable("read", error.strerror or str(error)) from error
 
 
 def _current(listing: ListingTables) -> CrawlState:

@@ -13,7 +13,7 @@ from indexer.errors import Failed, ModelError
 from indexer.listing.listed_models import ListedModel
 from indexer.names import with_dots
 from indexer.network.rows import commit_of, listed_filenames
-from indexer.records.identity import Parent
+from indexer.records.identity import ModelVersion
 from indexer.sources.claims import (
     NO,
     UNSURE,
@@ -75,12 +75,12 @@ class Parents:
         self.circles: dict[str, str] = {}
         self.of_themselves: list[str] = []
 
-    def of(self, model: ListedModel) -> Parent | None:
+    def of(self, model: ListedModel) -> ModelVersion | None:
         """The model that an adapter was trained on; None for the base, for an unknown model, and for other models."""
         alias = model.claimed_by.partition(":")[2]
         return self.of_row(model.row, alias) if model.relation == "adapter" else None
 
-    def of_row(self, row: Row, alias: str = "") -> Parent | None:
+    def of_row(self, row: Row, alias: str = "") -> ModelVersion | None:
         """The same for an adapter's row; ``alias``: the copy of the base through which it was found."""
         identifier = str(row.get("id")).lower()
         if names_itself(named_base(row), identifier):
@@ -100,7 +100,7 @@ class Parents:
         row = self._rows.get(identifier)
         return identifier if row is None else str(row.get("id"))
 
-    def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> Parent | None:
+    def _below(self, row: Row, above: tuple[str, ...], alias: str = "") -> ModelVersion | None:
         """The model below an adapter, None for the base; ``above``: the ids from the first adapter down to this one.
 
         Raises LookupError for an unknown model.
@@ -144,7 +144,7 @@ class Parents:
         if commit is None:
             raise LookupError(name)
         below = self._below(found, (*above, identifier.lower())) if relation == "adapter" else None
-        return Parent(identifier, commit, relation, below, listed_filenames(found))
+        return ModelVersion(ModelRef(identifier), commit, relation, below, listed_filenames(found))
 
     def _row(self, name: str, *, again: bool = False) -> Row | None:
         """The listed row of a model, else the Hub's; ``again``: the Hub's, with the checksums of its files."""

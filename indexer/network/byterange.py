@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from indexer.errors import Failed
+from indexer.errors import Failed, system_errors
 from indexer.regular_files import descriptor_of
 from indexer.untrusted import SHA256
 
@@ -93,10 +93,8 @@ class LocalFile:
         self.name = name or self._path.name
         self.bytes_read = 0
         self._descriptor: int | None = None
-        try:
+        with system_errors(self._not_opened):
             found = self._status()
-        except OSError as error:
-            raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
         if not stat.S_ISREG(found.st_mode):
             raise Failed("not_found", f"{self.name} is not a file")
         self._identity = _identity(found)
@@ -104,6 +102,9 @@ class LocalFile:
         # In a Hugging Face cache the file is a link to a blob that is named after its LFS id.
         target = self._path.resolve()
         self.sha256 = target.name if target.parent.name == "blobs" and SHA256.fullmatch(target.name) else None
+
+    def _not_opened(self, why: str) -> Failed:
+        return Failed("not_found", f"{self.name} cannot be opened: {why}")
 
     def _status(self) -> os.stat_result:
         if self._beneath is None:
@@ -129,10 +130,8 @@ class LocalFile:
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes from ``start`` on."""
         if self._descriptor is None:
-            try:
+            with system_errors(self._not_opened):
                 descriptor = descriptor_of(self._path, through_links=True, beneath=self._beneath)
-            except OSError as error:
-                raise Failed("not_found", f"{self.name} cannot be opened: {error.strerror}") from error
             if _identity(os.fstat(descriptor)) != self._identity:
                 os.close(descriptor)
                 raise Failed("file_changed", f"{self.name} was replaced while being read")

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 from indexer.errors import AtlasError, Failed, Skipped, UnknownRevision
 from indexer.hub_ids import is_hub_id
 from indexer.names import RELATIONS, nearest
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors, optional_answer
 from indexer.network.hub_requests import fetch_small, get_json, parse_json
 from indexer.untrusted import is_count, printable
 
@@ -44,14 +44,11 @@ def unknown_model(name: str) -> AtlasError:
     words = sorted(re.findall(r"[A-Za-z0-9]{3,}", bare), key=len, reverse=True)
     filters = [("search", search) for search in dict.fromkeys([bare, *words[:2]])]
     found: dict[str, None] = {}
-    try:
+    with optional_answer():  # without one there are no suggestions
         for narrowed in [("author", owner), *filters] if owner else filters:
             rows = get_json("/api/models", [narrowed, ("sort", "downloads"), ("limit", "100")]).rows
             ids = [row.get("id") for row in rows]
             found.update({one: None for one in ids if isinstance(one, str) and is_hub_id(one)})
-    except Exception as error:
-        as_model_error(error)  # raises a bug again; without an answer of the Hub there are no suggestions
-        found.clear()
     near = nearest(name, found)
     hint = f"Did you mean {' or '.join(near)}?" if near else "Check the spelling."
     return AtlasError(
@@ -62,16 +59,15 @@ def unknown_model(name: str) -> AtlasError:
 
 def count_children(identifier: str) -> dict[str, int]:
     """How many models the Hub counts as made from this one, by relation; {} if it does not say."""
-    try:
+    row: Any = None
+    with optional_answer():
         row = get_json(f"/api/models/{identifier}", [("expand", "childrenModelCount")]).value
-    except Exception as error:
-        as_model_error(error)  # raises a bug again; nothing depends on the answer
-        return {}
     counted = row.get("childrenModelCount") if isinstance(row, dict) else None
     found = counted if isinstance(counted, dict) else {}
     return {name: found[name] for name in RELATIONS if is_count(found.get(name)) and 0 < found[name] < 10**9}
 
 
+@model_errors()
 def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
     """The row of one model as in a listing, with sizes and hashes of its files, by its old or new id.
 
@@ -86,8 +82,6 @@ def model_row(identifier: str, revision: str | None = None) -> dict[str, Any]:
     except RevisionNotFoundError as error:
         sentence = f"{identifier} has no revision {printable(revision or 'main', 100)}"
         raise UnknownRevision("not_found", sentence) from error
-    except Exception as error:
-        raise as_model_error(error) from error
     identity_of(row, identifier)
     found: dict[str, Any] = row
     return found
@@ -106,6 +100,7 @@ def fetch_json(identifier: str, filename: str, revision: str) -> Any:
         raise Failed("malformed_row", f"{filename} of {identifier} is not JSON") from error
 
 
+@model_errors()
 def conversion_revision(identifier: str) -> str | None:
     """``refs/pr/N`` if the Hub's converter offers the weights of ``main`` as safetensors, else None.
 
@@ -144,9 +139,6 @@ def conversion_revision(identifier: str) -> str | None:
         return None
     except HfHubHTTPError as error:
         # Discussions can be switched off; the model has not failed then.
-        if error.response.status_code in (403, 404, 410):
-            return None
-        raise as_model_error(error) from error
-    except Exception as error:
-        raise as_model_error(error) from error
+        if error.response.status_code not in (403, 404, 410):
+            raise
     return None

@@ -6,6 +6,9 @@ repository (an exception that the library derives from "not found") is reported 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import httpx2
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -23,8 +26,9 @@ from huggingface_hub.errors import (
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, access_hint, without_user
 from indexer.hub_ids import is_hub_id
 from indexer.network.addresses import ForbiddenAddressError
-from indexer.network.session import INVALID_TOKEN, certificate_problem, current_session
-from indexer.network.transport import UnusableProxyError, proxy_for
+from indexer.network.proxies import UnusableProxyError, proxy_for
+from indexer.network.session import INVALID_TOKEN, current_session
+from indexer.network.transport import certificate_problem
 from indexer.untrusted import printable, tidy
 
 _LONGEST = 200
@@ -140,6 +144,48 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
     if proxy := proxy_for(endpoint):
         where += f" through the proxy {proxy}"
     return AtlasError(f"Cannot get {what} from {where}: {error.detail}.", hint)
+
+
+@contextmanager
+def model_errors(about: str = "") -> Iterator[None]:
+    """Within the block, errors of the network and the Hub become ModelError, whose details begin with ``about``.
+
+    Other errors are not changed.
+    """
+    try:
+        yield
+    except AtlasError:
+        raise
+    except Exception as error:
+        meaning = as_model_error(error)
+        if about:
+            raise type(meaning)(meaning.reason, f"{about}: {meaning.detail}") from error
+        if meaning is error:
+            raise
+        raise meaning from error
+
+
+@contextmanager
+def user_errors(what: str) -> Iterator[None]:
+    """Within the block, errors of the network and the Hub become AtlasError; ``what``: see ``as_user_error``.
+
+    Other errors are not changed.
+    """
+    try:
+        yield
+    except AtlasError:
+        raise
+    except Exception as error:
+        raise as_user_error(error, what) from error
+
+
+@contextmanager
+def optional_answer() -> Iterator[None]:
+    """Within the block, errors of the network and the Hub end it: nothing depends on its answer."""
+    try:
+        yield
+    except Exception as error:
+        as_model_error(error)  # raises any other again
 
 
 def _token_is_invalid(exception: HfHubHTTPError) -> bool:

@@ -1,18 +1,18 @@
 """Single requests to the Hub: JSON from its API, and files.
 
-The access token is sent to the endpoint's own origin only. The session's transport (``indexer.network.session``)
-retries refused requests; ``RetryPolicy`` is for what goes wrong once a response has begun.
+The access token is sent to the endpoint's own origin only. A question is tried again as a whole, as
+``indexer.network.retries`` decides; the functions that send its requests only raise.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 import httpx2
@@ -22,57 +22,15 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 from indexer.errors import Failed, ModelError, Skipped
 from indexer.hub_ids import is_hub_id
 from indexer.network.hub_errors import as_model_error
-from indexer.network.session import HubClient, current_session, ensure_session
+from indexer.network.retries import Retries, RetryPolicy, TransientError
+from indexer.network.session import SENT_ONCE, HubClient, current_session, ensure_session
 from indexer.untrusted import load_json, printable, shown, tidy
 
 Parameters = Sequence[tuple[str, str]]
-Result = TypeVar("Result")
 
 _MOST_REDIRECTS = 5
 _LONGEST_REASON = 200
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-class TransientError(Exception):
-    """A retry may help; ``failure`` is what to raise if it does not."""
-
-    def __init__(self, failure: ModelError) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Retries after a connection that broke, a body that was cut short, or a response to another question.
-
-    A download that made ``progress`` bytes since its last error starts counting again. A small file must be complete
-    after ``small_file_seconds``, all attempts together.
-    """
-
-    retries: int = 5
-    progress: int = 256 << 10
-    first_wait: float = 0.5
-    longest_wait: float = 8.0
-    small_file_seconds: float = 180.0
-
-    def wait(self, attempt: int) -> None:
-        """Sleep before the next attempt, twice as long each time."""
-        time.sleep(min(self.longest_wait, self.first_wait * 2 ** (attempt - 1)))
-
-    def call(self, action: Callable[[], Result]) -> Result:
-        """The result of ``action``, repeated after each TransientError; finally raises its ``failure``."""
-        attempt = 1
-        while True:
-            try:
-                return action()
-            except TransientError as problem:
-                if attempt > self.retries:
-                    raise problem.failure from problem
-            self.wait(attempt)
-            attempt += 1
-
-
-JSON_RETRIES = RetryPolicy(retries=2, first_wait=1.0)
 
 
 @dataclass(frozen=True)
@@ -104,7 +62,7 @@ def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
     def get_json() -> HubAnswer:
         response, final = _send(address, endpoint, {}, is_api=True)
         with closing(response):
-            hf_raise_for_status(response)
+            hf_raise_for_status(response)  # its body is bounded by the session
             content = response.read()
         try:
             value = parse_json(content)
@@ -118,7 +76,7 @@ def get_json(path: str, parameters: Parameters = ()) -> HubAnswer:
             link = endpoint + link[len(public) :]
         return HubAnswer(value, link)
 
-    return JSON_RETRIES.call(get_json)
+    return session_retries().call(get_json)
 
 
 def parse_json(body: bytes) -> Any:
@@ -150,34 +108,58 @@ def fetch_small(
     Skipped("malformed") if it is longer than ``limit`` bytes (no more are read), and ModelError for the Hub's errors.
     """
     ensure_session()
-    policy = retries or RetryPolicy()
+    tries = session_retries(retries)
     endpoint = current_session().endpoint
     url = hf_hub_url(repository, filename, repo_type=repo_type, revision=commit, endpoint=endpoint)
-    deadline = time.monotonic() + policy.small_file_seconds
+    most = tries.policy.small_file_seconds
+    seconds = 0.0  # of receiving, all tries together; waits for a rate limit do not count
 
     def fetch() -> bytes:
+        nonlocal seconds
         body = bytearray()
         with closing(opened(url, endpoint, {}, filename, repository if stay else None)) as response:
             if response.status_code != 200:
-                raise_for_status(response, filename)
+                hf_raise_for_status(response)
                 raise TransientError(about(filename, Failed("server_error", f"HTTP {response.status_code}")))
+            began = time.monotonic() - seconds
             try:
                 for chunk in response.iter_bytes():
                     body += chunk
                     if len(body) > limit:
                         what = f"it is longer than the {limit} bytes that are read"
                         raise about(filename, Skipped("malformed", what))
-                    if time.monotonic() > deadline:
-                        what = f"it took longer than {policy.small_file_seconds:g} s"
-                        raise about(filename, Failed("timeout", what))
+                    seconds = time.monotonic() - began
+                    if seconds > most:
+                        raise about(filename, Failed("timeout", f"it took longer than {most:g} s"))
             except httpx2.TimeoutException as error:
+                seconds = time.monotonic() - began
                 stopped = about(filename, Failed("timeout", "the transfer stopped half-way"))
-                raise (stopped if time.monotonic() > deadline else TransientError(stopped)) from error
+                raise (stopped if seconds > most else TransientError(stopped)) from error
             except httpx2.TransportError as error:
+                seconds = time.monotonic() - began
                 raise TransientError(about(filename, Failed("short_body", "it was cut short"))) from error
         return bytes(body)
 
-    return policy.call(fetch)
+    with errors_about(filename):
+        return tries.call(fetch)
+
+
+def session_retries(policy: RetryPolicy | None = None) -> Retries:
+    """The retries of this thread's session, by another policy if one is given."""
+    client = get_session()
+    assert isinstance(client, HubClient)  # ensure_session
+    return client.retries.following(policy)
+
+
+@contextmanager
+def errors_about(filename: str) -> Iterator[None]:
+    """Turn errors of requests into ModelErrors with the file's name; those that are ModelErrors have it."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise about(filename, error) from error
 
 
 def opened(
@@ -185,11 +167,11 @@ def opened(
 ) -> httpx2.Response:
     """GET a file, following redirects (with ``stay`` only within that repository); the body is not read yet.
 
-    The caller closes the response. Raises ModelError that names the file if there is none.
+    The caller closes the response. Raises ModelError that names the file, or the error of a request.
     """
     try:
         return _send(address, endpoint, headers, stay=stay)[0]
-    except Exception as error:
+    except ModelError as error:
         raise about(filename, error) from error
 
 
@@ -246,9 +228,10 @@ def _send_once(
     hub = current_session()
     token = build_hf_headers(token=hub.token if is_own(address, hub.endpoint) else False)
     session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
+    once = {SENT_ONCE: True}
     if isinstance(session, HubClient) and not (is_api or url.userinfo):
-        return session.get_file(url, named, method)
-    request = session.build_request(method, url, headers=named)
+        return session.get_file(url, named, method, **once)
+    request = session.build_request(method, url, headers=named, extensions=once)
     return session.send(request, stream=True, follow_redirects=False)
 
 
@@ -256,14 +239,6 @@ def _send_once(
 def _url(address: str) -> httpx2.URL:
     """The parsed address: a file is asked for by hundreds of ranges. Raises httpx2.InvalidURL."""
     return httpx2.URL(address)
-
-
-def raise_for_status(response: httpx2.Response, filename: str) -> None:
-    """Raise ModelError if the status is 400 or more. The session has bounded the body of such a response."""
-    try:
-        hf_raise_for_status(response)
-    except Exception as error:
-        raise about(filename, error) from error
 
 
 _MESSAGE = re.compile(r"<Message>([^<]{1,500})", re.IGNORECASE)

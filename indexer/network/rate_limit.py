@@ -1,25 +1,31 @@
-"""Rate limits shared by all processes of a user on one machine: the Hub's quotas, and ``--bandwidth``.
+"""Rate limits: the Hub's quotas, and ``--bandwidth``.
 
 The Hub counts requests in windows of five minutes, separately for its API and for files. Every response says how many
-are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends). The quota belongs to the
-account, so all processes share it through a small file that is locked while it changes. The system releases the lock
-of a process that dies.
+are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends).
+
+All processes on one machine that build one atlas share their limits (workers, shards, Dask workers): what one of them
+learns counts for all, and so does each byte under ``--bandwidth``. They do so through a small file that is locked while
+it changes. The system releases the lock of a process that dies. A pipe to the parent would not do: shards and Dask
+workers have no parent in common.
+
+Other processes keep their limits in memory, although the quota belongs to the account: what they use of it is in the
+responses that the others get. Two builds with a limiter each, simulated for an hour, get all of the 36,000 files that
+the quota allows; 168 of their requests are refused and wait. Of one build's, 96 are refused
+(``test_two_builds_lose_nothing_of_a_quota``).
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
 import re
-import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import astuple, dataclass, replace
@@ -28,7 +34,9 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path
 
-from indexer.user_folders import private_folder
+import httpx2
+
+from indexer.user_folders import check_owner, open_private_folder, private_folder
 
 # Bandwidth is accounted for in steps of this length: often enough to be smooth, seldom enough to cost nothing.
 STEP_SECONDS = 0.05
@@ -62,42 +70,75 @@ class Limit:
 class RateLimiter:
     """When the next request of each kind may be sent.
 
-    The state lies in the file ``path`` (relative to the open directory ``folder`` if given), or in memory without one.
-    If the file fails later, the limiter goes on in memory and calls ``warn`` once. ``clock`` returns seconds and must
-    be the same for all processes that share the file. Raises OSError if the file cannot be created, trusted or locked.
+    The state lies in the file ``path``, or in memory without one. If the file fails later, the limiter goes on in
+    memory and calls ``warn`` once. ``clock`` returns seconds and must be the same for all processes that share the
+    file. Raises OSError if the file cannot be created, trusted or locked.
     """
 
     MOST_LIMITS = 64
     # A limit that is busy for longer than this was written before the clock was set back.
     LONGEST = 3600.0
+    # How long, and of how many requests, it is remembered that their tries are spent.
+    SPENT_SECONDS, MOST_SPENT = 60.0, 1000
 
     def __init__(
         self,
         path: Path | None = None,
         *,
-        folder: int | None = None,
         warn: Say = lambda sentence: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._warn = warn
-        self._clock = clock or (time.monotonic if path is None or _boot_id() else time.time)
+        self._given_clock = clock
+        self._clock = clock or time.monotonic
+        self._sharing = threading.Lock()
+        self._shared_name: str | None = None
         self._threads = threading.Lock()  # flock does not separate threads of one process
         self._limits: dict[str, Limit] = {}
+        self._spent: dict[Hashable, float] = {}
         self._file: int | None = None
         self._stored = b""  # the content of the file that ``_limits`` was parsed from
-        if path is None:
-            return
+        if path is not None:
+            self._open(path)
+
+    def share(self, name: str) -> None:
+        """From now on, share the limits with the user's other processes on this machine that give the same ``name``.
+
+        The file lies in the user's own folder in the machine's temporary folder, because several machines often share
+        an atlas. Other users can create files there too, perhaps earlier: a link, another user's folder and a folder
+        that others can write to are not used. Then ``warn`` is called, and the limits stay in memory.
+        """
+        with self._sharing:
+            if name == self._shared_name:
+                return
+            self._shared_name = name
+            try:
+                folder = open_private_folder()
+                try:
+                    self._open(Path(f"limits-{_digest(name)}.json"), folder)
+                finally:
+                    os.close(folder)
+            except OSError as error:
+                self._give_up(error)
+
+    def _open(self, path: Path, folder: int | None = None) -> None:
+        """Share the file ``path``, relative to the open directory ``folder`` if given."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(path, flags, 0o600, dir_fd=folder)
         try:
-            _check_owner(file, path)
+            check_owner(file, path)
             with suppress(BlockingIOError):  # another process holds it, so locks work here
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.flock(file, fcntl.LOCK_UN)
         except OSError:
             os.close(file)
             raise
-        self._file = file
+        with self._threads:
+            if self._file is not None:
+                os.close(self._file)
+            self._file, self._stored, self._limits = file, b"", {}
+            # The same for all processes, and after a restart of the machine.
+            self._clock = self._given_clock or (time.monotonic if _boot_id() else time.time)
 
     @property
     def is_shared(self) -> bool:
@@ -145,13 +186,26 @@ class RateLimiter:
             limit.next_free = max(now, limit.next_free) + seconds
             return limit.next_free - now
 
+    def note_spent(self, request: Hashable) -> None:
+        """Remember that the tries of a request are spent; in this process only."""
+        with self._threads:
+            if len(self._spent) >= self.MOST_SPENT:
+                self._spent.clear()
+            self._spent[request] = self._clock()
+
+    def is_spent(self, request: Hashable) -> bool:
+        """Whether the tries of a request were spent a moment ago; the answer is given once."""
+        with self._threads:
+            since = self._spent.pop(request, None)
+            return since is not None and self._clock() - since < self.SPENT_SECONDS
+
     @contextmanager
     def changing(self, name: str) -> Iterator[Limit]:
         """One limit, locked against other threads and processes; changes are stored when the block ends.
 
         A file that fails raises nothing: a request must not fail because of it.
         """
-        key = hashlib.sha256(name.encode()).hexdigest()[:32]
+        key = _digest(name)
         with self._threads:
             if self._file is not None:
                 try:
@@ -240,33 +294,18 @@ def announce(sentence: str) -> None:
 
 @cache
 def common_limiter() -> RateLimiter:
-    """The limiter of this process, shared with the user's other processes if that is possible."""
+    """The limiter of this process."""
     is_worker = multiprocessing.parent_process() is not None  # the parent has the same problem and reports it
-    return shared_limiter((lambda sentence: None) if is_worker else announce)
+    return RateLimiter(warn=(lambda sentence: None) if is_worker else announce)
 
 
-def shared_limiter(warn: Say = lambda sentence: None) -> RateLimiter:
-    """A limiter shared by all processes of this user on this machine; calls ``warn`` if it cannot be shared.
+def share_limits(atlas: Path) -> None:
+    """Let this process share its limits with all others on this machine that build the same atlas."""
+    common_limiter().share(str(atlas))
 
-    Its file lies in the user's own folder in the machine's temporary folder, because several machines often share a
-    home. Other users can create files there too, perhaps earlier: a link, another user's folder and a folder that
-    others can write to are not used.
-    """
-    folder = private_folder()
-    try:
-        with suppress(FileExistsError):
-            folder.mkdir(0o700)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            _check_owner(descriptor, folder)
-            if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o022:
-                raise OSError(errno.EPERM, "others may write to it", str(folder))
-            return RateLimiter(Path("rate-limits.json"), folder=descriptor, warn=warn)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        warn(_not_shared(error))
-        return RateLimiter()
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
 def _not_shared(error: OSError) -> str:
@@ -274,11 +313,6 @@ def _not_shared(error: OSError) -> str:
         f"{private_folder()} cannot be shared ({error.strerror or error}): each process keeps its own rate limits, "
         "and --bandwidth applies to each worker separately"
     )
-
-
-def _check_owner(descriptor: int, name: Path) -> None:
-    if os.fstat(descriptor).st_uid != os.getuid():
-        raise OSError(errno.EPERM, "it belongs to another user", str(name))
 
 
 def quota_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
@@ -291,6 +325,24 @@ def policy_in(headers: Mapping[str, str]) -> tuple[int, int] | None:
     """(requests, seconds of a window) from the ``RateLimit-Policy`` header."""
     found = _POLICY.search(headers.get("ratelimit-policy", "")[:1000])
     return (int(found[1]), int(found[2])) if found and int(found[1]) and int(found[2]) else None
+
+
+def request_kind(url: httpx2.URL) -> str:
+    """Which quota a request counts against: "resolve" (files), "git", "api", or "other" (signed addresses)."""
+    if is_file(url):
+        return "resolve"
+    return "git" if ".git/" in url.path else "api" if "/api/" in url.path else "other"
+
+
+def is_file(url: httpx2.URL) -> bool:
+    """Whether an address of the Hub is that of a file."""
+    # The Hub redirects small files to /api/resolve-cache/…
+    return "/resolve/" in url.path or "/resolve-cache/" in url.path
+
+
+def limit_name(url: httpx2.URL) -> str:
+    """The name of the limit that requests to this address share."""
+    return f"{url.netloc.decode('ascii', 'replace')} {request_kind(url)}"
 
 
 def note_response(kind: str, headers: Mapping[str, str]) -> None:

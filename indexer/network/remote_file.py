@@ -19,20 +19,13 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 from huggingface_hub import hf_hub_url
+from huggingface_hub.utils import hf_raise_for_status
 
-from indexer.errors import Failed
+from indexer.errors import Failed, ModelError
 from indexer.network.byterange import Run, check_range
-from indexer.network.hub_requests import (
-    RetryPolicy,
-    TransientError,
-    about,
-    is_own,
-    opened,
-    raise_for_status,
-    reason_in,
-    resolved,
-)
+from indexer.network.hub_requests import about, errors_about, is_own, opened, reason_in, resolved, session_retries
 from indexer.network.rate_limit import count_received, date_in
+from indexer.network.retries import RetryPolicy, TransientError
 from indexer.network.session import current_session, ensure_session
 from indexer.untrusted import COMMIT, SHA256, shown
 
@@ -82,10 +75,12 @@ class RemoteFile:
         self._resolving = threading.Lock()
         self._session = current_session()
         self._endpoint = self._session.endpoint
-        self._retries = retries or RetryPolicy()
+        self._retries = session_retries(retries)
         self._commit = commit
         self._url = hf_hub_url(repository, filename, revision=commit, endpoint=self._endpoint)
-        self._location = self._retries.call(self._resolve)
+        with errors_about(filename):
+            self._location = self._retries.call(self._resolve)
+        self._refused: _Location | None = None  # the address to be replaced
         self._was_refused = False  # by an address that should have opened, and none has opened since
         self._kept: list[tuple[int, bytes]] = []
         self.size = self._location.size
@@ -109,23 +104,23 @@ class RemoteFile:
                 position += len(known)
                 yield known
                 break
-        attempts, resumed_at = 0, position
+        tries, resumed_at = self._retries.begin(), position
         while position < stop:
             try:
                 with closing(self._body(position, stop)) as chunks:
                     for chunk in chunks:
                         position += len(chunk)
                         yield chunk
-                problem = self._transient("short_body", f"was cut short at byte {position}")
-            except TransientError as error:
-                problem = error
-            if position == stop:
-                return
-            attempts = 1 if position - resumed_at >= self._retries.progress else attempts + 1
-            resumed_at = position
-            if attempts > self._retries.retries:
-                raise problem.failure
-            self._retries.wait(attempts)
+                if position < stop:
+                    raise self._transient("short_body", f"was cut short at byte {position}")
+            except Exception as problem:
+                if position == stop and isinstance(problem, TransientError):
+                    return
+                if position - resumed_at >= self._retries.policy.progress:
+                    tries.progress()
+                resumed_at = position
+                with errors_about(self.name):
+                    tries.wait_after(problem)
 
     @property
     def location(self) -> str:
@@ -146,7 +141,7 @@ class RemoteFile:
         try:
             with self._session.used():
                 response, address = resolved(self._url, self._endpoint)
-        except Exception as error:
+        except ModelError as error:
             raise about(self.name, error) from error
         headers = response.headers
         # A file in LFS has its size and id in headers of their own; the others would be those of the redirect.
@@ -160,15 +155,15 @@ class RemoteFile:
         etag = headers.get("X-Linked-Etag") or headers.get("ETag")
         return _Location(address, int(size), etag.removeprefix("W/").strip('"') if etag else None, commit)
 
-    def _resolve_again(self, refused: _Location) -> None:
-        """Get another address of the same bytes, unless another thread has one already."""
+    def _usable(self) -> _Location:
+        """An address that was not refused: the first thread that needs another gets it for all."""
         with self._resolving:
-            if self._location is not refused:
-                return
-            found = self._retries.call(self._resolve)
-            if (found.size, found.etag) != (refused.size, refused.etag):
-                raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
-            self._location = found
+            if self._location is self._refused:
+                before, found = self._location, self._resolve()
+                if (found.size, found.etag) != (before.size, before.etag):
+                    raise Failed("file_changed", f"{shown(self.name)} was replaced while being read")
+                self._location = found
+            return self._location
 
     def _opened(self, location: _Location, span: dict[str, str]) -> httpx2.Response:
         with self._session.used():
@@ -176,7 +171,7 @@ class RemoteFile:
 
     def _body(self, start: int, stop: int) -> Generator[bytes]:
         """The checked body of the response to one request; raises TransientError if it breaks off."""
-        span, location = {"Range": f"bytes={start}-{stop - 1}"}, self._location
+        span, location = {"Range": f"bytes={start}-{stop - 1}"}, self._usable()
         with closing(self._opened(location, span)) as response:
             self._check(response, location, start, stop)
             received = 0
@@ -199,7 +194,7 @@ class RemoteFile:
         """Raise TransientError unless the response is exactly the requested range of the resolved file."""
         status = response.status_code
         if status in _REFUSALS and self._is_signed(location):
-            self._refused(response, location)
+            self._refuse(response, location)
         content_range = response.headers.get("Content-Range", "")
         if status == 416:
             if content_range.endswith(f"/{self.size}"):
@@ -207,7 +202,7 @@ class RemoteFile:
             sentence = f"changed size while being read ({shown(content_range)}, was {self.size})"
             raise self._transient("file_changed", sentence)
         if status != 206:
-            raise_for_status(response, self.name)
+            hf_raise_for_status(response)
             raise self._transient("range_ignored", f"was sent whole instead of in part (HTTP {status})")
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
@@ -233,8 +228,8 @@ class RemoteFile:
         """Whether an address opens by what is in it, not by the token: a Hub may keep files at its own address."""
         return not is_own(location.location, self._endpoint) or expiry_of(location.location) is not None
 
-    def _refused(self, response: httpx2.Response, location: _Location) -> NoReturn:
-        """Get another address for a refused one. Raises TransientError, or Failed if that would not help."""
+    def _refuse(self, response: httpx2.Response, location: _Location) -> NoReturn:
+        """Raises TransientError, so that the next try gets another address; Failed if that would not help."""
         reason = reason_in(response)
         refusal = f"its signed address (HTTP {response.status_code}{reason})"
         has_opened = location.has_served or has_expired(location.location, response.headers) is not False
@@ -244,7 +239,8 @@ class RemoteFile:
                     sentence = f"{shown(self.name)} is refused by {refusal}, which has not expired"
                     raise Failed("refused", sentence)
                 self._was_refused = True
-        self._resolve_again(location)
+            if self._location is location:
+                self._refused = location
         raise self._transient("server_error", f"cannot be read from {refusal}")
 
     def _transient(self, reason: str, sentence: str) -> TransientError:

@@ -1,29 +1,21 @@
-"""Time limits, retries and rate limits for every request to the Hub.
+"""The HTTP client that huggingface_hub is given: time limits and rate limits for every request to the Hub.
 
-``install_session()`` gives huggingface_hub an HTTP client whose transport applies them to all requests of the process,
+``install_session()`` gives huggingface_hub a client whose transport applies them to all requests of the process,
 including those of ``model_info`` and similar functions, which neither retry nor time out by themselves:
 
 - Connecting, each read and a whole body have a time limit. The body of an API response is limited in size and in the
-  number of values to parse. Every response has a minimum throughput (``indexer.network.direct``).
-- A 429 waits as its ``RateLimit`` header says (``"api";r=0;t=55``: nothing left, 55 seconds to go), otherwise as
-  ``Retry-After`` says. When little of the quota is left, requests are spread over the remaining time.
-- A 408, a 5xx or a lost connection is retried with growing waits if repeating the request does no harm.
+  number of values to parse. Every response has a minimum throughput (``indexer.network.transport``).
+- When little of a quota is left, requests are spread over the remaining time (``indexer.network.rate_limit``).
+- Requests of the library are tried again as ``indexer.network.retries`` decides.
 - A request with a token that is answered by 401 or 403 is sent once more without it: a fine-grained token can be
   refused what is public.
-- When the budget of a request is spent, its last response or error is returned as it is, so a 429 or a 5xx never looks
-  like an empty response.
-
-huggingface_hub's own ``http_backoff`` does not replace this: only some of its calls use it, it sleeps for as long as a
-server tells it to, and processes do not share what they learn about a limit.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import random
 import re
-import ssl
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -38,17 +30,19 @@ from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils._http import hf_request_event_hook
 
 from indexer.environment import check
-from indexer.errors import AtlasError, Failed
-from indexer.network.direct import MinThroughput
+from indexer.errors import AtlasError, Failed, system_errors
 from indexer.network.rate_limit import (
     RateLimiter,
     announce,
     common_limiter,
+    is_file,
+    limit_name,
     listen,
     note_response,
-    requested_wait,
+    request_kind,
 )
-from indexer.network.transport import RefusedByProxyError, UnusableProxyError, WatchedTransport
+from indexer.network.retries import Retries, RetryPolicy
+from indexer.network.transport import MinThroughput, WatchedTransport
 from indexer.untrusted import MOST_VALUES, printable, values_in
 
 # In the refusal of a token that is wrong or has expired. Without a token public models would be served, and missing
@@ -56,27 +50,25 @@ from indexer.untrusted import MOST_VALUES, printable, values_in
 INVALID_TOKEN = "Invalid credentials"
 
 _MIB = 1 << 20
-_RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529})
 # Encodings that can be decoded chunk by chunk and expand at most about a thousandfold.
 _READABLE_ENCODINGS = ("gzip", "deflate")
 # Headers that the library's cache names files by, and the form such a name may have.
 _NAMING_HEADERS = ("ETag", "X-Linked-Etag", "X-Repo-Commit", "X-Xet-Hash")
 _SIZE = re.compile(r"[0-9]{1,15}")
 _FILE_NAME = re.compile(r'(?:W/)?"?\w[\w.:+=\-]{0,199}"?', re.ASCII)
-# A request that used up all its retries gets one attempt for this long: the library wraps some calls in retries of its
-# own, which would multiply with ours.
-_EXHAUSTED_SECONDS = 60.0
-_MOST_EXHAUSTED = 1000
 _PUBLIC_HOSTS = ("huggingface.co", "hf.co", "hub-ci.huggingface.co")
 # A value of "Authorization": tokens are "hf_" and letters, those of other Hubs may hold any visible character of ASCII.
 _TOKEN = re.compile(r"(Bearer [!-~]+)?")
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_FINAL_ERRORS = (UnusableProxyError, RefusedByProxyError)
 
 
-@dataclass(frozen=True)
-class HttpLimits:
-    """Limits of one request, in seconds, bytes and counts."""
+# Set in the extensions of a request whose caller tries again by itself.
+SENT_ONCE = "sent_once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpLimits(RetryPolicy):
+    """Limits of one request, in seconds, bytes and counts, and of its tries."""
 
     connect_seconds: float = 10.0
     read_seconds: float = field(
@@ -86,19 +78,12 @@ class HttpLimits:
         )
     )
     body_seconds: float = 120.0
-    total_seconds: float = 900.0
     body_bytes: int = 32 * _MIB
     body_values: int = MOST_VALUES
     throughput: MinThroughput = field(default_factory=MinThroughput)
-    retries: int = 5
-    retries_after_timeout: int = 2
-    retries_without_connection: int = 3
-    first_wait: float = 0.5
-    longest_wait: float = 20.0
-    longest_rate_limit_wait: float = 310.0
 
 
-class RetryingTransport(httpx2.BaseTransport):
+class HubTransport(httpx2.BaseTransport):
     """Sends requests through ``inner`` within the limits. Can be shared between threads."""
 
     def __init__(
@@ -112,7 +97,7 @@ class RetryingTransport(httpx2.BaseTransport):
         self._limits = limits
         self._limiter = limiter
         self._say = say or (lambda sentence: None)
-        self._exhausted: dict[tuple[str, str, str], float] = {}
+        self.retries = Retries(limits, limiter, self._say)
         self._has_warned_of_token = False
 
     def close(self) -> None:
@@ -124,7 +109,7 @@ class RetryingTransport(httpx2.BaseTransport):
         getattr(self._inner, "forget_connections", self._inner.close)()
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, and retry it while that makes sense.
+        """Send a request, and try again while that makes sense and its caller does not do so (``SENT_ONCE``).
 
         Returns a response whatever its status. Raises the error of httpx2 if there is no response.
         """
@@ -135,55 +120,50 @@ class RetryingTransport(httpx2.BaseTransport):
         given = request.extensions.get("timeout") or {}
         timeouts |= {name: value for name, value in given.items() if value is not None}
         request.extensions = {**request.extensions, "timeout": timeouts}
-        path = request.url.path
-        kind = (
-            "resolve" if _is_file(request.url) else "git" if ".git/" in path else "api" if "/api/" in path else "other"
-        )
-        quota = f"{request.url.netloc.decode('ascii', 'replace')} {kind}"
-        wait = min(self._limiter.take_turn(quota, math.inf) or 0.0, limits.longest_rate_limit_wait)
+        if SENT_ONCE in request.extensions:
+            return self._send_once(request)
+        # Two ranges of one file are two requests: one that cannot be read says little of the other.
+        key = (request.method, str(request.url), request.headers.get("Range", ""))
+        tries = self.retries.begin(0 if self._limiter.is_spent(key) else None)
+        while True:
+            problem: httpx2.Response | httpx2.RequestError
+            try:
+                problem = self._send_once(request)
+            except httpx2.RequestError as error:
+                problem = error
+            seconds = tries.next_wait(problem) if _may_be_repeated(request, problem) else None
+            if seconds is None:
+                break
+            if isinstance(problem, httpx2.Response):
+                problem.close()
+            time.sleep(seconds)
+        if tries.are_spent:
+            self._limiter.note_spent(key)
+        if isinstance(problem, httpx2.RequestError):
+            raise problem
+        return problem
+
+    def _send_once(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request when it is its turn."""
+        limit = limit_name(request.url)
+        wait = min(self._limiter.take_turn(limit, math.inf) or 0.0, self._limits.longest_rate_limit_wait)
         if wait >= 5:
             self._say(f"close to the rate limit, waiting {math.ceil(wait)} s")
         if wait > 0:
             time.sleep(wait)
-        deadline = time.monotonic() + limits.total_seconds
-        # Two ranges of one file are two requests: one that cannot be read says little of the other.
-        key = (request.method, str(request.url), request.headers.get("Range", ""))
-        since = self._exhausted.pop(key, None)
-        most = 0 if since is not None and time.monotonic() - since < _EXHAUSTED_SECONDS else limits.retries
-        for attempt in range(most + 1):
-            response: httpx2.Response | None = None
-            error: httpx2.RequestError | None = None
-            try:
-                response = self._send(request)
-                note_response(kind, response.headers)
-                if response.status_code != 429:  # a 429 pauses everybody, below
-                    self._limiter.note_quota(quota, response.headers, limits.longest_rate_limit_wait)
-            except httpx2.RequestError as raised:
-                error = raised
-            seconds = self._wait_before_retry(request, response, error, attempt, quota)
-            left = deadline - time.monotonic()
-            turn = None if seconds is None or seconds > left else self._limiter.take_turn(quota, left)
-            if seconds is None or turn is None or attempt == most:
-                if error is not None or seconds is not None:
-                    if len(self._exhausted) >= _MOST_EXHAUSTED:
-                        self._exhausted.clear()
-                    self._exhausted[key] = time.monotonic()
-                break
-            if response is not None:
-                response.close()
-            time.sleep(max(seconds, turn))
-        if error is not None:
-            raise error
-        assert response is not None
+        response = self._send(request)
+        note_response(request_kind(request.url), response.headers)
+        if response.status_code != 429:  # a 429 pauses everybody (Tries)
+            self._limiter.note_quota(limit, response.headers, self._limits.longest_rate_limit_wait)
         # The token may be the reason for a refusal: one with few permissions can be refused what is public.
         may_be_public = request.method in ("GET", "HEAD") and "Authorization" in request.headers
         if response.status_code in (401, 403) and may_be_public:
             message = response.headers.get("X-Error-Message", "")
             if response.headers.get("X-Error-Code") != "GatedRepo" and INVALID_TOKEN not in message:
-                return self._sent_without_token(request, response, quota)
+                return self._sent_without_token(request, response)
         return response
 
-    def _sent_without_token(self, request: httpx2.Request, response: httpx2.Response, quota: str) -> httpx2.Response:
+    def _sent_without_token(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """The response to the same request without a token if that is served, else the one there was."""
         headers = [pair for pair in request.headers.multi_items() if pair[0].lower() != "authorization"]
         again = httpx2.Request(request.method, request.url, headers=headers, extensions=request.extensions)
@@ -191,7 +171,7 @@ class RetryingTransport(httpx2.BaseTransport):
             other = self._send(again)
         except httpx2.RequestError:
             return response
-        note_response(quota.rpartition(" ")[2], other.headers)
+        note_response(request_kind(request.url), other.headers)
         if other.status_code >= 400:
             other.close()
             return response
@@ -208,7 +188,7 @@ class RetryingTransport(httpx2.BaseTransport):
         # huggingface_hub sends the token of any endpoint on to the public Hub if that redirects there.
         if request.url.host in _PUBLIC_HOSTS and not self._is_endpoint(request.url.host):
             request.headers.pop("Authorization", None)
-        is_api = "/api/" in request.url.path and not _is_file(request.url)
+        is_api = "/api/" in request.url.path and not is_file(request.url)
         if is_api:
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)
@@ -234,54 +214,13 @@ class RetryingTransport(httpx2.BaseTransport):
         own = httpx2.URL(session.endpoint if session is not None else constants.ENDPOINT).host
         return own in _PUBLIC_HOSTS or own == host
 
-    def _wait_before_retry(
-        self,
-        request: httpx2.Request,
-        response: httpx2.Response | None,
-        error: httpx2.RequestError | None,
-        attempt: int,
-        quota: str,
-    ) -> float | None:
-        """Seconds until a retry makes sense; None if none does."""
-        limits = self._limits
-        backoff = min(limits.longest_wait, limits.first_wait * 2**attempt) * random.uniform(0.75, 1.25)
-        # Reading twice does no harm, and "paths-info" reads by POST.
-        may_repeat = request.method in ("GET", "HEAD", "OPTIONS") or "/paths-info/" in request.url.path
-        # What a rate limit refused was not done, and a body in memory can be sent again.
-        is_rate_limited = response is not None and response.status_code == 429
-        if not may_repeat and not (is_rate_limited and isinstance(request.stream, httpx2.ByteStream)):
-            return None
-        if response is None:
-            retries = 0
-            if isinstance(error, httpx2.TimeoutException):
-                retries = limits.retries_after_timeout
-            elif isinstance(error, httpx2.ConnectError | httpx2.ProxyError):
-                is_final = certificate_problem(error) or isinstance(error, _FINAL_ERRORS)
-                retries = 0 if is_final else limits.retries_without_connection
-            elif isinstance(error, httpx2.NetworkError | httpx2.RemoteProtocolError):
-                retries = limits.retries
-            return backoff if attempt < retries else None
-        if response.status_code not in _RETRIED_STATUS:
-            return None
-        asked = requested_wait(response.status_code, response.headers)
-        seconds = backoff if asked is None else min(asked, limits.longest_rate_limit_wait)
-        if is_rate_limited and self._limiter.pause(quota, seconds) and attempt < limits.retries:
-            self._say(f"rate limited, waiting {math.ceil(seconds)} s")
-        return seconds
 
-
-def certificate_problem(error: BaseException | None) -> str:
-    """What is wrong with a server's certificate ("certificate has expired"); "" if the error is not about that."""
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return str(getattr(error, "verify_message", "")) or str(error)
-        error = error.__cause__ or error.__context__  # httpcore2 names no cause
-    return ""
-
-
-def _is_file(url: httpx2.URL) -> bool:
-    # The Hub redirects small files to /api/resolve-cache/…
-    return "/resolve/" in url.path or "/resolve-cache/" in url.path
+def _may_be_repeated(request: httpx2.Request, problem: httpx2.Response | httpx2.RequestError) -> bool:
+    """Whether sending a request again does no harm: it reads, or nothing was done and its body is in memory."""
+    if request.method in ("GET", "HEAD", "OPTIONS") or "/paths-info/" in request.url.path:  # which reads by POST
+        return True
+    is_rate_limited = isinstance(problem, httpx2.Response) and problem.status_code == 429
+    return is_rate_limited and isinstance(request.stream, httpx2.ByteStream)
 
 
 def _read_bounded(response: httpx2.Response, request: httpx2.Request, limits: HttpLimits) -> httpx2.Response:
@@ -326,7 +265,9 @@ class HubClient(httpx2.Client):
 
     def __init__(self, limits: HttpLimits, limiter: RateLimiter, say: Callable[[str], None]) -> None:
         self._limits = limits
-        self._begin(RetryingTransport(WatchedTransport(limits.throughput), limits, limiter, say))
+        transport = HubTransport(WatchedTransport(limits.throughput), limits, limiter, say)
+        self._retries = transport.retries
+        self._begin(transport)
 
     def _begin(self, transport: httpx2.BaseTransport) -> None:
         # Without a timeout of its own: the transport gives every request the limits.
@@ -338,12 +279,19 @@ class HubClient(httpx2.Client):
         """The limits of the requests of this thread."""
         return self._limits
 
-    def get_file(self, url: httpx2.URL, headers: Mapping[str, str], method: str = "GET") -> httpx2.Response:
+    @property
+    def retries(self) -> Retries:
+        """The retries of the requests of this thread."""
+        return self._retries
+
+    def get_file(
+        self, url: httpx2.URL, headers: Mapping[str, str], method: str = "GET", **extensions: Any
+    ) -> httpx2.Response:
         """GET a file: the response as it comes, a redirect too, before its body is read.
 
         What ``send`` does for cookies, passwords in addresses and other uses of a client takes longer than the request.
         """
-        request = httpx2.Request(method, url, headers={"Accept": "*/*", **headers})
+        request = httpx2.Request(method, url, headers={"Accept": "*/*", **headers}, extensions=extensions)
         hf_request_event_hook(request)
         return self._transport.handle_request(request)
 
@@ -367,7 +315,7 @@ class Session:
             watched = WatchedTransport(self.limits.throughput, lambda: endpoint or constants.ENDPOINT)
         except OSError as error:  # of ssl, too
             raise _without_certificates(error) from error
-        self.transport = RetryingTransport(watched, self.limits, common_limiter(), announce)
+        self.transport = HubTransport(watched, self.limits, common_limiter(), announce)
         weakref.finalize(self, self.transport.close).atexit = False
         _sessions.add(self)
 
@@ -457,6 +405,10 @@ class _SharedClient(HubClient):
     def limits(self) -> HttpLimits:
         return current_session().limits
 
+    @property
+    def retries(self) -> Retries:
+        return current_session().transport.retries
+
     def close(self) -> None:
         """Do nothing: other threads may be in the middle of a request."""
 
@@ -508,14 +460,9 @@ def _check_environment() -> None:
         raise AtlasError("HF_ENDPOINT begins or ends with a blank.", "Take it out.")
     if constants.HF_HUB_OFFLINE:
         return
-    try:
+    what = f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read"
+    with system_errors(lambda why: AtlasError(f"{what}: {why}.", "Log in again with `hf auth login`.")):
         value = build_hf_headers().get("authorization", "")
-    except (UnicodeError, OSError) as error:
-        what = getattr(error, "strerror", None) or "it is not text"
-        raise AtlasError(
-            f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read: {what}.",
-            "Log in again with `hf auth login`.",
-        ) from error
     if not _TOKEN.fullmatch(value):
         name = next((name for name in _TOKEN_VARIABLES if os.environ.get(name)), constants.HF_TOKEN_PATH)
         raise AtlasError(

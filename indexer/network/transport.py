@@ -1,63 +1,130 @@
-"""The transport of all requests: connections through the proxies of the environment, with a minimum throughput.
+"""The transport of all requests: one pool of connections, with a minimum throughput, through the environment's proxies.
 
 A host that a server named is asked only if it may be (``indexer.network.addresses``), and never without TLS if the
-endpoint has it. ``NO_PROXY`` is read as curl, Go and most tools read it: names with their subdomains, addresses,
-networks (``10.0.0.0/8``), wildcards (``*``, ``192.168.*``), each with or without a port.
+endpoint has it.
+
+Every response has a minimum throughput. A read timeout alone lets a server that sends one byte a second hold a
+connection for as long as it likes, in the status line and headers as well as in the body. So everything a connection
+receives for one request is counted against the time spent waiting for it. What the reader does in between (a bandwidth
+limit, an SVD) does not count.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import ipaddress
-import os
+import re
+import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from importlib.util import find_spec
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 import httpcore2
 import httpx2
 from huggingface_hub import constants
 
-from indexer.errors import without_user
-from indexer.network.addresses import ForbiddenAddressError, check_written, permitted, written_address
-from indexer.network.direct import MOST_HEAD_BYTES, DirectConnections, MinThroughput, Permitted
-from indexer.untrusted import printable
+from indexer.network.addresses import ForbiddenAddressError, check_written, permitted
+from indexer.network.proxies import RefusedByProxyError, proxy_of, shown_proxy, usable_proxy
+
+# For the status line and headers, including those of interim responses (103 Early Hints).
+_MOST_HEAD_BYTES = 128 << 10
+# For what lies between two pieces of a chunked body or after the last one: sizes, extensions, trailers.
+_MOST_FRAMING_BYTES = 256 << 10
+# The same for a whole body: its chunks may be small, but each must carry something.
+_MOST_FRAMING_PER_BYTE = 16
+# How many connections wait for their next request, and how long.
+_MOST_CONNECTIONS, _MOST_IDLE, _IDLE_SECONDS = 100, 20, 5.0
+
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+
+Permitted = Callable[[str, int], Sequence[str]]  # the addresses of a host that a request may go to
+
+
+@dataclass(frozen=True)
+class MinThroughput:
+    """A response is too slow if it brings fewer than ``bytes_per_second`` over more than ``seconds`` of waiting."""
+
+    bytes_per_second: float = 1024.0
+    seconds: float = 60.0
+    clock: Callable[[], float] = time.monotonic
+
+    def is_missed(self, received: int, waited: float) -> bool:
+        """Whether ``received`` bytes of a response in ``waited`` seconds are too few."""
+        return waited > self.seconds and received < self.bytes_per_second * waited
 
 
 class WatchedStream(httpcore2.NetworkStream):
-    """A connection whose reads raise httpcore2.ReadTimeout when a response is too slow."""
+    """A connection whose reads raise httpcore2.ReadTimeout when a response is too slow.
+
+    It hands on a response in two parts: the head, then the body, and no more of it than the head announces. So bytes
+    that belong to no request stay here, and the pool does not use the connection again (``is_readable``). h11 would
+    take them for the next answer. It also reads interim responses, extensions of chunks and trailers for as long as
+    they come, so what a response holds besides its body is limited here: httpcore2.RemoteProtocolError.
+    """
 
     def __init__(self, inner: httpcore2.NetworkStream, minimum: MinThroughput) -> None:
         self._inner = inner
         self._minimum = minimum
-        self._received = 0
-        self._waited = 0.0
-        self._is_head = True
+        self._begin()
 
-    def end_head(self) -> None:
-        """From now on a body is read. h11 reads interim responses for as long as they come."""
-        self._is_head = False
+    def _begin(self) -> None:
+        self._received, self._waited, self._is_head = 0, 0.0, True
+        self._ahead = b""  # received, and not handed on
+        self._last = b""  # the last bytes that were handed on of a head or a body without a length
+        self._left: int | None = None  # bytes of the body to hand on, if the head says how many
+        self._framing = self._since_delivery = 0  # bytes handed on of a body without a length
+
+    def end_head(self, length: int | None = None) -> None:
+        """From now on a body of ``length`` bytes is read; None if the head does not say how many."""
+        if not self._received:
+            raise httpcore2.RemoteProtocolError("the response came before the request")
+        self._is_head, self._left = False, length
+
+    def deliver(self, count: int) -> None:
+        """``count`` bytes of the body were handed to the reader."""
+        self._framing -= count * (1 + _MOST_FRAMING_PER_BYTE)
+        self._since_delivery = 0
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """The next bytes of the response."""
+        most = min(max_bytes, self._left) if self._left else max_bytes
+        data, self._ahead = self._ahead[:most], self._ahead[most:]
+        data = data or self._receive(most, timeout)
+        if self._is_head:
+            before = len(self._last)
+            if (end := _BLANK_LINE.search(self._last + data)) is not None:
+                size = end.end() - before
+                data, self._ahead, self._last = data[:size], data[size:] + self._ahead, b""
+            else:
+                self._last = (self._last + data)[-2:]
+        elif self._left is not None:
+            self._left -= len(data)
+        else:
+            self._last = (self._last + data[-3:])[-3:]
+            self._framing += len(data)
+            self._since_delivery += len(data)
+            if max(self._since_delivery, self._framing) > _MOST_FRAMING_BYTES:
+                raise httpcore2.RemoteProtocolError(
+                    "the body is hardly more than the sizes of its chunks, or has no end"
+                )
+        return data
+
+    def _receive(self, most: int, timeout: float | None) -> bytes:
         minimum = self._minimum
         before = minimum.clock()
-        data: bytes = self._inner.read(max_bytes, timeout)
+        data: bytes = self._inner.read(most, timeout)
         self._waited += minimum.clock() - before
         self._received += len(data)
         if data and minimum.is_missed(self._received, self._waited):
             raise httpcore2.ReadTimeout(f"only {self._received} bytes in {self._waited:.0f} s")
-        if self._is_head and self._received > MOST_HEAD_BYTES:
+        if self._is_head and self._received > _MOST_HEAD_BYTES:
             raise httpcore2.RemoteProtocolError("the headers are too long")
         return data
 
     def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send a request or a part of one; the next bytes to read belong to a new response."""
-        self._received, self._waited, self._is_head = 0, 0.0, True
+        self._begin()
         self._inner.write(buffer, timeout)
 
     def close(self) -> None:
@@ -70,104 +137,26 @@ class WatchedStream(httpcore2.NetworkStream):
 
     def get_extra_info(self, info: str) -> Any:
         """Facts about the connection, by httpcore2's names."""
+        if info == "is_readable" and self._holds_surplus():
+            return True
         return self._inner.get_extra_info(info)
 
-
-_PROXY_VARIABLES = tuple(
-    spelled.encode()
-    for name in ("http", "https", "all", "no")
-    for spelled in (f"{name}_proxy", f"{name}_proxy".upper())
-)
-
-
-@lru_cache(maxsize=64)
-def _proxy_of(scheme: str, host: str, port: int, environment: tuple[bytes | None, ...]) -> str:
-    """The address of the proxy for a host, "" for none. Looking it up takes longer than sending a request."""
-    # As urllib does, the lower-case name first; with no proxy in the environment, the system's settings count.
-    exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    if proxy_bypass(host) or is_excepted(host, port, exceptions):
-        return ""
-    proxies = getproxies()
-    return proxies.get(scheme) or proxies.get("all") or ""
+    def _holds_surplus(self) -> bool:
+        """Whether there are bytes after the last response, where the operating system does not see them."""
+        is_chunked = self._left is None and self._last != b""
+        if self._ahead or (is_chunked and not self._last.endswith((b"\n\r\n", b"\n\n"))):
+            return True  # a chunked body ends with a blank line, so h11 has more than it
+        encrypted = self._inner.get_extra_info("ssl_object")
+        return encrypted is not None and encrypted.pending() > 0
 
 
-def is_excepted(host: str, port: int, exceptions: str) -> bool:
-    """Whether ``NO_PROXY`` (``exceptions``) names this host and port."""
-    host = host.lower().strip("[]").rstrip(".")
-    address = written_address(host) if host[:1].isdigit() or ":" in host else None
-    mapped = getattr(address, "ipv4_mapped", None)
-    for entry in exceptions.lower().replace(",", " ").split():
-        name, wanted_port = _split_port(entry)
-        if wanted_port and wanted_port != str(port):
-            continue
-        name = name.strip("[]").rstrip(".")
-        if name == "*":
-            return True
-        if address is not None:
-            with contextlib.suppress(ValueError):
-                network = ipaddress.ip_network(name, strict=False)
-                if any(one is not None and one in network for one in (address, mapped)):
-                    return True
-        bare = name.removeprefix("*").lstrip(".")
-        if bare and (host == bare or host.endswith(f".{bare}")):
-            return True
-        if "*" in name and fnmatch.fnmatchcase(host, name):
-            return True
-    return False
-
-
-def _split_port(entry: str) -> tuple[str, str]:
-    """An entry of NO_PROXY without its port, and the port. An address of IPv6 has one only after brackets."""
-    name, colon, port = entry.rpartition(":")
-    is_port = bool(colon) and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]"))
-    return (name, port) if is_port else (entry, "")
-
-
-def proxy_for(address: str) -> str:
-    """The address of the proxy that requests to ``address`` take, without its password; "" for none."""
-    try:
-        url = httpx2.URL(address)
-    except httpx2.InvalidURL:
-        return ""
-    return _shown(_proxy_of(url.scheme, url.host, _port_of(url), _environment()))
-
-
-def _shown(proxy: str) -> str:
-    try:
-        return printable(without_user(proxy if not proxy or "://" in proxy else f"http://{proxy}"), 200)
-    except ValueError:
-        return "of the environment"
-
-
-def _environment() -> tuple[bytes | None, ...]:
-    return tuple(map(os.environb.get, _PROXY_VARIABLES))
-
-
-def _port_of(url: httpx2.URL) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
-
-
-class UnusableProxyError(httpx2.ProxyError):
-    """The environment names a proxy that cannot be used; trying again does not help."""
-
-
-class RefusedByProxyError(httpx2.ProxyError):
-    """A proxy refuses a request, by a 4xx status of its own; trying again does not help."""
-
-
-def _proxy(address: str, scheme: str) -> httpcore2.Proxy:
-    """The proxy at an address of the environment, which may lack "http://". Raises UnusableProxyError."""
-    variable = f"the proxy in {scheme.upper()}_PROXY or ALL_PROXY"
-    try:
-        through = httpx2.URL(address if "://" in address else f"http://{address}")
-    except httpx2.InvalidURL as error:
-        raise UnusableProxyError(f"{variable} is not an address") from error
-    if through.scheme not in ("http", "https", "socks5", "socks5h") or not through.host:
-        raise UnusableProxyError(f"{variable} is not an address of http, https or socks5")
-    if through.scheme.startswith("socks5") and find_spec("socksio") is None:
-        raise UnusableProxyError(f"{variable} speaks SOCKS, for which the package socksio is needed")
-    auth = (through.username, through.password) if through.username or through.password else None
-    return httpcore2.Proxy(str(through.copy_with(username=None, password=None)), auth=auth)
+def certificate_problem(error: BaseException | None) -> str:
+    """What is wrong with a server's certificate ("certificate has expired"); "" if the error is not about that."""
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return str(getattr(error, "verify_message", "")) or str(error)
+        error = error.__cause__ or error.__context__  # httpcore2 names no cause
+    return ""
 
 
 class _WatchedBackend(httpcore2.SyncBackend):
@@ -200,8 +189,8 @@ class WatchedTransport(httpx2.BaseTransport):
     """HTTP/1.1 with a minimum throughput, through the proxies of the environment. Can be shared between threads.
 
     httpx2's own transport does not accept a network backend, so this one is built from httpcore2's pools as well.
-    Ranges of files take the direct connections, unless a proxy is named for their host. ``endpoint``: the Hub that the
-    user named, by default that of huggingface_hub; it decides which other hosts may be asked.
+    ``endpoint``: the Hub that the user named, by default that of huggingface_hub; it decides which other hosts may be
+    asked.
     """
 
     def __init__(self, minimum: MinThroughput, endpoint: Callable[[], str] = lambda: constants.ENDPOINT) -> None:
@@ -212,7 +201,6 @@ class WatchedTransport(httpx2.BaseTransport):
 
     def forget_connections(self) -> None:
         """Begin without connections, and close none: in a fork they are the other process's."""
-        self._direct = DirectConnections(self._minimum, self._tls, self._permitted)
         self._pools: dict[str, httpcore2.ConnectionPool] = {}
         self._lock = threading.Lock()
 
@@ -229,75 +217,92 @@ class WatchedTransport(httpx2.BaseTransport):
         if proxy:
             check_written(url.host, endpoint)
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises httpx2.RequestError if there is no response or it is too slow."""
-        # The connections to this host, or to the proxy that the environment names for it.
-        address = _proxy_of(request.url.scheme, request.url.host, _port_of(request.url), _environment())
-        try:
-            self._check(request.url, address)
-        except ForbiddenAddressError as error:
-            error.request = request
-            raise
-        if not address and request.method == "GET" and "Range" in request.headers:
-            return self._direct.handle_request(request)
-        url = httpcore2.URL(
-            scheme=request.url.raw_scheme, host=request.url.raw_host, port=request.url.port, target=request.url.raw_path
-        )
-        assert isinstance(request.stream, httpx2.SyncByteStream)
+    def _pool(self, address: str, scheme: str) -> httpcore2.ConnectionPool:
+        """The connections through the proxy at ``address``, or ("") to the hosts themselves."""
         with self._lock:
             if address not in self._pools:
-                proxy = _proxy(address, request.url.scheme) if address else None
-                backend = _WatchedBackend(self._minimum, None if address else self._permitted)
                 self._pools[address] = httpcore2.ConnectionPool(
-                    self._tls, proxy=proxy, network_backend=backend, max_connections=100,
-                    max_keepalive_connections=20, keepalive_expiry=5.0,
-                )  # fmt: skip
-            pool = self._pools[address]
+                    self._tls,
+                    proxy=usable_proxy(address, scheme) if address else None,
+                    network_backend=_WatchedBackend(self._minimum, None if address else self._permitted),
+                    max_connections=_MOST_CONNECTIONS,
+                    max_keepalive_connections=_MOST_IDLE,
+                    keepalive_expiry=_IDLE_SECONDS,
+                )
+            return self._pools[address]
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send one request. Raises httpx2.RequestError if there is no response or it is too slow."""
+        url = request.url
+        # The connections to this host, or to the proxy that the environment names for it.
+        address = proxy_of(url)
+        assert isinstance(request.stream, httpx2.SyncByteStream)
         try:
             with _httpx_errors(request):
-                response = pool.handle_request(
+                self._check(url, address)
+                response = self._pool(address, url.scheme).handle_request(
                     httpcore2.Request(
-                        request.method, url, headers=request.headers.raw, content=request.stream,
+                        request.method,
+                        httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                        headers=request.headers.raw,
+                        content=request.stream,
                         extensions=request.extensions,
                     )
-                )  # fmt: skip
-            if address and response.status == 407:
-                response.close()
-                raise httpx2.ProxyError("407 Proxy Authentication Required", request=request)
+                )
+                stream = response.extensions.get("network_stream")
+                assert isinstance(response.stream, Iterable)
+                body = _Body(response.stream, stream if isinstance(stream, WatchedStream) else None, request)
+                if address and response.status == 407:
+                    body.close()
+                    raise httpx2.ProxyError("407 Proxy Authentication Required", request=request)
+                answer = httpx2.Response(
+                    response.status, headers=response.headers, stream=body, extensions=response.extensions
+                )
+                try:
+                    body.begin(_body_length(request.method, answer))
+                except httpcore2.RemoteProtocolError:
+                    body.close()
+                    raise
         except httpx2.ProxyError as error:
             kind = RefusedByProxyError if str(error)[:1] == "4" else httpx2.ProxyError
-            raise kind(f"the proxy {_shown(address)}: {error}", request=request) from error
-        assert isinstance(response.stream, Iterable)
-        stream = response.extensions.get("network_stream")
-        if isinstance(stream, WatchedStream):
-            stream.end_head()
-        return httpx2.Response(
-            response.status,
-            headers=response.headers,
-            stream=_Body(response.stream, request),
-            extensions=response.extensions,
-        )
+            raise kind(f"the proxy {shown_proxy(address)}: {error}", request=request) from error
+        return answer
 
     def close(self) -> None:
         """Close all connections."""
-        self._direct.close()
         with self._lock:
             for pool in self._pools.values():
                 pool.close()
 
 
+def _body_length(method: str, response: httpx2.Response) -> int | None:
+    """How many bytes the body has, as the head says; None if it does not."""
+    if method == "HEAD" or response.status_code in (204, 304):
+        return 0
+    length = response.headers.get("content-length", "")
+    return int(length) if length.isdecimal() and "transfer-encoding" not in response.headers else None
+
+
 class _Body(httpx2.SyncByteStream):
     """A response body that raises httpx2's errors."""
 
-    def __init__(self, stream: Iterable[bytes], request: httpx2.Request) -> None:
-        self._stream, self._request = stream, request
+    def __init__(self, body: Iterable[bytes], connection: WatchedStream | None, request: httpx2.Request) -> None:
+        self._body, self._connection, self._request = body, connection, request
+
+    def begin(self, length: int | None) -> None:
+        """From now on a body of ``length`` bytes is read, if the connection is watched."""
+        if self._connection is not None:
+            self._connection.end_head(length)
 
     def __iter__(self) -> Iterator[bytes]:
         with _httpx_errors(self._request):
-            yield from self._stream
+            for chunk in self._body:
+                if self._connection is not None:
+                    self._connection.deliver(len(chunk))
+                yield chunk
 
     def close(self) -> None:
-        getattr(self._stream, "close", lambda: None)()
+        getattr(self._body, "close", lambda: None)()
 
 
 @contextlib.contextmanager
@@ -305,6 +310,9 @@ def _httpx_errors(request: httpx2.Request) -> Iterator[None]:
     """Turn httpcore2's errors into httpx2's of the same names."""
     try:
         yield
+    except ForbiddenAddressError as error:
+        error.request = request
+        raise
     except Exception as error:
         same = getattr(httpx2, type(error).__name__, None)
         if not type(error).__module__.startswith("httpcore2") or same is None:

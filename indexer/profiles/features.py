@@ -1,7 +1,7 @@
-"""Feature visualisation: the image that a neuron responds to, by gradient ascent on its activation from faint noise.
+"""Feature visualisation: the image to which a neuron responds, by gradient ascent on its activation from faint noise.
 
-A step is the gradient over its root mean square, one norm for all pixels. Adam would move every pixel equally far,
-however little it matters, and so suggest a broad receptive field where there is none.
+A step is the gradient divided by its root mean square, one norm for all pixels. Adam would move all pixels equally far,
+whatever their influence, and so suggest a broad receptive field where there is none.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Stage = tuple[float, tuple[float, float], tuple[float, float] | None]
 
 @dataclass(frozen=True)
 class Ascent:
-    """How to ascend. ``is_plain``: by ``weight`` times the gradient; else by the normalised gradient, then clamped.
+    """The settings of an ascent.
 
-    The start is uniform noise in the range ``start``; ``jitter`` is a share of the image's side.
+    ``is_plain``: steps of ``weight`` times the gradient; else of the normalised gradient, and pixels are clamped.
+    ``start``: the range of the uniform noise at the start; ``jitter``: a share of the image's side.
     """
 
     stages: tuple[Stage, ...]
@@ -63,7 +64,7 @@ class Feature:
     highest among the probe images; ``change_by_row`` and ``change_by_column``: the share of the squared change from the
     start by row of patches, from the top, and by column, from the left.
 
-    The other two are of what the ascent changed, which is what differs from the same run without a gradient.
+    The other two describe the change by the ascent: the difference from the same run without a gradient.
     ``unchanged``: the share of patches that changed by less than UNCHANGED of the root mean square. ``consistency``:
     the mean cosine of the changes of two patches; 0 if they are unrelated, 1 if every patch shows the same.
     """
@@ -89,7 +90,11 @@ def find_features(
     seed: int = 0,
     probe: torch.Tensor | None = None,
 ) -> list[Feature]:
-    """An image for each neuron's mean activation over patches, or at ``patch`` alone; None: all neurons together.
+    """For each of ``neurons`` an image that raises its activation.
+
+    - ``neurons``: their numbers; None stands for all neurons together.
+    - ``patch``: the patch at which the activation is raised; by default its mean over all patches.
+    - ``probe``: images whose activations are compared with that of the result.
 
     Raises AtlasError if a neuron or a patch does not exist.
     """
@@ -105,51 +110,55 @@ def find_features(
     if patch is not None and not 0 <= patch < patches:
         raise AtlasError(f"There is no patch {patch}.", f"The patches are 0 to {patches - 1}.")
 
-    def activations(pixels: torch.Tensor, of: Sequence[int | None], is_sum: bool = False) -> torch.Tensor:
-        """One number per image: the activation of neuron k of ``of`` on image k."""
+    def activations(pixels: torch.Tensor, neuron_of_image: Sequence[int | None], is_sum: bool = False) -> torch.Tensor:
+        """(images,) the activation on each image of its neuron in ``neuron_of_image``."""
         hidden = layers.state(pixels, layer)[:, -patches:]  # without the tokens that a stem puts before the patches
         if patch is not None:
             hidden = hidden[:, patch : patch + 1]
-        picked = [one[:, neuron] if neuron is not None else one for one, neuron in zip(hidden, of, strict=True)]
-        return torch.stack([one.sum() if is_sum else one.mean() for one in picked])
+        values = [
+            state if neuron is None else state[:, neuron] for state, neuron in zip(hidden, neuron_of_image, strict=True)
+        ]
+        return torch.stack([value.sum() if is_sum else value.mean() for value in values])
 
     drawn = torch.rand(shape, generator=seeded_generator(seed, "features")).to(layers.device)
     low, high = ascent.start
     start = (low + (high - low) * drawn).expand(len(neurons), *shape).clone()
-    found = start.clone()
+    ascended = start.clone()
     idle = start[:1]
     for number, stage in enumerate(ascent.stages):
-        found = _climb(
-            layers, lambda seen: activations(seen, neurons, ascent.is_plain), ascent, stage, found, seed + number
+        ascended = _climb(
+            layers, lambda pixels: activations(pixels, neurons, ascent.is_plain), ascent, stage, ascended, seed + number
         )
-        idle = _climb(layers, lambda seen: seen.new_zeros(1), ascent, stage, idle, seed + number)
-    moved = patchify(_scaled(found, shape[1:]) - _scaled(idle, shape[1:]), side).double()
-    final = _scaled(found, shape[1:])
+        idle = _climb(layers, lambda pixels: pixels.new_zeros(1), ascent, stage, idle, seed + number)
+    changes = patchify(_scaled(ascended, shape[1:]) - _scaled(idle, shape[1:]), side).double()
+    final = _scaled(ascended, shape[1:])
     with torch.no_grad():
         reached = activations(final, neurons)
-        best = None
+        best_probe = None
         if probe is not None:
             images = probe.to(layers.device)
-            best = [float(activations(images, [neuron] * len(images)).max()) for neuron in neurons]
+            best_probe = [float(activations(images, [neuron] * len(images)).max()) for neuron in neurons]
     features = []
-    for place, neuron in enumerate(neurons):
-        change = (final[place] - start[place])[None].double().square()
+    for index, neuron in enumerate(neurons):
+        change = (final[index] - start[index])[None].double().square()
         squares = patchify(change, side).sum(dim=(0, 2)).reshape(-1, shape[2] // side)
         shares = squares / squares.sum().clamp_min(1e-300)
-        sizes = moved[place].square().mean(dim=1)
-        alike = torch.nn.functional.normalize(moved[place], dim=1).sum(dim=0).square().sum()
-        there = int((sizes > 0).sum())
+        sizes = changes[index].square().mean(dim=1)
+        alike = torch.nn.functional.normalize(changes[index], dim=1).sum(dim=0).square().sum()
+        changed_patches = int((sizes > 0).sum())
         features.append(
             Feature(
                 layer=layer,
                 neuron=neuron,
-                image=final[place].clamp(0, 1).cpu(),
-                activation=float(reached[place]),
-                best_probe=None if best is None else best[place],
+                image=final[index].clamp(0, 1).cpu(),
+                activation=float(reached[index]),
+                best_probe=None if best_probe is None else best_probe[index],
                 change_by_row=tuple(shares.sum(dim=1).tolist()),
                 change_by_column=tuple(shares.sum(dim=0).tolist()),
-                unchanged=float((sizes < UNCHANGED**2 * sizes.mean()).double().mean()) if there else 1.0,
-                consistency=(float(alike) - there) / (there * (there - 1)) if there > 1 else 0.0,
+                unchanged=float((sizes < UNCHANGED**2 * sizes.mean()).double().mean()) if changed_patches else 1.0,
+                consistency=(float(alike) - changed_patches) / (changed_patches * (changed_patches - 1))
+                if changed_patches > 1
+                else 0.0,
             )
         )
     return features
@@ -164,34 +173,34 @@ def _climb(
     side = layers.image_shape[1]
     scale, rates, blurs = stage
     size = round(scale * side)
-    found = _scaled(image, (size, size))
+    current = _scaled(image, (size, size))
     random = seeded_generator(seed, "jitter")
     most = round(ascent.jitter * side)
     for step in range(STEPS):
-        done = step / STEPS
-        rate = rates[0] + (rates[1] - rates[0]) * done
+        progress = step / STEPS
+        rate = rates[0] + (rates[1] - rates[0]) * progress
         top, left = torch.randint(0, size - side + 1, (2,), generator=random).tolist()
         down, right = torch.randint(-most, most + 1, (2,), generator=random).tolist() if most else (0, 0)
-        leaf = found.detach().requires_grad_(True)
-        seen = leaf[..., top : top + side, left : left + side].roll((down, right), dims=(2, 3))
-        gradient = gradient_of(activations(seen).sum(), leaf)
+        leaf = current.detach().requires_grad_(True)
+        crop = leaf[..., top : top + side, left : left + side].roll((down, right), dims=(2, 3))
+        gradient = gradient_of(activations(crop).sum(), leaf)
         if not ascent.is_plain:
             gradient = gradient / gradient.square().mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-30)
-        found = found.detach() + rate * ascent.weight * gradient
+        current = current.detach() + rate * ascent.weight * gradient
         if blurs is not None:
-            found = _blurred(found, blurs[0] + (blurs[1] - blurs[0]) * done)
+            current = _blurred(current, blurs[0] + (blurs[1] - blurs[0]) * progress)
         if not ascent.is_plain:
-            found = found.clamp(0, 1)
-    return found.detach()
+            current = current.clamp(0, 1)
+    return current.detach()
 
 
 def _scaled(image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     if tuple(image.shape[2:]) == tuple(size):
         return image
-    found: torch.Tensor = torch.nn.functional.interpolate(
+    scaled: torch.Tensor = torch.nn.functional.interpolate(
         image, size=size, mode="bilinear", align_corners=False, antialias=True
     )
-    return found
+    return scaled
 
 
 def _blurred(image: torch.Tensor, sigma: float) -> torch.Tensor:

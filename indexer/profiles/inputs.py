@@ -1,4 +1,4 @@
-"""What texts look like to the block matrices of a base model: the inputs that they give to each matrix.
+"""The inputs that texts give to each block matrix of a base model.
 
 Training on a text changes a matrix by Σ g xᵀ over its inputs x, so δWᵀδW lies where the inputs do. The inputs of a set
 of texts are summarised by their second moment M = Σ x xᵀ / n, one for each matrix. Moments of all texts share a few
@@ -6,7 +6,7 @@ large directions, so M is compared with that of reference texts, C: with W = (C 
 eigenvalue, a set of texts is (W M W)^½ − (W C W)^½. Its sketch has the form of the vectors of models (representation
 ``input``): Σ σ v vᵀ = (δWᵀδW)^½, sketched with the same hashes, blocks of unit norm.
 
-One forward pass of the base over the texts is all that is computed; no fine-tune is run.
+Only one forward pass of the base over the texts is computed; no fine-tune is run.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from indexer.checkpoints.architectures.layout import Matrix
 from indexer.errors import AtlasError
 from indexer.machine import processors
 from indexer.profiles.layers import fitting_tokens
-from indexer.profiles.single import Reference, read_now
+from indexer.profiles.single import read_now
 from indexer.profiles.subject import Subject
 from indexer.profiles.tokenizer import require_tokenizer
 from indexer.profiles.whitening import Floats, ReferenceMoments, Whitener, eigenvectors, moment_eigenvectors
+from indexer.records.identity import ModelVersion
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, convolved, count_sketches
 from indexer.records.tokens import token_rows
@@ -39,12 +40,13 @@ from indexer.vectors.centre import unit_norm
 __all__ = ["BaseModel", "ReferenceMoments", "read_base"]
 
 RIDGE = 0.01  # of the largest eigenvalue of the reference's moment
-TOKENS_EACH = 64  # of a text that are counted; the rest is left out, as more texts say more than longer ones
+TOKENS_EACH = 64  # of a text that are used: more texts are more informative than longer texts
 BATCH_TOKENS = 1024  # with padding
 WIDEST = 1024  # matrices with more inputs get the inputs of fewer tokens
 # A base of this width runs on all processors. Smaller matrices, and eigenvectors, take longer on several threads.
 WORTH_THREADS = 512
-# Eigenvectors of the reference with eigenvalues below this share of the ridge are not kept: they are hardly whitened.
+# Eigenvectors of the reference with eigenvalues below this share of the ridge are dropped: whitening hardly changes
+# them.
 _NEGLIGIBLE = 0.02
 # A block of a smaller norm is only rounding.
 _NOTHING = 1e-9
@@ -55,9 +57,10 @@ Progress = Callable[[int], None]  # called with the number of texts that were do
 
 @dataclass(frozen=True)
 class Budget:
-    """How much of a set of texts is used: at most ``texts`` of them, evenly spaced, and the first ``tokens`` of each.
+    """How much of a set of texts is used.
 
-    ``wide``: the number of tokens that are used for a matrix of more than ``WIDEST`` inputs, evenly spaced.
+    ``texts``: the most texts, evenly spaced; ``tokens``: the first tokens of each. ``wide``: how many tokens, evenly
+    spaced, are used for a matrix of more than ``WIDEST`` inputs.
     """
 
     texts: int
@@ -65,13 +68,17 @@ class Budget:
     wide: int
 
 
-# Inputs depend on their positions, so texts that are compared are cut alike.
+# Inputs depend on their positions, so texts that are compared are cut to the same length.
 ASKED, OF_A_SET = Budget(100, 16, 256), Budget(4, 16, 16)
 
 
 @dataclass(frozen=True)
 class _Text:
-    """A text of a pass; which of its tokens wide matrices get, and the first of its rows among all rows, for either."""
+    """A text of a pass.
+
+    ``wide``: its tokens that are used for wide matrices; ``start``, ``wide_start``: its first row among the rows of all
+    texts, for narrow and for wide matrices.
+    """
 
     ids: Sequence[int]
     wide: NDArray[np.int64]
@@ -80,7 +87,7 @@ class _Text:
 
 
 class BaseModel:
-    """A base that texts are run through. ``keys``: the names of its matrices, in the order of a vector's blocks."""
+    """A base that is run on texts. ``keys``: the names of its matrices, in the order of a vector's blocks."""
 
     def __init__(self, subject: Subject, keys: Sequence[str], length: int) -> None:
         if subject.layers.takes_images:
@@ -89,40 +96,40 @@ class BaseModel:
         self._tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Only bases with a tokenizer can be used.")
         self._longest = fitting_tokens(subject.layers, TOKENS_EACH)
         self._vocabulary = len(subject.layers.tokens)
-        # The ids that a text begins and ends with, as the tokenizers of BERT, RoBERTa and T5 add them.
+        # The first and the last id of a text, as the tokenizers of BERT, RoBERTa and T5 add them.
         ids = self._tokenizer.special_ids
         special = dict(zip(self._tokenizer.words(ids), ids, strict=True))
         self._start = [special[word] for word in _STARTS if word in special][:1]
         self._end = [special[word] for word in _ENDS if word in special][:1]
-        shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
         layout = load_architecture(str(subject.config.get("model_type"))).locate(shapes, subject.config)
-        self._matrices: dict[str, Matrix] = {str(one.key): one for one in layout.matrices}
-        if lacking := [key for key in keys if key not in self._matrices]:
+        self._matrices: dict[str, Matrix] = {str(matrix.key): matrix for matrix in layout.matrices}
+        if missing := [key for key in keys if key not in self._matrices]:
             raise AtlasError(
-                f"{subject.name} as transformers runs it has no matrix {lacking[0]}, which its fine-tunes have.", ""
+                f"{subject.name} as transformers runs it has no matrix {missing[0]}, which its fine-tunes have.", ""
             )
         self._groups: dict[str, str] = {}  # of each matrix, by its name
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The token ids of texts, with a start and an end where the model has them, cut to what it takes."""
-        found = []
+        """The token ids of texts, with the model's start and end tokens if it has them, cut to its longest input."""
+        encoded = []
         for text in texts:
             room = self._longest - len(self._start) - len(self._end)
             # A long text need not be encoded whole.
-            ids = [one for one in self._tokenizer.encode(text[: 24 * room]) if 0 <= one < self._vocabulary][:room]
-            found.append([*self._start, *ids, *self._end])
-        return found
+            ids = [token for token in self._tokenizer.encode(text[: 24 * room]) if 0 <= token < self._vocabulary][:room]
+            encoded.append([*self._start, *ids, *self._end])
+        return encoded
 
     def has_tokens(self, encoded: Sequence[Sequence[int]]) -> bool:
-        """Whether some text has a token other than special ones, such as that for an unknown word."""
+        """Whether any text has a token that is not special (a token for unknown words is special)."""
         special = set(self._tokenizer.special_ids)
-        return any(one not in special for ids in encoded for one in ids)
+        return any(token not in special for ids in encoded for token in ids)
 
     def rates(self, encoded: Sequence[Sequence[int]]) -> Floats:
-        """(n,) how often each token occurs, as a share, of those whose rows are read (``indexer.records.tokens``)."""
-        every = np.array([one for ids in encoded for one in ids], dtype=np.int64)
-        counts = np.bincount(every, minlength=self._vocabulary)[token_rows(self._vocabulary)]
-        return (counts / max(1, len(every))).astype(np.float32)
+        """(n,) the relative frequency of each token whose row is read (``indexer.records.tokens``)."""
+        tokens = np.array([token for ids in encoded for token in ids], dtype=np.int64)
+        counts = np.bincount(tokens, minlength=self._vocabulary)[token_rows(self._vocabulary)]
+        return (counts / max(1, len(tokens))).astype(np.float32)
 
     def reference(
         self,
@@ -131,26 +138,29 @@ class BaseModel:
         progress: Progress = lambda count: None,
         budget: Budget = OF_A_SET,
     ) -> tuple[ReferenceMoments, Floats]:
-        """The moments of the first ``own`` of some sets of encoded texts, and the ``blocks`` of all sets."""
+        """The moments of the first ``own`` of ``sets`` of encoded texts, and the ``blocks`` of all sets."""
         values, vectors, ridges = dict[str, Floats](), dict[str, Floats](), dict[str, float]()
         roots = np.zeros((len(self._keys), self._length), np.float32)
-        found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
+        blocks = np.zeros((len(sets), len(self._keys), self._length), np.float32)
 
         def decompose(group: str) -> None:
             inputs = collected.pop(group)
-            held, directions = moment_eigenvectors(np.concatenate(inputs[:own]))
-            ridge = max(RIDGE * float(held.max(initial=0.0)), 1e-12)
-            root = np.sqrt(held / (held + ridge))
+            eigenvalues, directions = moment_eigenvectors(np.concatenate(inputs[:own]))
+            ridge = max(RIDGE * float(eigenvalues.max(initial=0.0)), 1e-12)
+            root = np.sqrt(eigenvalues / (eigenvalues + ridge))
             for key in self._keys_of(group):
                 roots[self._keys.index(key)] = convolved(*self._sketches(key, directions), root)
-            kept = held > _NEGLIGIBLE * ridge
-            values[group], vectors[group] = held[kept].astype(np.float32), directions[:, kept].astype(np.float32)
+            is_kept = eigenvalues > _NEGLIGIBLE * ridge
+            values[group], vectors[group] = (
+                eigenvalues[is_kept].astype(np.float32),
+                directions[:, is_kept].astype(np.float32),
+            )
             ridges[group] = ridge
-            self._compare(group, inputs, Whitener(values[group], vectors[group], ridge), found)
+            self._compare(group, inputs, Whitener(values[group], vectors[group], ridge), blocks)
 
         collected = self._collected(sets, progress, budget)
-        _at_once(decompose, list(collected))
-        return ReferenceMoments(values, vectors, ridges, roots), unit_norm(found - roots, _NOTHING)
+        _in_parallel(decompose, list(collected))
+        return ReferenceMoments(values, vectors, ridges, roots), unit_norm(blocks - roots, _NOTHING)
 
     def blocks(
         self,
@@ -160,51 +170,52 @@ class BaseModel:
         budget: Budget = ASKED,
     ) -> Floats:
         """(sets, blocks, length) each set of encoded texts as a vector: blocks of unit norm, or zero."""
-        found = np.zeros((len(sets), len(self._keys), self._length), np.float32)
+        blocks = np.zeros((len(sets), len(self._keys), self._length), np.float32)
 
         def compare(group: str) -> None:
             white = Whitener(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
-            self._compare(group, collected.pop(group), white, found)
+            self._compare(group, collected.pop(group), white, blocks)
 
         collected = self._collected(sets, progress, budget)
-        _at_once(compare, [group for group in collected if group in whitening.vectors])
-        return unit_norm(found - whitening.roots, _NOTHING)
+        _in_parallel(compare, [group for group in collected if group in whitening.vectors])
+        return unit_norm(blocks - whitening.roots, _NOTHING)
 
-    def _compare(self, group: str, inputs: Sequence[Floats], white: Whitener, found: Floats) -> None:
-        """Sketch (W M W)^½ of the inputs x of every set, for all matrices of a group, into ``found``.
+    def _compare(self, group: str, inputs: Sequence[Floats], white: Whitener, blocks: Floats) -> None:
+        """Sketch (W M W)^½ of the inputs x of every set, for all matrices of a group, into ``blocks``.
 
         With B = W [x₁ x₂ …] / √n and BᵀB = Q μ Qᵀ it is (B Q) μ^-½ (B Q)ᵀ, and CountSketches of B Q are those of B
-        times Q. Where a set has more inputs than the matrix, the eigenvectors of W M W take less time.
+        times Q. If a set has more inputs than the matrix, the eigenvectors of W M W take less time.
         """
         keys = {self._keys.index(key): key for key in self._keys_of(group)}
         ends = np.cumsum([len(rows) for rows in inputs])
-        narrow = [place for place, rows in enumerate(inputs) if 0 < len(rows) < rows.shape[1]]
-        if narrow:
+        narrow_sets = [number for number, rows in enumerate(inputs) if 0 < len(rows) < rows.shape[1]]
+        if narrow_sets:
             rows = np.concatenate(inputs)
-            projected, rest = white.parts(rows)
+            projected, orthogonal = white.parts(rows)
             scaled = projected * white.scale
             sketches = {}
-            for place, key in keys.items():
-                of_vectors, of_rest = self._sketches(key, white.vectors), self._sketches(key, rest.T)
-                sketches[place] = [
-                    one * white.ridge**-0.5 + other @ scaled.T for one, other in zip(of_rest, of_vectors, strict=True)
+            for index, key in keys.items():
+                of_vectors, of_orthogonal = self._sketches(key, white.vectors), self._sketches(key, orthogonal.T)
+                sketches[index] = [
+                    sketch * white.ridge**-0.5 + projection @ scaled.T
+                    for sketch, projection in zip(of_orthogonal, of_vectors, strict=True)
                 ]
         for number, rows in enumerate(inputs):
             count = max(1, len(rows))
-            if number in narrow:
-                some = slice(ends[number] - len(rows), ends[number])
-                gram = rest[some] @ rest[some].T / np.float32(white.ridge)
-                gram += (projected[some] * white.squares) @ projected[some].T
-                values, turns = eigenvectors(gram / count)
-                kept = values > 1e-6 * max(float(values[-1]), 1e-30)
-                turns, weights = turns[:, kept], 1 / np.sqrt(values[kept]) / count
-                for place in keys:
-                    first, second = (one[:, some] @ turns for one in sketches[place])
-                    found[number, place] = convolved(first, second, weights)
+            if number in narrow_sets:
+                own_rows = slice(ends[number] - len(rows), ends[number])
+                gram = orthogonal[own_rows] @ orthogonal[own_rows].T / np.float32(white.ridge)
+                gram += (projected[own_rows] * white.squares) @ projected[own_rows].T
+                values, rotations = eigenvectors(gram / count)
+                is_kept = values > 1e-6 * max(float(values[-1]), 1e-30)
+                rotations, weights = rotations[:, is_kept], 1 / np.sqrt(values[is_kept]) / count
+                for index in keys:
+                    first, second = (sketch[:, own_rows] @ rotations for sketch in sketches[index])
+                    blocks[number, index] = convolved(first, second, weights)
             elif len(rows):
                 values, vectors = eigenvectors(white.whitened(rows.T @ rows / count))
-                for place, key in keys.items():
-                    found[number, place] = convolved(*self._sketches(key, vectors), np.sqrt(values))
+                for index, key in keys.items():
+                    blocks[number, index] = convolved(*self._sketches(key, vectors), np.sqrt(values))
 
     def _keys_of(self, group: str) -> list[str]:
         return [key for key in self._keys if self._groups.get(key) == group]
@@ -212,48 +223,52 @@ class BaseModel:
     def _sketches(self, key: str, columns: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The two CountSketches of vectors (d, n) of inputs of a matrix."""
         matrix = self._matrices[key]
-        if (held := coordinates(matrix.shape, matrix.transposed)) is not None:
-            whole = np.zeros((matrix.shape[1], columns.shape[1]), columns.dtype)
-            whole[held] = columns
-            columns = whole
+        if (positions := coordinates(matrix.shape, matrix.transposed)) is not None:
+            full = np.zeros((matrix.shape[1], columns.shape[1]), columns.dtype)
+            full[positions] = columns
+            columns = full
         return count_sketches(columns, columns, f"{DRAW}{key}", self._length)
 
     def _collected(
         self, sets: Sequence[Sequence[Sequence[int]]], progress: Progress, budget: Budget
     ) -> dict[str, list[Floats]]:
-        """The inputs (n, d) of every set for every group, in one pass over all texts, without what padding gives."""
+        """The inputs (n, d) of every set for every group, without those of padding, in one pass over all texts."""
         model = self._subject.model
         modules: dict[str, list[str]] = {}
         for key in self._keys:
             modules.setdefault(self._matrices[key].tensor.rpartition(".")[0], []).append(key)
-        found: dict[str, Floats] = {}  # by group, the rows of all sets
+        rows_by_group: dict[str, Floats] = {}  # by group, the rows of all sets
         texts, ends, wide_ends = self._texts(sets, budget)
         mask, batch = torch.zeros(0), list[_Text]()
-        seen: deque[tuple[torch.Tensor, str]] = deque(maxlen=4)  # query, key and value are called with one tensor
+        recent_states: deque[tuple[torch.Tensor, str]] = deque(maxlen=4)  # query, key and value get the same tensor
 
         def collect(keys: list[str], module: torch.nn.Module, received: tuple[Any, ...]) -> None:
             states = received[0]
             matrix = self._matrices[keys[0]]
-            held = coordinates(matrix.shape, matrix.transposed)
-            same = next((group for one, group in seen if one is states), None) if held is None else None
+            positions = coordinates(matrix.shape, matrix.transposed)
+            known_group = (
+                next((group for tensor, group in recent_states if tensor is states), None)
+                if positions is None
+                else None
+            )
             for key in keys:
-                self._groups[key] = same or keys[0]
-            if same is not None:
+                self._groups[key] = known_group or keys[0]
+            if known_group is not None:
                 return
-            seen.append((states, keys[0]))
+            recent_states.append((states, keys[0]))
             rows = states[mask]
-            if held is not None:
-                rows = rows[:, torch.from_numpy(held).to(rows.device)]
+            if positions is not None:
+                rows = rows[:, torch.from_numpy(positions).to(rows.device)]
             if is_wide := rows.shape[1] > WIDEST:
-                before = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
-                some = np.concatenate([text.wide + first for text, first in zip(batch, before, strict=True)])
-                rows = rows[torch.from_numpy(some).to(rows.device)]
+                first_rows = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
+                chosen = np.concatenate([text.wide + first for text, first in zip(batch, first_rows, strict=True)])
+                rows = rows[torch.from_numpy(chosen).to(rows.device)]
                 targets = [np.arange(len(text.wide)) + text.wide_start for text in batch]
             else:
                 targets = [np.arange(len(text.ids)) + text.start for text in batch]
-            if keys[0] not in found:
-                found[keys[0]] = np.zeros(((wide_ends if is_wide else ends)[-1], rows.shape[1]), np.float32)
-            found[keys[0]][np.concatenate(targets)] = rows.float().cpu().numpy()
+            if keys[0] not in rows_by_group:
+                rows_by_group[keys[0]] = np.zeros(((wide_ends if is_wide else ends)[-1], rows.shape[1]), np.float32)
+            rows_by_group[keys[0]][np.concatenate(targets)] = rows.float().cpu().numpy()
 
         hooks = []
         for name, keys in modules.items():
@@ -266,11 +281,11 @@ class BaseModel:
         is_worth_it = self._subject.layers.tokens.shape[1] >= WORTH_THREADS
         torch.set_num_threads(processors() if is_worth_it else min(threads, processors()))
         try:
-            for some, ids, attended in self._batches(texts):
-                batch, mask = some, attended.bool()
+            for texts_of_batch, ids, attended in self._batches(texts):
+                batch, mask = texts_of_batch, attended.bool()
                 with torch.inference_mode():
                     self._run(ids, attended)
-                seen.clear()
+                recent_states.clear()
                 progress(len(ids))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
             raise AtlasError(
@@ -278,28 +293,29 @@ class BaseModel:
             ) from error
         finally:
             torch.set_num_threads(threads)
-            for one in hooks:
-                one.remove()
+            for handle in hooks:
+                handle.remove()
         return {
-            group: np.split(rows, (wide_ends if rows.shape[1] > WIDEST else ends)[:-1]) for group, rows in found.items()
+            group: np.split(rows, (wide_ends if rows.shape[1] > WIDEST else ends)[:-1])
+            for group, rows in rows_by_group.items()
         }
 
     def _texts(
         self, sets: Sequence[Sequence[Sequence[int]]], budget: Budget
     ) -> tuple[list[_Text], NDArray[np.int64], NDArray[np.int64]]:
-        """The texts of all sets, short ones first, and where the rows of each set end, for narrow and wide matrices."""
+        """The texts of all sets, short texts first; and the ends of each set's rows, for narrow and wide matrices."""
         texts, start, wide_start, ends = [], 0, 0, list[tuple[int, int]]()
         for encoded in sets:
-            places = range(len(encoded)) if len(encoded) <= budget.texts else range(budget.texts)
-            some = [encoded[place * len(encoded) // len(places)] for place in places]
-            ordered = sorted((self._cut(ids, budget.tokens) for ids in some if ids), key=len)
+            indices = range(len(encoded)) if len(encoded) <= budget.texts else range(budget.texts)
+            chosen = [encoded[index * len(encoded) // len(indices)] for index in indices]
+            ordered = sorted((self._cut(ids, budget.tokens) for ids in chosen if ids), key=len)
             total = sum(map(len, ordered))
             wide = np.linspace(0, max(total - 1, 0), min(total, budget.wide)).astype(np.int64)
-            before = 0
+            first_token = 0
             for ids in ordered:
-                own = wide[(wide >= before) & (wide < before + len(ids))] - before
-                texts.append(_Text(ids, own, start, wide_start))
-                before, start, wide_start = before + len(ids), start + len(ids), wide_start + len(own)
+                wide_tokens = wide[(wide >= first_token) & (wide < first_token + len(ids))] - first_token
+                texts.append(_Text(ids, wide_tokens, start, wide_start))
+                first_token, start, wide_start = first_token + len(ids), start + len(ids), wide_start + len(wide_tokens)
             ends.append((start, wide_start))
         narrow_ends, wide_ends = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         return sorted(texts, key=lambda text: len(text.ids)), narrow_ends, wide_ends
@@ -312,32 +328,32 @@ class BaseModel:
     def _run(self, ids: torch.Tensor, attended: torch.Tensor) -> None:
         model = self._subject.model
         options: dict[str, Any] = {"input_ids": ids, "attention_mask": attended}
-        if self._subject.stack:  # the decoder reads the text, too, one token behind
+        if self._subject.stack:  # the decoder also gets the text, shifted by one token
             start = getattr(model.config, "decoder_start_token_id", None) or 0
             options["decoder_input_ids"] = torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)
             options["use_cache"] = False
         model(**options)
 
     def _batches(self, texts: Sequence[_Text]) -> Iterator[tuple[list[_Text], torch.Tensor, torch.Tensor]]:
-        """Texts of like length, with their ids and attention masks (texts, tokens)."""
+        """Batches of texts of similar length, with their ids and attention masks (texts, tokens)."""
         padding = self._subject.config.get("pad_token_id")
         padding = padding if isinstance(padding, int) and 0 <= padding < self._vocabulary else 0
         device = self._subject.layers.device
         batch: list[_Text] = []
-        for place, text in enumerate(texts):
+        for number, text in enumerate(texts):
             batch.append(text)
-            following = len(texts[place + 1].ids) if place + 1 < len(texts) else 0
+            following = len(texts[number + 1].ids) if number + 1 < len(texts) else 0
             if following and (len(batch) + 1) * following <= BATCH_TOKENS:
                 continue
             width = len(text.ids)
-            rows = torch.tensor([[*one.ids, *[padding] * (width - len(one.ids))] for one in batch])
-            lengths = torch.tensor([len(one.ids) for one in batch])
+            rows = torch.tensor([[*text.ids, *[padding] * (width - len(text.ids))] for text in batch])
+            lengths = torch.tensor([len(text.ids) for text in batch])
             yield batch, rows.to(device), (torch.arange(width) < lengths[:, None]).long().to(device)
             batch = []
 
 
-def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
-    """Do the work of each group, each with one thread: decompositions are no faster with several."""
+def _in_parallel(work: Callable[[str], None], groups: Sequence[str]) -> None:
+    """Call ``work`` for each group, each with one thread: decompositions are no faster with several."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -348,5 +364,5 @@ def _at_once(work: Callable[[str], None], groups: Sequence[str]) -> None:
 
 
 def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
-    """Read and load a base of an atlas, by the cache. Raises AtlasError that says why it cannot be run on texts."""
-    return BaseModel(read_now(Reference(name, commit), device, keep=True), keys, length)
+    """Read and load a base of an atlas, through the cache. Raises AtlasError with the reason if it cannot be run."""
+    return BaseModel(read_now(ModelVersion.of_atlas(name, commit), device, keep=True), keys, length)

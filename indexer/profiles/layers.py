@@ -26,19 +26,19 @@ TOKENS = 16  # of a sequence
 FEWEST_TOKENS = 4
 _MOST_CHOSEN = 12  # layers that are measured by default
 _PIECE = 2048  # tokens of the vocabulary that are compared at once: 50,000 do not fit
-# Candidates kept beyond those asked for, so that float32 rounding cannot drop one of them before the exact sort.
+# Additional candidates, so that float32 rounding cannot drop one of the requested tokens before the exact sort.
 _SPARE = 8
 
 
 class Layers:
     """A stem and the blocks that follow it.
 
-    ``stem`` is an ``nn.Embedding`` (then the inputs are its rows), or any function from the continuous input to h_0.
-    ``vocabulary`` (tokens, width) holds the possible inputs of a position where inputs are tokens; ``special_ids`` are
-    tokens that are never drawn. For images, ``patch`` is the side of a patch in pixels, ``image_shape`` is (channels,
-    height, width) and values lie between 0 and 1.
-
-    A block is any module or function; of a tuple that it returns, the first element is used.
+    - ``stem``: an ``nn.Embedding`` (then the inputs are its rows), or any function from the continuous input to h_0.
+    - ``blocks``: modules or functions. If one returns a tuple, its first element is used.
+    - ``vocabulary`` (tokens, width): the possible inputs of a position if the inputs are tokens.
+    - ``special_ids``: tokens that are never drawn.
+    - ``patch``, ``image_shape``: for images, the side of a patch in pixels, and (channels, height, width). Pixels lie
+      between 0 and 1.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Layers:
 
     @cached_property
     def ordinary_ids(self) -> torch.Tensor:
-        """The ids that may be drawn and guessed: all but the special ones."""
+        """The ids that may be drawn and guessed: all except the special ids."""
         allowed = torch.ones(len(self.tokens), dtype=torch.bool)
-        special = [one for one in self.special_ids if 0 <= one < len(allowed)]
+        special = [token for token in self.special_ids if 0 <= token < len(allowed)]
         allowed[special] = False
         return allowed.nonzero()[:, 0]
 
@@ -89,7 +89,7 @@ class Layers:
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids (sequences, positions) as the continuous input. Raises AtlasError if the model lacks one."""
-        # Those of a tokenizer come from the processor; those that were computed on a GPU are looked up without a wait.
+        # Ids of a tokenizer are on the processor. Ids on a GPU were computed, and a check would wait for the GPU.
         if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.tokens):
             raise AtlasError(
                 f"The model has {len(self.tokens)} tokens, the input has token {int(ids.max())}.",
@@ -98,23 +98,23 @@ class Layers:
         return self.tokens[ids.to(self.device)]
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
-        """h_l of the chosen layers, which exist; nothing deeper is computed."""
-        found: States = {}
+        """h_l of the chosen layers, which must exist. No deeper layer is computed."""
+        states: States = {}
         hidden = self.stem(inputs)
         for layer in range(max(chosen, default=0) + 1):
             if layer:
-                # A copy: a block that works in place must change neither the input nor an earlier layer's output.
+                # A copy, because a block may change its input in place, which is the output of the layer before.
                 hidden = _first_part(self.blocks[layer - 1](hidden.clone()))
             if layer in chosen:
-                found[layer] = hidden
-        return found
+                states[layer] = hidden
+        return states
 
     def state(self, inputs: torch.Tensor, layer: int) -> torch.Tensor:
         """h_l alone."""
         return self.states(inputs, [layer])[layer]
 
     def choose(self, wanted: Collection[int] | None = None) -> list[int]:
-        """The layers ``wanted``, by default those of ``chosen_layers``. Raises AtlasError if one does not exist."""
+        """The layers ``wanted``, by default those of ``chosen_layers``. Raises AtlasError if a layer does not exist."""
         chosen = list(wanted or chosen_layers(self.depth))
         for layer in chosen:
             if not 0 <= layer <= self.depth:
@@ -128,26 +128,26 @@ class Layers:
         return patchify(values, self.patch).sum(dim=-1)
 
     def is_causal(self, positions: int) -> bool:
-        """Whether no position of a sequence of this length sees a later one; tested by changing the last token."""
+        """Whether no position of a sequence of this length depends on a later one, tested with another last token."""
         if self.takes_images:
             return False
         generator = torch.Generator().manual_seed(0)
-        places = torch.randint(len(self.ordinary_ids), (1, positions), generator=generator)
-        inputs = self.embed(self.ordinary_ids[places])
-        other = inputs.clone()
-        other[:, -1] += 10 * self.tokens.std()
+        indices = torch.randint(len(self.ordinary_ids), (1, positions), generator=generator)
+        inputs = self.embed(self.ordinary_ids[indices])
+        changed = inputs.clone()
+        changed[:, -1] += 10 * self.tokens.std()
         with torch.no_grad():
-            before, after = self.state(inputs, self.depth), self.state(other, self.depth)
-        moved = (after - before)[:, :-1].norm()
-        return bool(moved <= SAME * before.norm())
+            before, after = self.state(inputs, self.depth), self.state(changed, self.depth)
+        difference = (after - before)[:, :-1].norm()
+        return bool(difference <= SAME * before.norm())
 
 
 class HookedLayers(Layers):
-    """The layers of a real model, taken by forward hooks on its blocks.
+    """The layers of a real model, read by forward hooks on its blocks.
 
     ``stem`` calls the whole model on the continuous input; ``blocks`` are modules of it, each called once, in order.
-    The forward pass stops after the deepest layer asked for. ``output_hidden_states`` would not do: its last entry
-    comes after a final norm in GPT-2 and Llama.
+    The forward pass stops after the deepest requested layer. ``output_hidden_states`` is not used, because its last
+    entry comes after a final norm in GPT-2 and Llama.
 
     With ``takes_inputs``, a layer's state is its block's input instead of its output; the blocks are then modules
     inside the real ones, and there is no layer 0.
@@ -157,16 +157,16 @@ class HookedLayers(Layers):
 
     def states(self, inputs: torch.Tensor, chosen: Collection[int]) -> States:
         """h_l of the chosen layers: the input of the first block, and the outputs of the others."""
-        found: States = {}
+        states: States = {}
         last = max(chosen, default=0)
 
-        def keep_input(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-            found[0] = _first_part(positional) if positional else named["hidden_states"]
+        def keep_input(module: nn.Module, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            states[0] = _first_part(positional) if positional else keywords["hidden_states"]
             if last == 0:
                 raise _DeepestLayerReached
 
         def keep_output(layer: int, module: nn.Module, received: Any, output: Any) -> None:
-            found[layer] = _first_part(received if self.takes_inputs else output)
+            states[layer] = _first_part(received if self.takes_inputs else output)
             if layer == last:
                 raise _DeepestLayerReached
 
@@ -183,7 +183,7 @@ class HookedLayers(Layers):
         finally:
             for hook in hooks:
                 hook.remove()
-        return {layer: found[layer] for layer in sorted(chosen)}
+        return {layer: states[layer] for layer in sorted(chosen)}
 
 
 class _DeepestLayerReached(Exception):
@@ -193,7 +193,7 @@ class _DeepestLayerReached(Exception):
 class CheckedIndices(TorchDispatchMode):
     """Raises IndexError before an index beyond a table is used.
 
-    The processor raises an error too. A GPU fails later, and with it all that this process does on it from then on.
+    The processor raises an error itself. A GPU fails later, and then all later work of this process on it fails.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -214,12 +214,12 @@ class CheckedIndices(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def fitting_tokens(layers: Layers, wanted: int = TOKENS) -> int:
-    """How many tokens a sequence may have: ``wanted``, or less if the model has fewer positions.
+def fitting_tokens(layers: Layers, most: int = TOKENS) -> int:
+    """How many tokens a sequence may have: ``most``, or fewer if the model has fewer positions.
 
     Raises AtlasError if not even FEWEST_TOKENS fit.
     """
-    for tokens in range(wanted, FEWEST_TOKENS - 1, -1):
+    for tokens in range(most, FEWEST_TOKENS - 1, -1):
         try:
             with torch.no_grad(), CheckedIndices():
                 layers.state(layers.embed(layers.ordinary_ids[:1].expand(1, tokens)), 1)
@@ -238,37 +238,39 @@ def nearest_tokens(layers: Layers, points: torch.Tensor, count: int = 1) -> torc
     flat = points.reshape(-1, points.shape[-1]).to(layers.tokens.dtype)
     ids = layers.ordinary_ids.to(flat.device)
     count = min(count, len(ids))
-    best = flat.new_full((len(flat), 0), 0.0)
-    found = ids.new_zeros((len(flat), 0))
+    nearest_distances = flat.new_full((len(flat), 0), 0.0)
+    candidates = ids.new_zeros((len(flat), 0))
     for start in range(0, len(ids), _PIECE):
         piece = ids[start : start + _PIECE]
         rows = layers.tokens[piece]
         distances = rows.square().sum(dim=1) - 2 * flat @ rows.T
-        best = torch.cat([best, distances], dim=1)
-        found = torch.cat([found, piece.expand(len(flat), -1)], dim=1)
-        best, places = best.topk(min(count + _SPARE, best.shape[1]), dim=1, largest=False)
-        found = found.gather(1, places)
-    found = found.sort(dim=1).values
-    at_once = max(1, _PIECE // max(1, found.shape[1]))
+        nearest_distances = torch.cat([nearest_distances, distances], dim=1)
+        candidates = torch.cat([candidates, piece.expand(len(flat), -1)], dim=1)
+        nearest_distances, positions = nearest_distances.topk(
+            min(count + _SPARE, nearest_distances.shape[1]), dim=1, largest=False
+        )
+        candidates = candidates.gather(1, positions)
+    candidates = candidates.sort(dim=1).values
+    at_once = max(1, _PIECE // max(1, candidates.shape[1]))
     ordered = []
-    for some, near in zip(flat.split(at_once), found.split(at_once), strict=True):
-        distances = (layers.tokens[near].double() - some.double()[:, None]).square().sum(dim=2)
-        ordered.append(near.gather(1, distances.sort(dim=1, stable=True).indices))
+    for points_of_chunk, ids_of_chunk in zip(flat.split(at_once), candidates.split(at_once), strict=True):
+        distances = (layers.tokens[ids_of_chunk].double() - points_of_chunk.double()[:, None]).square().sum(dim=2)
+        ordered.append(ids_of_chunk.gather(1, distances.sort(dim=1, stable=True).indices))
     return torch.cat(ordered)[:, :count].reshape(*points.shape[:-1], count)
 
 
 def gradient_of(value: torch.Tensor, inputs: torch.Tensor, *, keep_graph: bool = False) -> torch.Tensor:
-    """∂value/∂inputs; zero where the value does not depend on them."""
+    """∂value/∂inputs; zero for inputs on which the value does not depend."""
     if not value.requires_grad:
         return torch.zeros_like(inputs)
-    (found,) = torch.autograd.grad(value, inputs, retain_graph=keep_graph, allow_unused=True)
-    return torch.zeros_like(inputs) if found is None else found
+    (gradient,) = torch.autograd.grad(value, inputs, retain_graph=keep_graph, allow_unused=True)
+    return torch.zeros_like(inputs) if gradient is None else gradient
 
 
 @contextmanager
 def eval_mode(layers: Layers) -> Iterator[None]:
     """Put all modules in evaluation mode (no dropout), and back afterwards."""
-    modules = [one for one in (layers.stem, *layers.blocks) if isinstance(one, nn.Module)]
+    modules = [module for module in (layers.stem, *layers.blocks) if isinstance(module, nn.Module)]
     training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -281,27 +283,27 @@ def eval_mode(layers: Layers) -> Iterator[None]:
 
 def _first_part(output: Any) -> torch.Tensor:
     """The tensor that a block returns, or the first element of its tuple."""
-    found = output[0] if isinstance(output, tuple | list) else output
-    assert isinstance(found, torch.Tensor)
-    return found
+    tensor = output[0] if isinstance(output, tuple | list) else output
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
 
 
 def patchify(pixels: torch.Tensor, side: int) -> torch.Tensor:
     """Images (n, channels, height, width) as patches (n, patches, channels · side²), left to right, then down."""
     count, channels, height, width = pixels.shape
-    cut = pixels.reshape(count, channels, height // side, side, width // side, side)
-    return cut.permute(0, 2, 4, 1, 3, 5).reshape(count, (height // side) * (width // side), channels * side * side)
+    tiles = pixels.reshape(count, channels, height // side, side, width // side, side)
+    return tiles.permute(0, 2, 4, 1, 3, 5).reshape(count, (height // side) * (width // side), channels * side * side)
 
 
 def unpatchify(patches: torch.Tensor, side: int, shape: tuple[int, int, int]) -> torch.Tensor:
     """The inverse of ``patchify`` for images of ``shape`` (channels, height, width)."""
     channels, height, width = shape
-    cut = patches.reshape(-1, height // side, width // side, channels, side, side)
-    return cut.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, height, width)
+    tiles = patches.reshape(-1, height // side, width // side, channels, side, side)
+    return tiles.permute(0, 3, 1, 4, 2, 5).reshape(-1, channels, height, width)
 
 
 def chosen_layers(depth: int) -> list[int]:
-    """All layers up to _MOST_CHOSEN, else that many evenly spaced, always with the last."""
+    """All layers of up to _MOST_CHOSEN, else that many evenly spaced layers, always with the last."""
     if depth <= _MOST_CHOSEN:
         return list(range(1, depth + 1))
     return sorted({round(step * depth / _MOST_CHOSEN) for step in range(1, _MOST_CHOSEN + 1)})

@@ -26,20 +26,20 @@ from indexer.profiles.layers import HookedLayers
 from indexer.shared_state import SharedChange, ignored_warnings
 from indexer.untrusted import shown
 
-# Memory that a model may take beyond its own weights (positions, masks). A config that asks for more is wrong.
+# Memory that a model may take besides its own weights (positions, masks). A config that needs more is wrong.
 _SPARE_BYTES = 256 << 20
 _SPARE_NUMBERS = 4 << 20  # of a table of positions that is not stored
 # A number in a config above this, and above every dimension of the weights, cannot be a size of the model.
 LARGEST_SIZE = 1 << 20
 # Inputs are padded to a multiple of these, however short they are.
 _LARGEST_PADDING = 4096
-# Modules per tensor; activations and containers have no tensors. A config that asks for more modules is wrong.
+# Modules per tensor; activations and containers have no tensors. A config with more modules is wrong.
 MODULES_BY_TENSOR, FEWEST_MODULES = 20, 2000
 _LARGEST_SIDE = 1024  # pixels of an image; a probe holds 16
 # Numbers in a config that are not sizes; positions that become a table are counted by `_allocated_bytes`.
 _NO_SIZE = re.compile("token_id|position|n_ctx|max_seq|theta|rope|rotary|seed|sliding_window|distance")
 _PADDING = re.compile("attention_window|block_size|block_length|radius|num_blocks|segment_means|landmarks")
-# Parts that no layer's output depends on.
+# Parts that do not change the output of any layer.
 _NEEDLESS = ("pooler", "head", "classifier", "lm_head", "cls", "score", "qa_outputs", "pre_classifier", "final_logits")
 _PROFILED = ("", "encoder", "decoder")  # stacks
 _REFUSED = {"input_values": "it takes sound", "input_features": "it takes sound"}
@@ -86,11 +86,11 @@ def load(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tupl
     return model, "encoder" if "encoder" in depths else ""
 
 
-_SEEDED = threading.Lock()  # torch has one generator that modules draw their weights from
+_SEEDED = threading.Lock()  # modules draw their weights from the one global generator of torch
 
 
 def load_untrained(config: Mapping[str, Any], seed: int) -> tuple[Any, str]:
-    """The same with fresh weights, as a baseline for a trained model of this config."""
+    """``load`` with new random weights, as a baseline for a trained model of this config."""
     from transformers import AutoModel
 
     configuration = _configuration({}, config)
@@ -104,7 +104,7 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
     """The config as transformers' own class.
 
     Numbers that no model of these weights can have are refused, before a class of transformers makes lists of them.
-    Names that the class does not know only become attributes, so their values are not checked.
+    Other names than the class's own parameters only become attributes, so their values are not checked.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -115,8 +115,8 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
     values = {name: value for name, value in config.items() if name != "model_type"}
     names: set[str] = set()
     if model_type in CONFIG_MAPPING:  # else transformers refuses it
-        known = CONFIG_MAPPING[model_type]
-        names = {*inspect.signature(known.__init__).parameters, *known.attribute_map}
+        config_class = CONFIG_MAPPING[model_type]
+        names = {*inspect.signature(config_class.__init__).parameters, *config_class.attribute_map}
     largest = max(LARGEST_SIZE, *(dimension for tensor in weights.values() for dimension in tensor.shape), 0)
     for name, value in values.items():
         if name not in names or _NO_SIZE.search(name):
@@ -124,12 +124,12 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
         most = _LARGEST_PADDING if _PADDING.search(name) else largest
         inner = [value]
         while inner:
-            one = inner.pop()
-            if isinstance(one, dict | list):
-                inner += one.values() if isinstance(one, dict) else one
-            elif isinstance(one, int | float) and not -most <= one <= most:
+            item = inner.pop()
+            if isinstance(item, dict | list):
+                inner += item.values() if isinstance(item, dict) else item
+            elif isinstance(item, int | float) and not -most <= item <= most:
                 reason = "layer_mismatch" if "layer" in name else "shape_mismatch"
-                raise Skipped(reason, f"its config.json says {name} is {shown(one, 20)}; up to {most} is profiled")
+                raise Skipped(reason, f"its config.json says {name} is {shown(item, 20)}; up to {most} is profiled")
     try:
         with _quietly():
             return AutoConfig.for_model(model_type, **values)
@@ -141,15 +141,18 @@ def _configuration(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any
 def _checked_depth(
     weights: Mapping[str, torch.Tensor], config: Mapping[str, Any], configuration: Any
 ) -> dict[str, int]:
-    """Layers by stack according to the tensors. The config must agree before anything is allocated."""
+    """The number of layers of each stack, by the tensors. Raises Skipped if the config contradicts them.
+
+    The check comes before any memory is allocated.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     depth = load_architecture(str(config["model_type"])).locate(shapes, config).depth
-    first = depth.get("encoder", depth.get("", 0))
-    said = getattr(configuration, "num_hidden_layers", first)
-    if said != first and isinstance(getattr(configuration, "num_hidden_groups", None), int):
-        raise Skipped("shared_layers", f"its {int(said)} layers share the weights of {first}: not profiled")
-    if said != first:
-        raise Skipped("layer_mismatch", f"its weights have {first} layers, its config.json says {shown(said, 20)}")
+    layers = depth.get("encoder", depth.get("", 0))
+    stated = getattr(configuration, "num_hidden_layers", layers)
+    if stated != layers and isinstance(getattr(configuration, "num_hidden_groups", None), int):
+        raise Skipped("shared_layers", f"its {int(stated)} layers share the weights of {layers}: not profiled")
+    if stated != layers:
+        raise Skipped("layer_mismatch", f"its weights have {layers} layers, its config.json says {shown(stated, 20)}")
     decoder = getattr(configuration, "num_decoder_layers", None) or getattr(configuration, "decoder_layers", None)
     if "decoder" in depth and isinstance(decoder, int) and decoder > depth["decoder"]:
         raise Skipped("layer_mismatch", f"its decoder has {depth['decoder']} layers, its config.json says {decoder}")
@@ -159,8 +162,8 @@ def _checked_depth(
     # Some classes compute a table of sines in Python, number by number. Rotary positions have no table.
     if isinstance(positions, int) and isinstance(width, int) and not hasattr(configuration, "rope_parameters"):
         if positions * width > numbers + _SPARE_NUMBERS:
-            what = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
-            raise Skipped("shape_mismatch", f"by its config.json {what}")
+            table = f"a table of positions has {positions} × {width} numbers, its weights have {numbers}"
+            raise Skipped("shape_mismatch", f"by its config.json {table}")
     size = _allocated_bytes(configuration, FEWEST_MODULES + MODULES_BY_TENSOR * len(weights))
     # Half-precision weights are loaded as float32.
     stored = sum(tensor.nbytes for tensor in weights.values())
@@ -172,7 +175,7 @@ def _checked_depth(
 
 
 def _allocated_bytes(configuration: Any, most: int) -> int:
-    """Bytes that a model of this config takes, without allocating them.
+    """The bytes of a model of this config, without allocating them.
 
     Raises Skipped if no model can be made, or it has more than ``most`` modules, which take memory even when empty.
     """
@@ -194,8 +197,8 @@ def _allocated_bytes(configuration: Any, most: int) -> int:
         raise Skipped("malformed", f"no model can be made from its config.json: {text}") from error
     finally:
         hook.remove()
-    held = [*model.parameters(), *model.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def layers_of(
@@ -206,9 +209,9 @@ def layers_of(
     special_ids: tuple[int, ...] = (),
     normalisation: tuple[list[float], list[float]] | None = None,
 ) -> HookedLayers:
-    """The layers of a loaded model, or of the encoder of one with two stacks.
+    """The layers of a loaded model; if it has two stacks, of its encoder.
 
-    ``special_ids`` are added to those of the config; ``normalisation`` is mean and standard deviation of each channel.
+    ``special_ids`` are added to those of the config. ``normalisation``: mean and standard deviation of each channel.
     Raises Skipped: ``unsupported_input``, ``unknown_architecture``.
     """
     kind = getattr(model, "main_input_name", "input_ids")
@@ -229,10 +232,10 @@ def layers_of(
     if type(embedding) is not nn.Embedding:  # BART scales its embeddings
         with torch.no_grad():
             vocabulary = embedding(torch.arange(len(vocabulary), device=vocabulary.device))
-    special = set(special_ids)  # with those that the config names: padding, start, end, mask
+    special = set(special_ids)  # and those of the config: padding, start, end, mask
     for name, value in config.items():
         if name.endswith("_token_id"):
-            special |= {one for one in (value if isinstance(value, list) else [value]) if type(one) is int}
+            special |= {token for token in (value if isinstance(value, list) else [value]) if type(token) is int}
     return HookedLayers(
         lambda inputs: part(inputs_embeds=inputs, **options), blocks, vocabulary=vocabulary, special_ids=special
     )
@@ -249,17 +252,17 @@ def _blocks(model: Any, config: Mapping[str, Any], stack: str) -> list[nn.Module
     for matrix in architecture.locate(shapes, config).matrices:
         if matrix.key.stack == stack:
             names.setdefault(matrix.key.layer, []).append(matrix.tensor)
-    said = getattr(model.config, "num_hidden_layers", len(names))
-    if said != len(names):
-        raise Skipped("unknown_architecture", f"{said} layers share the weights of {len(names)}: not profiled")
+    stated = getattr(model.config, "num_hidden_layers", len(names))
+    if stated != len(names):
+        raise Skipped("unknown_architecture", f"{stated} layers share the weights of {len(names)}: not profiled")
     blocks = []
     for layer in sorted(names):
         # The common prefix of its tensors, up to the block's number.
         parts = zip(*(name.split(".")[:-1] for name in names[layer]), strict=False)
-        shared = [one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, parts)]
-        while shared and not shared[-1].isdigit():
-            shared.pop()  # T5 has a list of sublayers inside the block
-        blocks.append(model.get_submodule(".".join(shared)))
+        prefix = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, parts)]
+        while prefix and not prefix[-1].isdigit():
+            prefix.pop()  # T5 has a list of sublayers inside the block
+        blocks.append(model.get_submodule(".".join(prefix)))
     return blocks
 
 
@@ -272,10 +275,10 @@ def _image_layers(
         raise Skipped("unsupported_input", f"its images are {size} pixels wide; up to {_LARGEST_SIDE} are profiled")
     channels = int(getattr(config, "num_channels", 3))
     mean, deviation = normalisation or ([0.5] * channels, [0.5] * channels)
-    place = next(model.parameters()).device
+    device = next(model.parameters()).device
     shape = (1, channels, 1, 1)
-    middle = torch.tensor(mean[:channels], device=place).reshape(shape)
-    unit = torch.tensor(deviation[:channels], device=place).reshape(shape)
+    middle = torch.tensor(mean[:channels], device=device).reshape(shape)
+    unit = torch.tensor(deviation[:channels], device=device).reshape(shape)
     return HookedLayers(
         lambda pixels: model(pixel_values=(pixels - middle) / unit),
         blocks,

@@ -1,4 +1,4 @@
-"""Measure a model with a probe: a row of measures for every layer, and the profile made of the rows."""
+"""Measure a model with a probe: a row of measures for every layer, and the profile of all rows."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ _MOST_LAYERS = 1000
 ORIGINAL = "original"
 
 
-def check_recipe(recipe: str, *others: str) -> None:
-    """Raise BadArgument unless the recipe is default, original or one of ``others``."""
-    recipes = ("default", *others, ORIGINAL)
+def check_recipe(recipe: str, *more: str) -> None:
+    """Raise BadArgument unless the recipe is default, original or one of ``more``."""
+    recipes = ("default", *more, ORIGINAL)
     if recipe not in recipes:
         raise BadArgument(f"Unknown recipe {recipe!r}.", f"Choose one of {', '.join(recipes)}.")
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What to measure in addition to the default measures, and how.
+    """The measures in addition to the default ones, and their settings.
 
-    ``recover``: recovery by descent; ``exact``: the certificate by search. ``recipe`` is default, or original for
-    the original papers' method, with other ``steps`` or ``rate`` if given. ``layers``: only these. ``shift``: σ of the
-    criterion. Raises AtlasError if these contradict each other.
+    - ``recover``: recovery by descent; ``exact``: the certificate by search.
+    - ``recipe``: "default", or "original" for the original papers' method, with other ``steps`` or ``rate`` if given.
+    - ``layers``: only these.
+    - ``shift``: σ of the criterion.
+
+    Raises AtlasError if these contradict each other.
     """
 
     recover: bool = False
@@ -75,7 +78,7 @@ class ProfileRequest:
 
     @property
     def is_original(self) -> bool:
-        """Whether the original papers' method is asked for."""
+        """Whether the original papers' method is requested."""
         return self.recipe == ORIGINAL
 
     @property
@@ -87,21 +90,21 @@ class ProfileRequest:
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """Layer numbers written like 1,6,12. Raises AtlasError on anything else."""
+    """Layer numbers written like 1,6,12. Raises AtlasError for any other text."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > _MOST_LAYERS or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
         raise BadArgument(f"`layers` {text[:40]!r} is not a valid list of layers.", "Write it like 1,6,12.")
-    found = tuple(sorted({int(part) for part in parts}))
-    if found[0] < 1:
+    layers = tuple(sorted({int(part) for part in parts}))
+    if layers[0] < 1:
         raise BadArgument("There is no layer 0: that is the input of the first block.", "Layers count from 1.")
-    return found
+    return layers
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """The measures of one layer and their standard errors; those that were not asked, or do not apply, are absent."""
+    """The measures of one layer and their standard errors, without those that were not requested or do not apply."""
 
     layer: int
     is_constant: bool
@@ -131,10 +134,14 @@ def measure(
     progress: Callable[[str, int], None] = lambda what, layer: None,
     keep: Callable[[LayerRow], None] = lambda row: None,
 ) -> tuple[list[LayerRow], States]:
-    """Profile a model: its layers, and h_l of the probe by layer, which fine-tunes are compared with.
+    """Profile a model. Returns the rows of its layers, and h_l of the probe by layer, to compare fine-tunes with.
 
-    ``base``: h_l of its base for the same probe, for drift and cka. ``done``: layers that need not be measured.
-    ``keep`` is called with every row as soon as it is complete. Raises Failed("not_finite") at the first layer whose
+    - ``base``: h_l of its base for the same probe, for drift and cka.
+    - ``done``: layers that are not measured again.
+    - ``progress`` is called with the name of each step and its layer (0 for all layers).
+    - ``keep`` is called with every row as soon as it is complete.
+
+    Raises Failed("not_finite") at the first layer whose
     outputs overflow, AtlasError if a layer does not exist.
     """
     request = request or ProfileRequest()
@@ -180,10 +187,10 @@ def measure(
                 _add_recovered_words(row, layers, probe.ids, hidden, spread.unit, request, readout[layer])
             elif request.recover or request.is_original:
                 if request.is_original:
-                    found = recover_as_original(layers, layer, hidden, request.seed, request.steps, request.rate)
+                    images = recover_as_original(layers, layer, hidden, request.seed, request.steps, request.rate)
                 else:
-                    found = recover_images(layers, layer, hidden, spread.unit, request.seed)
-                value, error, _ = image_error(layers, found, inputs)
+                    images = recover_images(layers, layer, hidden, spread.unit, request.seed)
+                value, error, _ = image_error(layers, images, inputs)
                 row.add({"image_error": (value, error)})
             rows.append(row)
             keep(row)
@@ -199,15 +206,15 @@ def _add_recovered_words(
     request: ProfileRequest,
     linear_map: torch.Tensor,
 ) -> None:
-    """What descent and search find of the tokens, as far as it is asked."""
+    """Add the requested measures of the tokens recovered by descent and by search."""
     layer, seed = row.layer, request.seed
     if request.recover:
         guess = recover(layers, layer, target, unit, blank_start(layers, target.shape, seed))
         row.add_mean("recovered", accuracy(nearest_tokens(layers, guess)[..., 0], ids))
         if not row.is_constant:
-            found, shifted = criterion(layers, layer, layers.embed(ids), guess, seed, request.shift)
-            row.add_mean("closer", found < shifted)
-            row.add_mean("closer_ratio", times_closer(found, shifted))
+            guess_distances, shifted_distances = criterion(layers, layer, layers.embed(ids), guess, seed, request.shift)
+            row.add_mean("closer", guess_distances < shifted_distances)
+            row.add_mean("closer_ratio", times_closer(guess_distances, shifted_distances))
     if request.is_original:
         guess = recover_as_original(layers, layer, target, seed, request.steps, request.rate)
         row.add_mean("recovered_seed", accuracy(decode_as_original(layers, guess)[..., 0], ids))
@@ -227,10 +234,10 @@ def make_profile(
     progress: Callable[[str, int], None] = lambda what, layer: None,
     keep: Callable[[Profile], None] = lambda profile: None,
 ) -> tuple[Profile, States]:
-    """Measure the layers that ``earlier``, of an interrupted run, lacks; also returns h_l of the probe, for fine-tunes.
+    """Measure the layers that the profile ``earlier`` of an interrupted run lacks.
 
-    ``keep`` is called with all complete layers whenever there is one more, so that an interrupted run loses none.
-    Raises Failed if activations overflow.
+    Also returns h_l of the probe, to compare fine-tunes with. ``keep`` is called with the complete layers after each
+    layer, so that an interrupted run loses none. Raises Failed if activations overflow.
     """
     started = time.process_time()
     rows: list[LayerRow] = []
@@ -270,7 +277,7 @@ def make_profile(
 
 
 def _columns(rows: Sequence[Mapping[str, float]]) -> dict[str, NDArray[np.float32]]:
-    """A column for each measure that any row has, NaN where a row lacks it."""
+    """A column for each measure of any row, with NaN in rows that lack it."""
     return {
         name: np.array([row.get(name, np.nan) for row in rows], dtype=np.float32)
         for name in MEASURES

@@ -1,4 +1,4 @@
-"""Patch embeddings through which the layers of a language model take images: a seeded one, or that of a ViT."""
+"""Patch embeddings through which the layers of a language model take images: a seeded map, or that of a ViT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = ((16, 224), (8, 64), (4, 32))
 def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
     """A language model's layers behind a seeded orthonormal map from patches to the model's width.
 
-    Patches take the place of tokens; positions are added as for tokens. The map is scaled so that a patch of variance 1
+    Patches replace tokens; positions are added as for tokens. The map is scaled so that a patch of variance 1
     (of pixels from −1 to 1) is as long as an embedding. Raises AtlasError if the model is too narrow.
     """
     width = layers.tokens.shape[1]
@@ -26,11 +26,11 @@ def seeded_patch_embedding(layers: HookedLayers, seed: int = 0) -> HookedLayers:
             f"Layers of width {width} are too narrow for a patch of {_CHANNELS} · 4 · 4 numbers.",
             "Choose a wider model.",
         )
-    # The largest square of such patches that the positions hold.
+    # The largest square of patches for which the model has enough positions.
     side = int(fitting_tokens(layers, (side // patch) ** 2) ** 0.5) * patch
     numbers = _CHANNELS * patch * patch
-    drawn = normal((width, width), seed, "stem").double()
-    columns = torch.linalg.qr(drawn)[0][:numbers].float().to(layers.device)
+    random = normal((width, width), seed, "stem").double()
+    columns = torch.linalg.qr(random)[0][:numbers].float().to(layers.device)
     length = float(layers.tokens.square().sum(dim=1).mean().sqrt())
     matrix = columns * (length / numbers**0.5)
     return HookedLayers(
@@ -46,7 +46,7 @@ def borrowed_patch_embedding(layers: HookedLayers, model: torch.nn.Module, image
 
     Raises AtlasError if its width differs from the language model's, or it has no such convolution.
     """
-    convolution = next((one for one in model.modules() if isinstance(one, torch.nn.Conv2d)), None)
+    convolution = next((module for module in model.modules() if isinstance(module, torch.nn.Conv2d)), None)
     width = layers.tokens.shape[1]
     if convolution is None or images.patch is None or images.image_shape is None:
         raise AtlasError(

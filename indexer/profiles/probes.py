@@ -1,4 +1,4 @@
-"""Probes: the sequences of tokens, or the images from files or scikit-learn, that a model is profiled with."""
+"""Probes: the inputs for profiles, sequences of tokens or images from files or scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from indexer.errors import AtlasError, Call, Text
+from indexer.errors import AtlasError, Call, Text, system_errors
 from indexer.profiles.layers import FEWEST_TOKENS, TOKENS, Layers, fitting_tokens
 from indexer.profiles.statistics import seeded_generator
 from indexer.profiles.tokenizer import IsolatedTokenizer, require_tokenizer
@@ -49,7 +49,7 @@ class Probe:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the values, whatever their name."""
+        """Checksum of the values, independent of the name."""
         content = self.values.contiguous().numpy().tobytes()
         return hashlib.sha256(f"{tuple(self.values.shape)}|".encode() + content).hexdigest()
 
@@ -64,7 +64,7 @@ class Probe:
         return None if self.ids is None else self.ids.shape[1]
 
     def inputs(self, layers: Layers) -> torch.Tensor:
-        """The continuous input. Raises AtlasError if the model lacks one of the ids, or takes something else."""
+        """The continuous input. Raises AtlasError if the model lacks one of the ids, or takes another kind of input."""
         if self.ids is None:
             if not layers.takes_images:
                 raise AtlasError(
@@ -82,35 +82,37 @@ class Probe:
 
 
 def random_probe(layers: Layers, sequences: int = _SEQUENCES, tokens: int = TOKENS, seed: int = 0) -> Probe:
-    """Uniform random tokens without special ones: a padding id would shift the positions of a RoBERTa."""
+    """Uniform random tokens without special tokens: a padding id would shift the positions of a RoBERTa."""
     return Probe("random", random_ids(layers, sequences, tokens, seed, "probe"))
 
 
 def random_ids(layers: Layers, sequences: int, tokens: int, seed: int, measure: str) -> torch.Tensor:
-    """Ids (sequences, tokens), drawn uniformly from the ordinary ones."""
-    places = torch.randint(len(layers.ordinary_ids), (sequences, tokens), generator=seeded_generator(seed, measure))
-    return layers.ordinary_ids[places]
+    """Ids (sequences, tokens), drawn uniformly from the ordinary ids."""
+    indices = torch.randint(len(layers.ordinary_ids), (sequences, tokens), generator=seeded_generator(seed, measure))
+    return layers.ordinary_ids[indices]
 
 
 def text_probe(text: str, encode: Callable[[str], Sequence[int]], tokens: int = TOKENS) -> Probe:
-    """The first windows of ``tokens`` tokens, _SEQUENCES at most; each begins with a sentence.
+    """The first windows of ``tokens`` tokens, at most _SEQUENCES. Each begins with a sentence.
 
     Raises AtlasError if the text is too short for one window of at least FEWEST_TOKENS.
     """
     sentences = [sentence for sentence in _SENTENCE.split(text[:_MOST_TEXT]) if sentence.strip()]
     windows: list[list[int]] = []
-    held: list[int] = []
+    window: list[int] = []
     for sentence in sentences:
-        held += [int(one) for one in encode(sentence if not held else f" {sentence}")]
-        if len(held) >= tokens:
-            windows.append(held[:tokens])
-            held = []
+        window += [int(token) for token in encode(sentence if not window else f" {sentence}")]
+        if len(window) >= tokens:
+            windows.append(window[:tokens])
+            window = []
         if len(windows) == _SEQUENCES:
             break
     if not windows:
-        if len(held) < FEWEST_TOKENS:
-            raise AtlasError(f"The text gives {len(held)} tokens; a profile needs {FEWEST_TOKENS}.", "Give more text.")
-        windows = [held]
+        if len(window) < FEWEST_TOKENS:
+            raise AtlasError(
+                f"The text gives {len(window)} tokens; a profile needs {FEWEST_TOKENS}.", "Give more text."
+            )
+        windows = [window]
     return Probe("text", torch.tensor(windows))
 
 
@@ -128,9 +130,9 @@ def image_probe(pixels: torch.Tensor) -> Probe:
 
 @dataclass(frozen=True)
 class ProbeChoice:
-    """The probe that a user asks for, checked before anything is loaded.
+    """The probe that a user chose, checked before a model is loaded.
 
-    ``kind`` is random, text or image; ``text`` and ``images`` are files to use instead of those of the package.
+    ``kind``: random, text or image. ``text``, ``images``: files to use instead of those of the package.
     """
 
     kind: str | None = None
@@ -145,7 +147,7 @@ class ProbeChoice:
             raise AtlasError(f"--image can only be used with --probe image, not {self.kind}.", "Leave one of them out.")
 
     def name(self, takes_images: bool) -> str:
-        """random, text or image; by default what the model takes."""
+        """random, text or image; by default one that the model takes."""
         if self.text is not None:
             return "text"
         return self.kind or ("image" if takes_images or self.images else "random")
@@ -161,19 +163,20 @@ class ProbeChoice:
         """The text. Raises AtlasError if the file cannot be read."""
         if self.text is None:
             return shipped_text()
-        try:
-            with open_regular(self.text, through_links=True) as file:
-                return file.read(_MOST_TEXT).decode("utf-8", errors="replace")
-        except OSError as error:
-            raise AtlasError(f"{self.text} cannot be read: {error.strerror}.", "Give a text file.") from error
+        unreadable = f"{self.text} cannot be read"
+        with (
+            system_errors(lambda why: AtlasError(f"{unreadable}: {why}.", "Give a text file.")),
+            open_regular(self.text, through_links=True) as file,
+        ):
+            return file.read(_MOST_TEXT).decode("utf-8", errors="replace")
 
     def probe(self, subject: Subject) -> Probe:
         """The probe for this model. Raises AtlasError if the two do not fit."""
         layers = subject.layers
         name = self.name(layers.takes_images)
         if layers.takes_images != (name == "image"):
-            what = "images" if layers.takes_images else "words"
-            raise AtlasError(f"{subject.name} takes {what}; --probe {name} does not fit.", "Leave --probe out.")
+            inputs = "images" if layers.takes_images else "words"
+            raise AtlasError(f"{subject.name} takes {inputs}; --probe {name} does not fit.", "Leave --probe out.")
         if name == "image":
             shape = layers.image_shape
             assert shape is not None
@@ -188,7 +191,7 @@ class ProbeChoice:
 def matching_probe(
     choice: ProbeChoice, subject: Subject, shared: Probe, base_tokenizer: IsolatedTokenizer | None
 ) -> Probe:
-    """``shared`` itself, the base's probe, if its ids mean the same to this model; else a probe of the model's own.
+    """``shared``, the base's probe, if its ids mean the same in this model; else a probe of the model's own.
 
     With another probe than ``shared`` there is no drift, even if the ids are equal.
     """
@@ -197,8 +200,8 @@ def matching_probe(
     ids = shared.ids.unique().tolist()
     if ids[-1] >= len(subject.layers.tokens):
         return choice.probe(subject)
-    own = subject.tokenizer
-    if own is not None and base_tokenizer is not None and own.words(ids) != base_tokenizer.words(ids):
+    tokenizer = subject.tokenizer
+    if tokenizer is not None and base_tokenizer is not None and tokenizer.words(ids) != base_tokenizer.words(ids):
         return choice.probe(subject)
     return shared
 
@@ -216,7 +219,7 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
     too_many = AtlasError(f"{path} has more than {_MOST_PIXELS} pixels.", HINT)
     content = BytesIO(_content(path))
     try:
-        # Pillow warns of large images, and refuses larger ones; here the limit is lower.
+        # Pillow warns of large images, and refuses still larger images; the limit here is lower.
         with ignored_warnings(category=Image.DecompressionBombWarning), Image.open(content, formats=FORMATS) as image:
             width, height = image.size
             if width * height > _MOST_PIXELS:
@@ -229,17 +232,17 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> torch.Tensor:
         raise too_many from error
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
         raise AtlasError(f"{path} cannot be read as an image ({type(error).__name__}).", HINT) from error
-    found = torch.from_numpy(pixels)
-    return found[None] if found.ndim == 2 else found.permute(2, 0, 1)
+    tensor = torch.from_numpy(pixels)
+    return tensor[None] if tensor.ndim == 2 else tensor.permute(2, 0, 1)
 
 
 def read_images(paths: Sequence[Path], shape: tuple[int, int, int]) -> torch.Tensor:
     """Image files as (images, channels, height, width). Raises AtlasError as ``read_image``, or for a single colour."""
-    found = [read_image(path, shape) for path in paths]
-    for path, pixels in zip(paths, found, strict=True):
+    images = [read_image(path, shape) for path in paths]
+    for path, pixels in zip(paths, images, strict=True):
         if not float(pixels.flatten(1).std(dim=1).max()) > 0:
             raise AtlasError(f"{path} has one colour only, so no layer can lose any of it.", "Give another image.")
-    return torch.stack(found)
+    return torch.stack(images)
 
 
 def shipped_images(shape: tuple[int, int, int]) -> torch.Tensor:
@@ -253,14 +256,14 @@ def shipped_images(shape: tuple[int, int, int]) -> torch.Tensor:
         side = min(pixels.shape[1:])
         top, left = (pixels.shape[1] - side) // 2, (pixels.shape[2] - side) // 2
         squares.append(pixels[:, top : top + side, left : left + side])
-    found = []
+    images = []
     for square in squares:
         channels = square.mean(dim=0, keepdim=True) if shape[0] == 1 else square.expand(shape[0], -1, -1)
         scaled = torch.nn.functional.interpolate(
             channels[None], size=shape[1:], mode="bilinear", antialias=True, align_corners=False
         )
-        found.append(scaled[0].clamp(0, 1))
-    return torch.stack(found)
+        images.append(scaled[0].clamp(0, 1))
+    return torch.stack(images)
 
 
 def images_sha256(paths: Sequence[Path]) -> str:
@@ -273,9 +276,8 @@ def images_sha256(paths: Sequence[Path]) -> str:
 
 def _content(path: Path) -> bytes:
     """The bytes of a regular file. Raises AtlasError if it is something else, or has more than MOST_BYTES."""
-    try:
-        return read_regular(path, most=MOST_BYTES, through_links=True)
-    except FileNotFoundError as error:
-        raise AtlasError(f"There is no file {path}.", HINT) from error
-    except OSError as error:
-        raise AtlasError(f"{path} cannot be read: {error.strerror}.", HINT) from error
+    with system_errors(lambda why: AtlasError(f"{path} cannot be read: {why}.", HINT)):
+        try:
+            return read_regular(path, most=MOST_BYTES, through_links=True)
+        except FileNotFoundError as error:
+            raise AtlasError(f"There is no file {path}.", HINT) from error

@@ -1,6 +1,6 @@
 """Recovery of the input from a layer's output: a linear readout, gradient descent, and exact search.
 
-A decoder sees h_l and nothing of the input. The callers compare its answer with the true input.
+A decoder uses only h_l. The callers compare its answer with the true input.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from indexer.profiles.statistics import normal, standard_error
 FEWEST_FIT_TOKENS = 2560
 TOKENS_PER_WIDTH = 4
 RIDGE = 1e-3  # of the mean of the diagonal
-# Of the uncentred second moment, added to RIDGE. Centring a constant layer leaves nothing, or only float64's rounding
-# errors (1e-16 of that moment times the number of sums), which no map may be fitted to.
+# A share of the uncentred second moment, added to the ridge. A constant layer is zero after centring, except for
+# float64's rounding errors (1e-16 of that moment times the number of sums), to which no map must be fitted.
 _RIDGE_FLOOR = 1e-12
 FIT_TOKENS_AT_ONCE = 512  # of one forward pass
 
@@ -49,30 +49,30 @@ _SWEEPS = 3
 def fit_readout(layers: Layers, chosen: Collection[int], tokens: int, seed: int = 0) -> dict[int, torch.Tensor]:
     """Linear maps from h_l to embeddings: by layer (width + 1, embedding width), the last row the bias.
 
-    Ridge regressions on random sequences of ``tokens`` tokens, with one forward pass for all layers. Random tokens,
-    because a map that was fitted on text would learn which words are likely.
+    Ridge regressions on random sequences of ``tokens`` tokens, with one forward pass for all layers. The tokens are
+    random, because a map that was fitted on text would learn which words are likely.
 
     Raises Failed("not_finite") if outputs overflow.
     """
     width = layers.tokens.shape[1]
-    needed = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width)
-    ids = random_ids(layers, -(-needed // tokens), tokens, seed, "readable")
-    # By layer the sums over tokens of hᵀh, hᵀe, h and e.
+    token_count = max(FEWEST_FIT_TOKENS, TOKENS_PER_WIDTH * width)
+    ids = random_ids(layers, -(-token_count // tokens), tokens, seed, "readable")
+    # For each layer the sums over tokens of hᵀh, hᵀe, h and e.
     sums: dict[int, tuple[torch.Tensor, ...]] = {}
     for batch in ids.split(max(1, FIT_TOKENS_AT_ONCE // tokens)):
         inputs = layers.embed(batch)
         with torch.no_grad():
-            found = layers.states(inputs, chosen)
+            states = layers.states(inputs, chosen)
         targets = inputs.reshape(-1, width).double()
         for layer in chosen:
-            rows = found[layer].reshape(-1, found[layer].shape[-1]).double()
+            rows = states[layer].reshape(-1, states[layer].shape[-1]).double()
             if layer not in sums:
                 sizes = ((rows.shape[1], rows.shape[1]), (rows.shape[1], width), (rows.shape[1],), (width,))
                 sums[layer] = tuple(torch.zeros(size, dtype=torch.float64, device=rows.device) for size in sizes)
-            added = (rows.T @ rows, rows.T @ targets, rows.sum(dim=0), targets.sum(dim=0))
-            for held, one in zip(sums[layer], added, strict=True):
-                held += one
-    # Each layer's sums are freed as soon as they are solved: those of twelve layers of width 768 take 100 MB.
+            addends = (rows.T @ rows, rows.T @ targets, rows.sum(dim=0), targets.sum(dim=0))
+            for total, addend in zip(sums[layer], addends, strict=True):
+                total += addend
+    # The sums of a layer are freed once its map is computed: those of twelve layers of width 768 take 100 MB.
     maps = {layer: _ridge_regression(sums.pop(layer), ids.numel()) for layer in list(sums)}
     for layer, solved in maps.items():
         if not torch.isfinite(solved).all():
@@ -92,7 +92,7 @@ def _ridge_regression(sums: tuple[torch.Tensor, ...], count: int) -> torch.Tenso
 
 
 def read_off(linear_map: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """Embeddings (…, embedding width) that a map of ``fit_readout`` reads from h_l (…, width)."""
+    """Embeddings (…, embedding width): a map of ``fit_readout`` applied to h_l (…, width)."""
     return hidden.to(linear_map.dtype) @ linear_map[:-1] + linear_map[-1]
 
 
@@ -114,7 +114,7 @@ def recover(
 ) -> torch.Tensor:  # fmt: skip
     """Embeddings (sequences, positions, width) whose h_l is close to ``target``, by Adam on the L1 distance.
 
-    ``unit`` is s_l; ``keep``: only these positions of the output are compared.
+    ``unit``: s_l; ``keep``: the positions of the output that are compared.
     """
     rate = RATE * embedding_sd(layers)
     return _adam(lambda guess: (layers.state(guess, layer) - target)[:, keep] / unit, start, rate, steps)
@@ -151,8 +151,8 @@ def recover_as_original(
 ) -> torch.Tensor:  # fmt: skip
     """Embeddings or pixels by the original papers' method; if it diverges, the last finite guess is returned.
 
-    From a normal start, plain steps on weight · ‖h − h*‖₁, the rate falling linearly to a tenth. ``steps`` and
-    ``rate`` replace those of _ORIGINAL_TEXT or _ORIGINAL_IMAGES.
+    It starts from normal numbers and takes plain gradient steps on weight · ‖h − h*‖₁; the rate falls linearly to a
+    tenth. ``steps`` and ``rate`` replace those of _ORIGINAL_TEXT or _ORIGINAL_IMAGES.
     """
     default_steps, default_rate, start_mean, weight = _ORIGINAL_IMAGES if layers.takes_images else _ORIGINAL_TEXT
     steps, rate = steps or default_steps, rate or default_rate
@@ -174,8 +174,8 @@ def decode_as_original(layers: Layers, embeddings: torch.Tensor, count: int = 1)
     ordinary = layers.ordinary_ids.to(rows.device)
     weights = torch.linalg.lstsq(rows.T @ rows, embeddings.reshape(-1, rows.shape[1]).double().T).solution
     scores = rows[ordinary] @ weights
-    found = ordinary[scores.topk(min(count, len(ordinary)), dim=0).indices.T]
-    return found.reshape(*embeddings.shape[:-1], -1)
+    nearest = ordinary[scores.topk(min(count, len(ordinary)), dim=0).indices.T]
+    return nearest.reshape(*embeddings.shape[:-1], -1)
 
 
 def criterion(
@@ -183,43 +183,43 @@ def criterion(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The original papers' criterion (4) by sequence: ‖O(e_g) − O(e)‖₁ and ‖O(e′) − O(e)‖₁ with e′ = e + N(0, σ).
 
-    It is met where the first is smaller than the second. ``shift`` is σ, by default SHIFT times the embeddings'
-    standard deviation (about 1/20 for GPT-2).
+    It is met if the first is smaller than the second. ``shift``: σ, by default SHIFT times the embeddings' standard
+    deviation (about 1/20 for GPT-2).
     """
-    size = SHIFT * embedding_sd(layers) if shift is None else shift
-    shifted = inputs + size * normal(tuple(inputs.shape), seed, "shift", inputs.device)
+    sigma = SHIFT * embedding_sd(layers) if shift is None else shift
+    shifted = inputs + sigma * normal(tuple(inputs.shape), seed, "shift", inputs.device)
     with torch.no_grad():
-        truth, found, other = (layers.state(one, layer) for one in (inputs, guess, shifted))
-    distances = [(one - truth).abs().sum(dim=(1, 2)).cpu() for one in (found, other)]
+        truth, guess_state, shifted_state = (layers.state(values, layer) for values in (inputs, guess, shifted))
+    distances = [(state - truth).abs().sum(dim=(1, 2)).cpu() for state in (guess_state, shifted_state)]
     return distances[0], distances[1]
 
 
-def times_closer(found: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
-    """How many times nearer the guess's output lies than the shifted input's, from the distances of ``criterion``."""
-    return (shifted / found.clamp_min(1e-30)).double()
+def times_closer(guess_distances: torch.Tensor, shifted_distances: torch.Tensor) -> torch.Tensor:
+    """How many times nearer the guess's output is than the shifted input's, from the distances of ``criterion``."""
+    return (shifted_distances / guess_distances.clamp_min(1e-30)).double()
 
 
 def image_error(
-    layers: Layers, found: torch.Tensor, truth: torch.Tensor
+    layers: Layers, guess: torch.Tensor, truth: torch.Tensor
 ) -> tuple[float, float | None, tuple[float, ...]]:
-    """‖a_g − a‖ / ‖a − mean‖ over images (images, channels, height, width), and its standard error.
+    """‖a_g − a‖ / ‖a − mean‖ over images (images, channels, height, width), its standard error, and shares.
 
-    Third, the share of the squared error by row of patches.
+    The shares are those of the rows of patches in the squared error.
     """
     assert layers.patch is not None
-    off = (found - truth).double().square()
-    whole = (truth - truth.mean(dim=(2, 3), keepdim=True)).double().square()
-    each = (off.flatten(1).sum(dim=1) / whole.flatten(1).sum(dim=1).clamp_min(1e-30)).sqrt()
-    across = off.shape[3] // layers.patch
-    rows = patchify(off, layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
+    squared_error = (guess - truth).double().square()
+    squared_deviation = (truth - truth.mean(dim=(2, 3), keepdim=True)).double().square()
+    errors = (squared_error.flatten(1).sum(dim=1) / squared_deviation.flatten(1).sum(dim=1).clamp_min(1e-30)).sqrt()
+    across = squared_error.shape[3] // layers.patch
+    rows = patchify(squared_error, layers.patch).sum(dim=(0, 2)).reshape(-1, across).sum(dim=1)
     shares = tuple((rows / rows.sum().clamp_min(1e-300)).tolist())
-    return float(each.mean()), standard_error(each), shares
+    return float(errors.mean()), standard_error(errors), shares
 
 
 def high_frequency(pixels: torch.Tensor) -> float:
-    """The share of the energy of images (images, channels, height, width), less their means, at high frequencies.
+    """The share of high frequencies in the energy of images (images, channels, height, width) minus their means.
 
-    These are frequencies above a quarter cycle a pixel, half of the highest. Of white noise it is the share of such
+    These are frequencies above a quarter cycle a pixel, half of the highest. For white noise it is the share of such
     frequencies, about 1 − π/16 = .80.
     """
     power = torch.fft.fft2(pixels.double()).abs().square()
@@ -235,9 +235,9 @@ def exact_search(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Find tokens that give the same output: ids (sequences, positions), and whether each sequence is certified.
 
-    Starts from the linear readout (``linear_map``) and a few steps of descent; then causal models are searched token
-    by token, others repaired position by position. Decoders without a bottleneck send different prompts to different
-    outputs almost surely (SipIt, arXiv 2510.15511), so this succeeds nearly everywhere and says nothing of depth.
+    It starts from the linear readout (``linear_map``) and a few steps of descent. Then causal models are searched token
+    by token, others repaired position by position. Decoders without a bottleneck map different prompts to different
+    outputs almost surely (SipIt, arXiv 2510.15511), so the search nearly always succeeds and does not measure depth.
     """
     guess = recover(layers, layer, target, unit, read_off(linear_map, target), _SEARCH_STEPS)
     ids = nearest_tokens(layers, guess)[..., 0]
@@ -252,45 +252,45 @@ def exact_search(
 def _distances(layers: Layers, layer: int, inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """‖h_l − target‖ / ‖target‖ by sequence."""
     with torch.no_grad():
-        found = layers.state(inputs, layer)
-    return (found - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1).clamp_min(1e-30)
+        hidden = layers.state(inputs, layer)
+    return (hidden - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1).clamp_min(1e-30)
 
 
 def _search_in_order(
     layers: Layers, layer: int, target: torch.Tensor, guess: torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Token by token: an output depends only on the tokens up to its own, so each can be decided for good."""
-    found = ids[:0]
-    for place in range(len(ids)):
-        order = nearest_tokens(layers, guess[place], min(MOST_CANDIDATES, len(layers.ordinary_ids)))
+    """Token by token: an output depends only on the tokens up to its own, so each token is decided once."""
+    decided = ids[:0]
+    for position in range(len(ids)):
+        order = nearest_tokens(layers, guess[position], min(MOST_CANDIDATES, len(layers.ordinary_ids)))
         best, least = order[0], torch.inf
-        for some in order.split(_CANDIDATES_AT_ONCE):
-            tried = torch.cat([found.expand(len(some), -1), some[:, None]], dim=1)
+        for candidates in order.split(_CANDIDATES_AT_ONCE):
+            sequences = torch.cat([decided.expand(len(candidates), -1), candidates[:, None]], dim=1)
             with torch.no_grad():
-                reached = layers.state(layers.embed(tried), layer)[:, -1]
-            wanted = target[0, place]
-            distances = (reached - wanted).norm(dim=1) / wanted.norm().clamp_min(1e-30)
+                outputs = layers.state(layers.embed(sequences), layer)[:, -1]
+            expected = target[0, position]
+            distances = (outputs - expected).norm(dim=1) / expected.norm().clamp_min(1e-30)
             nearest = int(distances.argmin())
             if float(distances[nearest]) < least:
-                best, least = some[nearest], float(distances[nearest])
+                best, least = candidates[nearest], float(distances[nearest])
             if least < _SAME_OUTPUT:
                 break
-        found = torch.cat([found, best[None]])
-    return found
+        decided = torch.cat([decided, best[None]])
+    return decided
 
 
 def _repair(layers: Layers, layer: int, target: torch.Tensor, guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The best of the nearest candidates at each position with the others fixed, in a few sweeps."""
-    found = ids.clone()
+    best = ids.clone()
     for _ in range(_SWEEPS):
-        before = found.clone()
-        for place in range(len(ids)):
-            candidates = torch.cat([found[place][None], nearest_tokens(layers, guess[place], _CANDIDATES_AT_ONCE)])
-            tried = found.repeat(len(candidates), 1)
-            tried[:, place] = candidates
-            distances = _distances(layers, layer, layers.embed(tried), target)
-            found[place] = candidates[int(distances.argmin())]
-        is_same = float(_distances(layers, layer, layers.embed(found[None]), target)) < _SAME_OUTPUT
-        if is_same or torch.equal(before, found):
+        before = best.clone()
+        for position in range(len(ids)):
+            candidates = torch.cat([best[position][None], nearest_tokens(layers, guess[position], _CANDIDATES_AT_ONCE)])
+            sequences = best.repeat(len(candidates), 1)
+            sequences[:, position] = candidates
+            distances = _distances(layers, layer, layers.embed(sequences), target)
+            best[position] = candidates[int(distances.argmin())]
+        is_same = float(_distances(layers, layer, layers.embed(best[None]), target)) < _SAME_OUTPUT
+        if is_same or torch.equal(before, best):
             break
-    return found
+    return best

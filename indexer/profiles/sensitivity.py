@@ -1,7 +1,7 @@
-"""How sensitive a layer is to its input: the noise that it tolerates, and the positions that it depends on.
+"""The sensitivity of a layer to its input: the noise that it tolerates, and the positions that it depends on.
 
-Tolerance is the noise on a layer's output at which a token of the input is lost. The best decoder that knows all other
-tokens takes the candidate whose output lies nearest. Noise σ·n makes it prefer v to the truth as soon as
+Tolerance is the noise on a layer's output at which a token of the input is lost. The best decoder, given all other
+tokens, chooses the candidate whose output is nearest. With noise σ·n it prefers v to the truth as soon as
 σ > ‖D_v‖² / (2 n·D_v), where D_v is the change of the output when v replaces the token. The receptive field is measured
 by gradients.
 """
@@ -17,15 +17,15 @@ from indexer.profiles.statistics import Measures, Spread, normal, seeded_generat
 from indexer.shared_state import ignored_warnings
 
 CANDIDATES = 32
-PLACES = 3  # positions of each sequence
+POSITIONS = 3  # positions of each sequence
 DRAWS = 64
 _RESAMPLES = 200
 # Candidates whose outputs differ by less than this share of s_l cannot be distinguished.
 SAME = 1e-6
-# Of the receptive field.
+# For the receptive field.
 COLUMN_DRAWS = 4
 QUARTERS = 4
-# Of the Jacobian: directions of one forward pass, and the share of σ_1 below which a singular value is rounding.
+# For the Jacobian: directions of one forward pass, and the share of σ_1 below which a singular value is rounding.
 _DIRECTIONS_AT_ONCE = 64
 _SINGULAR = 1e-6
 
@@ -44,47 +44,49 @@ def tolerances(
     over directions that the layer never uses, so it is not sensitive to rank. Errors are by bootstrap over tokens. A
     constant layer has tolerance 0.
 
-    ``inputs`` (sequences, positions, width) or images; ``states`` are their h_l. One forward pass over the candidates
-    serves all layers.
+    ``inputs``: (sequences, positions, width) or images; ``states``: their h_l. All layers share one forward pass over
+    the candidates.
     """
     varying = [layer for layer in chosen if not spreads[layer].is_constant]
-    # By layer a factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance.
+    # For each layer a factor F (rank, width) of the covariance C = Fᵀ·F, without directions of zero variance.
     factors = {}
     for layer in varying:
         values, vectors = torch.linalg.eigh(spreads[layer].covariance.double())
-        kept = values > values[-1] * 1e-10
-        factors[layer] = (vectors[:, kept] * values[kept].sqrt()).T.contiguous()
-    asked = _candidates(layers, inputs, seed)
-    most = max((len(candidates) for _, _, candidates in asked), default=0)
-    # By token D·Dᵀ, then the same under the layer's own covariance.
-    # Allocated once: keeping thousands of small tensors between large temporary ones fragments 500 MB of the heap.
-    grams = {layer: torch.zeros(len(asked), 2, most, most, dtype=torch.float64) for layer in varying}
-    for which, (number, place, candidates) in enumerate(asked):
+        is_kept = values > values[-1] * 1e-10
+        factors[layer] = (vectors[:, is_kept] * values[is_kept].sqrt()).T.contiguous()
+    probes = _candidates(layers, inputs, seed)
+    most_candidates = max((len(candidates) for _, _, candidates in probes), default=0)
+    # For each token D·Dᵀ, and the same under the layer's own covariance. They are allocated once: thousands of small
+    # tensors between large temporary tensors would fragment 500 MB of the heap.
+    grams = {
+        layer: torch.zeros(len(probes), 2, most_candidates, most_candidates, dtype=torch.float64) for layer in varying
+    }
+    for token, (number, position, candidates) in enumerate(probes):
         # One input with each of the candidates at one position.
-        one = inputs[number][None] if layers.patch is None else patchify(inputs[number][None], layers.patch)
-        changed = one.repeat(len(candidates), 1, 1)
-        changed[:, place] = candidates
+        original = inputs[number][None] if layers.patch is None else patchify(inputs[number][None], layers.patch)
+        changed = original.repeat(len(candidates), 1, 1)
+        changed[:, position] = candidates
         if layers.patch is not None and layers.image_shape is not None:
             changed = unpatchify(changed, layers.patch, layers.image_shape)
         with torch.no_grad():
-            found = layers.states(changed, varying)
+            states_changed = layers.states(changed, varying)
         for layer in varying:
-            moved = (found[layer] - states[layer][number]).double()
-            flat, own = moved.flatten(1), (moved @ factors[layer].T).flatten(1)
-            grams[layer][which] = torch.stack([flat @ flat.T, own @ own.T])
+            difference = (states_changed[layer] - states[layer][number]).double()
+            flat, projected = difference.flatten(1), (difference @ factors[layer].T).flatten(1)
+            grams[layer][token] = torch.stack([flat @ flat.T, projected @ projected.T])
     constant: Measures = {"tolerance": (0.0, 0.0), "tolerance_own": (0.0, 0.0)}
     draws = torch.randn(DRAWS, CANDIDATES, generator=seeded_generator(seed, "tolerance"), dtype=torch.float64)
     measures = dict.fromkeys(chosen, constant)
     for layer, by_token in grams.items():
         size = spreads[layer].size
-        white, own = [], []
-        for plain, weighted in by_token:
-            drawn = draws[:, : len(plain)]
-            white.append(_critical_noise(plain, plain * size**2, drawn, (SAME * size) ** 2))
-            own.append(_critical_noise(plain, weighted, drawn, (SAME * size) ** 2))
+        white, own_noise = [], []
+        for gram, own_gram in by_token:
+            draws_of_token = draws[:, : len(gram)]
+            white.append(_critical_noise(gram, gram * size**2, draws_of_token, (SAME * size) ** 2))
+            own_noise.append(_critical_noise(gram, own_gram, draws_of_token, (SAME * size) ** 2))
         measures[layer] = {
             "tolerance": _median(torch.stack(white), seed),
-            "tolerance_own": _median(torch.stack(own), seed),
+            "tolerance_own": _median(torch.stack(own_noise), seed),
         }
     return measures
 
@@ -93,7 +95,7 @@ def _critical_noise(gram: torch.Tensor, covariance: torch.Tensor, draws: torch.T
     """The minimum over candidates of ‖D_v‖² / (2 n·D_v) for each draw.
 
     ``gram`` (candidates, candidates): D·Dᵀ; ``covariance``: of n·D; ``draws`` (draws, candidates): standard normal.
-    Infinite if no candidate can win, 0 if one of them cannot be distinguished from the truth.
+    It is infinite if no candidate can win, 0 if one of them cannot be distinguished from the truth.
     """
     squares = gram.diagonal()
     if bool((squares <= smallest).any()):
@@ -104,38 +106,38 @@ def _critical_noise(gram: torch.Tensor, covariance: torch.Tensor, draws: torch.T
     return torch.where(along > 0, squares / (2 * along), torch.inf).min(dim=1).values
 
 
-def _median(found: torch.Tensor, seed: int) -> tuple[float, float]:
+def _median(values: torch.Tensor, seed: int) -> tuple[float, float]:
     """The median of (tokens, draws), and its standard error by resampling tokens."""
-    picked = torch.randint(len(found), (_RESAMPLES, len(found)), generator=seeded_generator(seed, "bootstrap"))
-    medians = torch.stack([found[one].median() for one in picked])
+    picked = torch.randint(len(values), (_RESAMPLES, len(values)), generator=seeded_generator(seed, "bootstrap"))
+    medians = torch.stack([values[tokens].median() for tokens in picked])
     finite = medians[medians.isfinite()]
-    return float(found.median()), float(finite.std()) if len(finite) > 1 else 0.0
+    return float(values.median()), float(finite.std()) if len(finite) > 1 else 0.0
 
 
 def _candidates(layers: Layers, inputs: torch.Tensor, seed: int) -> list[tuple[int, int, torch.Tensor]]:
-    """(input, position, candidates) for PLACES positions of each input.
+    """(input, position, candidates) for POSITIONS positions of each input.
 
     Candidates are the embeddings (candidates, width), or the patches of all inputs, nearest to the true one.
     """
     positions = layers.by_position(inputs[:1]).shape[1]
-    drawn = torch.rand(len(inputs), positions, generator=seeded_generator(seed, "places"))
-    places = drawn.topk(min(PLACES, positions), dim=1).indices
-    asked = [(number, place) for number, chosen in enumerate(places.tolist()) for place in chosen]
+    draws = torch.rand(len(inputs), positions, generator=seeded_generator(seed, "places"))
+    chosen_positions = draws.topk(min(POSITIONS, positions), dim=1).indices
+    pairs = [(number, position) for number, chosen in enumerate(chosen_positions.tolist()) for position in chosen]
     if layers.patch is None:
-        truths = torch.stack([inputs[number, place] for number, place in asked])
-        # All at once, so that the vocabulary is searched a single time. The nearest token is the truth itself, or one
-        # with the same embedding.
+        truths = torch.stack([inputs[number, position] for number, position in pairs])
+        # In one call, so that the vocabulary is searched once. The nearest token is the truth itself, or a token with
+        # the same embedding.
         near = nearest_tokens(layers, truths, CANDIDATES + 1)[:, 1:]
-        return [(*one, layers.tokens[ids]) for one, ids in zip(asked, near, strict=True)]
+        return [(*pair, layers.tokens[ids]) for pair, ids in zip(pairs, near, strict=True)]
     patches = patchify(inputs, layers.patch)
-    others = patches.flatten(0, 1).unique(dim=0)
-    found = []
-    for number, place in asked:
-        distances = (others - patches[number, place]).norm(dim=1)
+    other_patches = patches.flatten(0, 1).unique(dim=0)
+    candidates = []
+    for number, position in pairs:
+        distances = (other_patches - patches[number, position]).norm(dim=1)
         distances[distances == 0] = torch.inf
-        nearest = distances.topk(min(CANDIDATES, len(others) - 1), largest=False).indices
-        found.append((number, place, others[nearest]))
-    return found
+        nearest = distances.topk(min(CANDIDATES, len(other_patches) - 1), largest=False).indices
+        candidates.append((number, position, other_patches[nearest]))
+    return candidates
 
 
 # ---- receptive field
@@ -144,10 +146,11 @@ def _candidates(layers: Layers, inputs: torch.Tensor, seed: int) -> list[tuple[i
 def receptive_fields(
     layers: Layers, inputs: torch.Tensor, chosen: Collection[int], seed: int = 0
 ) -> dict[int, Measures]:
-    """What the outputs of each layer depend on, from one forward pass and a few backward passes per layer.
+    """The positions on which the outputs of each layer depend, from one forward and a few backward passes per layer.
 
-    ``reach``: the effective number of positions that an output depends on (the exponential of an entropy); ``own``:
-    the share of its own position; ``start_share``: that of the first quarter of the input. Errors are over sequences.
+    ``reach``: the effective number of positions on which an output depends (the exponential of an entropy); ``own``:
+    the share of its own position; ``start_share``: the share of the first quarter of the input. Errors are over
+    sequences.
 
     M[t, s] = E‖∂(v·h_t)/∂e_s‖² with v normal, pooled over sequences before its rows are normalised to sum 1; t is the
     last position of each quarter, or every position of at most four. Layers that depend on no input are left out.
@@ -155,69 +158,75 @@ def receptive_fields(
     leaf = inputs.detach().clone().requires_grad_(True)
     states = layers.states(leaf, chosen)
     positions = layers.by_position(inputs[:1]).shape[1]
-    asked = list(range(positions))
+    output_positions = list(range(positions))
     if positions > QUARTERS:
-        asked = [(quarter + 1) * positions // QUARTERS - 1 for quarter in range(QUARTERS)]
+        output_positions = [(quarter + 1) * positions // QUARTERS - 1 for quarter in range(QUARTERS)]
     first = max(1, positions // QUARTERS)
-    found: dict[int, Measures] = {}
+    fields: dict[int, Measures] = {}
     for layer in sorted(chosen):
-        # Without the tokens that a stem puts before the patches.
+        # Without the tokens that a stem adds before the patches.
         hidden = states[layer][:, states[layer].shape[1] - positions :]
-        rows = torch.stack([_sensitivity(layers, leaf, hidden, [place], seed, place) for place in asked], dim=1)
+        rows = torch.stack(
+            [_sensitivity(layers, leaf, hidden, [position], seed, position) for position in output_positions], dim=1
+        )
         columns = _column_sums(layers, leaf, hidden, seed)
         if not float(columns.sum()) > 0:
             continue
-        reach, own = _breadth(rows.sum(dim=0)[None], asked)
-        reaches, owns = _breadth(rows, asked)
+        reach, own = _breadth(rows.sum(dim=0)[None], output_positions)
+        reaches, owns = _breadth(rows, output_positions)
         starts = _normalised(columns)[:, :first].sum(dim=1)
-        found[layer] = {
+        fields[layer] = {
             "reach": (float(reach[0]), standard_error(reaches)),
             "own": (float(own[0]), standard_error(owns)),
             "start_share": (float(_normalised(columns.sum(dim=0))[:first].sum()), standard_error(starts)),
         }
-    return found
+    return fields
 
 
 def _column_sums(layers: Layers, leaf: torch.Tensor, hidden: torch.Tensor, seed: int) -> torch.Tensor:
     """Σ_t M[t, s] for each sequence and position s, from independent v_t: (sequences, positions)."""
-    places = range(hidden.shape[1])
-    drawn = [_sensitivity(layers, leaf, hidden, places, seed, -1 - draw) for draw in range(COLUMN_DRAWS)]
-    return torch.stack(drawn).mean(dim=0)
+    positions = range(hidden.shape[1])
+    draws = [_sensitivity(layers, leaf, hidden, positions, seed, -1 - draw) for draw in range(COLUMN_DRAWS)]
+    return torch.stack(draws).mean(dim=0)
 
 
 def singular_values(
-    layers: Layers, inputs: torch.Tensor, chosen: Collection[int], place: int | None = None
+    layers: Layers, inputs: torch.Tensor, chosen: Collection[int], position: int | None = None
 ) -> dict[int, torch.Tensor]:
-    """By layer the singular values, descending, of the Jacobian of h_l with respect to one position of an input.
+    """For each layer the singular values, descending, of the Jacobian of h_l with respect to one position of an input.
 
-    ``inputs`` (1, positions, width), or one image; ``place``: the position or patch, by default the middle one. The
-    others are fixed. Columns are exact directional derivatives, from one pass over the directions for all layers.
+    ``inputs``: (1, positions, width), or one image; ``position``: the position or patch, by default the middle one. The
+    other positions are fixed. Columns are exact directional derivatives, from one pass over the directions for all
+    layers.
     """
     from torch.autograd import forward_ad
 
     positions = layers.by_position(inputs).shape[1]
-    place = positions // 2 if place is None else place
+    position = positions // 2 if position is None else position
     rows = inputs if layers.patch is None else patchify(inputs, layers.patch)
     width = rows.shape[2]
     columns: dict[int, list[torch.Tensor]] = {layer: [] for layer in chosen}
-    for some in torch.eye(width, dtype=inputs.dtype, device=inputs.device).split(_DIRECTIONS_AT_ONCE):
-        tangent = torch.zeros(len(some), positions, width, dtype=inputs.dtype, device=inputs.device)
-        tangent[:, place] = some
+    for directions in torch.eye(width, dtype=inputs.dtype, device=inputs.device).split(_DIRECTIONS_AT_ONCE):
+        tangent = torch.zeros(len(directions), positions, width, dtype=inputs.dtype, device=inputs.device)
+        tangent[:, position] = directions
         if layers.patch is not None and layers.image_shape is not None:
             tangent = unpatchify(tangent, layers.patch, layers.image_shape)
         # torch scripts some of its own derivatives
         with torch.no_grad(), forward_ad.dual_level(), ignored_warnings(category=DeprecationWarning):
-            dual = forward_ad.make_dual(inputs.detach().repeat(len(some), *[1] * (inputs.ndim - 1)), tangent)
+            dual = forward_ad.make_dual(inputs.detach().repeat(len(directions), *[1] * (inputs.ndim - 1)), tangent)
             for layer, hidden in layers.states(dual, chosen).items():
-                moved = forward_ad.unpack_dual(hidden).tangent
-                columns[layer].append(torch.zeros_like(hidden) if moved is None else moved)
-    return {layer: torch.linalg.svdvals(torch.cat(found).flatten(1).double().cpu()) for layer, found in columns.items()}
+                derivative = forward_ad.unpack_dual(hidden).tangent
+                columns[layer].append(torch.zeros_like(hidden) if derivative is None else derivative)
+    return {
+        layer: torch.linalg.svdvals(torch.cat(pieces).flatten(1).double().cpu()) for layer, pieces in columns.items()
+    }
 
 
 def conditioning(values: torch.Tensor) -> tuple[float | None, float]:
-    """Of singular values σ: σ_1/σ_n, None if σ_n is 0 to float32, and the effective number of them.
+    """σ_1/σ_n of singular values σ, None if σ_n is 0 in float32; and their effective number.
 
-    The second is (Σ σ²)²/Σ σ⁴, the participation ratio: n if all are equal, k if k of them are and the rest are 0.
+    The effective number is (Σ σ²)²/Σ σ⁴, the participation ratio: n if all are equal, k if k are equal and the others
+    0.
     """
     squares = values.square()
     first, last = float(values[0]), float(values[-1])
@@ -226,20 +235,20 @@ def conditioning(values: torch.Tensor) -> tuple[float | None, float]:
 
 
 def _sensitivity(
-    layers: Layers, leaf: torch.Tensor, hidden: torch.Tensor, places: Sequence[int], seed: int, draw: int
+    layers: Layers, leaf: torch.Tensor, hidden: torch.Tensor, positions: Sequence[int], seed: int, draw: int
 ) -> torch.Tensor:
-    """‖∂ Σ_t v_t·h_t / ∂e_s‖² for each sequence and position s, with t over ``places``: (sequences, positions)."""
-    picked = list(places)
+    """‖∂ Σ_t v_t·h_t / ∂e_s‖² for each sequence and position s, with t over ``positions``: (sequences, positions)."""
+    picked = list(positions)
     vectors = normal((len(hidden), len(picked), hidden.shape[-1]), seed, f"reach|{draw}", hidden.device)
     gradient = gradient_of((hidden[:, picked] * vectors).sum(), leaf, keep_graph=True)
     return layers.by_position(gradient.square()).double().cpu()
 
 
-def _breadth(rows: torch.Tensor, asked: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def _breadth(rows: torch.Tensor, output_positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """From M (n, asked, positions): exp of the rows' entropy, and the share of the own position, averaged over rows."""
     shares = _normalised(rows)
     entropy = -(shares * shares.clamp_min(1e-300).log()).sum(dim=-1)
-    own = shares[:, range(len(asked)), list(asked)]
+    own = shares[:, range(len(output_positions)), list(output_positions)]
     return entropy.exp().mean(dim=1), own.mean(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Questions about one model, answered on the fly: its profile, its input recovered, what its neurons respond to.
+"""Computations on one model for a question: its profile, the recovery of its input, the features of its neurons.
 
 Nothing is stored. This is the only module of this folder that `query` imports.
 """
@@ -15,7 +15,7 @@ import torch
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.errors import AtlasError, Call, Failed, ModelError, Text
 from indexer.machine import check_device
-from indexer.network.hub_errors import as_model_error
+from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
 from indexer.profiles.features import DEFAULT, SHARP, Feature, find_features, original_ascent
 from indexer.profiles.layers import FEWEST_TOKENS, HookedLayers, Layers, fitting_tokens, nearest_tokens
@@ -38,8 +38,9 @@ from indexer.profiles.recovery import (
 from indexer.profiles.sensitivity import conditioning, singular_values
 from indexer.profiles.statistics import spread_of
 from indexer.profiles.store import Profile, ProfileIdentity
-from indexer.profiles.subject import FullWeights, Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.subject import FullWeights, Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import require_tokenizer
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 __all__ = [
@@ -47,7 +48,6 @@ __all__ = [
     "ImageLayer",
     "LayerWords",
     "ProfileRequest",
-    "Reference",
     "check_recipe",
     "invert_images",
     "invert_words",
@@ -61,32 +61,19 @@ _MOST_IMAGES = 6
 MOST_TOKENS = 64
 _LINEAR_STEPS = 150
 _BLANK_STEPS = 400
-# Of a block the matrix whose inputs are the neurons of a module: of attention what its heads found, of the MLP its
-# hidden neurons behind the activation function.
+# The matrix of a block whose inputs are the neurons of a module: the outputs of the attention heads, or the hidden
+# neurons of the MLP after the activation function.
 MODULES = {"attention": "output", "mlp": "feedforward2"}
-Progress = Callable[[int], None]  # called with each layer before it is worked on
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A model, and the base that its adapter is merged into, each with its commit if that is known.
-
-    With a commit, the model's name is an id from an atlas and never a folder. The base's name always is one.
-    """
-
-    model: str
-    commit: str | None = None
-    relation: str = "finetune"
-    base: str | None = None
-    base_commit: str | None = None
+Progress = Callable[[int], None]  # called with each layer before it is computed
 
 
 @dataclass(frozen=True)
 class LayerWords:
-    """What is recovered from one layer: the text, the share of right tokens, and the ``top`` nearest ones of each.
+    """The input recovered from one layer: the text, the share of right tokens, and the nearest tokens of each.
 
-    ``closer_ratio``: how many times nearer its output lies than that of a shifted input (the original papers'
-    criterion, which is met above 1). ``condition`` and ``directions``: of the Jacobian with respect to the middle token
+    ``top``: for each position the nearest tokens, nearest first. ``closer_ratio``: how many times nearer the output of
+    the recovered input is than that of a shifted input (the original papers' criterion, which is met above 1).
+    ``condition`` and ``directions``: of the Jacobian with respect to the middle token
     (``indexer.profiles.sensitivity.conditioning``).
     """
 
@@ -101,7 +88,7 @@ class LayerWords:
 
 @dataclass(frozen=True)
 class ImageLayer:
-    """Images found from one layer (images, channels, height, width), their error, and its shares by row of patches.
+    """Images recovered from one layer (images, channels, height, width), their error, and its shares by row of patches.
 
     ``high_frequency``: the share of the squared error at high frequencies. ``condition`` and ``directions``: of the
     Jacobian with respect to the middle patch of the first image (``indexer.profiles.sensitivity.conditioning``).
@@ -116,8 +103,8 @@ class ImageLayer:
     directions: float | None = None
 
 
-def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -> Subject:
-    """Read and load a model. Raises AtlasError that says why it cannot be read.
+def read_now(version: ModelVersion, device: str = "cpu", *, keep: bool = False) -> Subject:
+    """Read and load a model, an adapter merged into its ``parent``. Raises AtlasError with the reason if that fails.
 
     ``keep``: its weights stay in the Hugging Face cache, for a model that is read again.
     """
@@ -126,42 +113,41 @@ def read_now(reference: Reference, device: str = "cpu", *, keep: bool = False) -
     check_device(device)
 
     def base_weights() -> FullWeights:
-        assert reference.base is not None
-        base = Source(ModelRef.of_atlas(reference.base), reference.base_commit)
-        download_base(base)
-        return read_weights(base)
+        assert version.parent is not None
+        download_base(version.parent)
+        return read_weights(version.parent)
 
-    parse = ModelRef.parse if reference.commit is None else ModelRef.of_atlas
+    name = version.model.typed
     try:
-        source = Source(parse(reference.model), reference.commit, None, reference.relation)
-        if keep:
-            download_base(source)
-        return read_subject(source, base_weights if reference.base else None, device=device)
+        with model_errors():
+            if keep:
+                download_base(version)
+            return read_subject(version, base_weights if version.parent else None, device=device)
     except AtlasError as error:
-        raise AtlasError(f"{reference.model} cannot be run: {error.message}", error.hint) from error
-    except Exception as error:
-        known = error if isinstance(error, ModelError) else as_model_error(error)
+        raise AtlasError(f"{name} cannot be run: {error.message}", error.hint) from error
+    except ModelError as error:
         raise AtlasError(
-            f"{reference.model} cannot be run: {known.detail.removeprefix(f'{reference.model}: ')}.",
-            "Try again later." if isinstance(known, Failed) else "",
+            f"{name} cannot be run: {error.detail.removeprefix(f'{name}: ')}.",
+            "Try again later." if isinstance(error, Failed) else "",
         ) from error
 
 
 def profile_now(
-    reference: Reference, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
+    version: ModelVersion, request: ProfileRequest, *, untrained: bool = False, device: str = "cpu"
 ) -> tuple[Profile, Profile | None, Profile | None]:
-    """The profiles of a model, of its base if that is known, and of an untrained twin if asked for."""
+    """The profiles of a model, of its ``parent`` if that is known, and of an untrained twin if requested."""
 
     def identity(kind: str, subject: Subject) -> ProfileIdentity:
-        return ProfileIdentity(kind, subject.name, subject.commit or "", reference.base or subject.name, "")
+        base = version.parent.model.id if version.parent else subject.name
+        return ProfileIdentity(kind, subject.name, subject.commit or "", base, "")
 
     choice = ProbeChoice(seed=request.seed)
     of_base, states, shared, base_tokenizer = None, None, None, None
-    if reference.base is not None:
-        base = read_now(Reference(reference.base, reference.base_commit), device)
+    if version.parent is not None:
+        base = read_now(version.parent, device)
         shared, base_tokenizer = choice.probe(base), base.tokenizer
         of_base, states = make_profile(identity("base", base), base, shared, request)
-    subject = read_now(reference, device)
+    subject = read_now(version, device)
     probe = matching_probe(choice, subject, shared, base_tokenizer) if shared else choice.probe(subject)
     if probe is not shared:
         states = None
@@ -187,11 +173,13 @@ def invert_words(
     rate: float | None = None,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[str, ...], tuple[LayerWords, ...]]:
-    """Recover ``text`` from the output of each layer: its tokens, and what is recovered from each layer.
+    """Recover ``text`` from the output of each layer. Returns its tokens, and the words recovered from each layer.
 
-    ``recipe`` default: a linear map fitted on random tokens, then a few steps of descent. blank: descent from the mean
-    embedding, which is independent of the text. original: the original papers' method. ``keep``: use only these output
-    positions. ``restrict``: answer only with tokens of the text.
+    - ``recipe``: "default": a linear map fitted on random tokens, then a few steps of descent. "blank": descent from
+      the mean embedding, which is independent of the text. "original": the original papers' method.
+    - ``top``: how many nearest tokens to return for each position.
+    - ``keep``: use only these output positions.
+    - ``restrict``: recover only tokens of the text.
 
     Raises AtlasError if the model has no words or no tokenizer, or the text is too short or too long.
     """
@@ -209,12 +197,12 @@ def invert_words(
     ids = torch.tensor([numbers])
     answers: Layers = model
     if restrict:
-        others = sorted(set(range(len(model.tokens))) - set(numbers))
-        answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=others)
+        excluded = sorted(set(range(len(model.tokens))) - set(numbers))
+        answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=excluded)
     inputs = model.embed(ids)
     readout = fit_readout(model, chosen, ids.shape[1], seed) if recipe == "default" else {}
     jacobian = singular_values(model, inputs, chosen)
-    found = []
+    recovered = []
     for layer in chosen:
         progress(layer)
         with torch.no_grad():
@@ -234,8 +222,8 @@ def invert_words(
         closer = float(times_closer(*criterion(model, layer, inputs, guess, seed, shift))[0])
         nearest = tuple(tuple(tokenizer.words(row.tolist())) for row in words[0])
         text_found = tokenizer.text(best.tolist())
-        found.append(LayerWords(layer, text_found, right, closer, nearest, *conditioning(jacobian[layer])))
-    return tuple(tokenizer.words(numbers)), tuple(found)
+        recovered.append(LayerWords(layer, text_found, right, closer, nearest, *conditioning(jacobian[layer])))
+    return tuple(tokenizer.words(numbers)), tuple(recovered)
 
 
 def invert_images(
@@ -250,7 +238,7 @@ def invert_images(
     seed: int = 0,
     progress: Progress = lambda layer: None,
 ) -> tuple[torch.Tensor, tuple[ImageLayer, ...], tuple[str, ...]]:
-    """Recover images from the output of each layer: the targets (images, channels, height, width), layers, notes.
+    """Recover images from the output of each layer: targets (images, channels, height, width), layers, notes.
 
     ``files``: image files, by default images of this package. A language model needs a patch embedding (``stem``).
     """
@@ -264,7 +252,7 @@ def invert_images(
         shipped = shipped_images(shape)
         target = torch.cat([shipped[:2], shipped[-2:]])  # two digits and two photographs
     target = target.to(model.device)
-    found = []
+    recovered = []
     chosen = model.choose(layers)
     jacobian = singular_values(model, target[:1], chosen)
     for layer in chosen:
@@ -278,8 +266,8 @@ def invert_images(
         error, _, rows = image_error(model, images, target)
         high = high_frequency(images - target)
         shown = images[:_MOST_IMAGES].clamp(0, 1).cpu()
-        found.append(ImageLayer(layer, shown, error, rows, high, *conditioning(jacobian[layer])))
-    return target[:_MOST_IMAGES].cpu(), tuple(found), notes
+        recovered.append(ImageLayer(layer, shown, error, rows, high, *conditioning(jacobian[layer])))
+    return target[:_MOST_IMAGES].cpu(), tuple(recovered), notes
 
 
 def neuron_features(
@@ -295,7 +283,7 @@ def neuron_features(
     seed: int = 0,
     progress: Progress = lambda layer: None,
 ) -> tuple[tuple[Feature, ...], tuple[str, ...]]:
-    """Images that neurons respond to, by layer and neuron (None: all of them together), and notes.
+    """Images to which neurons respond, by layer and neuron (None: all neurons together), and notes.
 
     ``plain``: without octaves, blur and jitter, as always for a single ``patch``. ``module``: block (its output),
     attention or mlp (``neurons_inside``).
@@ -314,30 +302,30 @@ def neuron_features(
         ascent = original_ascent(takes_words, is_sharp)
         seed = 999
     probe = shipped_images(model.image_shape)
-    found: list[Feature] = []
+    features: list[Feature] = []
     for layer in model.choose(layers):
         progress(layer)
-        found += find_features(model, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
-    return tuple(found), notes
+        features += find_features(model, layer, neurons, patch=patch, ascent=ascent, seed=seed, probe=probe)
+    return tuple(features), notes
 
 
 def neurons_inside(subject: Subject, layers: HookedLayers, module: str) -> HookedLayers:
-    """``layers`` of ``subject`` with, in place of a block's output, the neurons inside its ``module`` (of MODULES).
+    """``layers`` of ``subject`` with the neurons inside a ``module`` (of MODULES) in place of each block's output.
 
-    Raises AtlasError if the architecture does not say where they are.
+    Raises AtlasError if the architecture does not describe them.
     """
     if module not in MODULES:
         raise AtlasError(f"Unknown module {module!r}.", f"Choose block, {' or '.join(MODULES)}.")
-    shapes = {name: tuple(one.shape) for name, one in subject.model.state_dict().items()}
-    found = {
+    shapes = {name: tuple(tensor.shape) for name, tensor in subject.model.state_dict().items()}
+    modules = {
         matrix.key.layer: subject.model.get_submodule(matrix.tensor.rpartition(".")[0])
         for matrix in load_architecture(str(subject.config.get("model_type"))).locate(shapes, subject.config).matrices
         if (matrix.key.stack, matrix.key.family) == (subject.stack, MODULES[module])
     }
-    if sorted(found) != list(range(layers.depth)):
+    if sorted(modules) != list(range(layers.depth)):
         raise AtlasError(f"The {module} neurons of {subject.name} cannot be found in every layer.", "Leave it out.")
     inside = copy.copy(layers)
-    inside.blocks, inside.takes_inputs = [found[layer] for layer in sorted(found)], True
+    inside.blocks, inside.takes_inputs = [modules[layer] for layer in sorted(modules)], True
     return inside
 
 
@@ -348,7 +336,7 @@ def _image_layers(subject: Subject, stem: str | None, seed: int) -> tuple[Hooked
             raise AtlasError(f"{subject.name} takes images without a stem.", "Leave `stem` out.")
         return subject.layers, subject.notes
     if stem is not None and stem != "image":
-        borrowed = read_now(Reference(stem), str(subject.layers.device))
+        borrowed = read_now(ModelVersion(ModelRef.parse(stem)), str(subject.layers.device))
         return borrowed_patch_embedding(subject.layers, borrowed.model, borrowed.layers), subject.notes
     notes = subject.notes
     if stem is None:

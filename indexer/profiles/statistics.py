@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-# By name the value of a measure and its standard error, None where it has none.
+# The value of each measure and its standard error (None if it has none), by name.
 Measures = dict[str, tuple[float, float | None]]
 
 # A layer whose outputs differ by less than this share of their size is constant.
@@ -19,7 +19,7 @@ _MOST_SPREAD = 4.0
 def seeded_generator(seed: int, measure: str) -> torch.Generator:
     """A fresh generator for one (seed, measure), so that every layer and every model gets the same draws.
 
-    The global generator is never used: numbers must not depend on what else was drawn.
+    The global generator is never used: numbers must not depend on other draws.
     """
     digest = hashlib.sha256(f"{seed}|{measure}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
@@ -32,8 +32,8 @@ def normal(shape: tuple[int, ...], seed: int, measure: str, device: torch.device
 
 def standard_error(values: torch.Tensor) -> float | None:
     """The standard error of a mean over sequences; None for fewer than two."""
-    found = values.double()
-    return None if len(found) < 2 else float(found.std(unbiased=True) / len(found) ** 0.5)
+    numbers = values.double()
+    return None if len(numbers) < 2 else float(numbers.std(unbiased=True) / len(numbers) ** 0.5)
 
 
 def accuracy(guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -43,9 +43,9 @@ def accuracy(guess: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the outputs of a layer lie apart: the unit of noise.
+    """The spread of the outputs of a layer: the unit of noise.
 
-    ``size`` is s_l, the median over positions of the rms deviation from the mean over the probe. ``covariance``
+    ``size``: s_l, the median over positions of the rms deviation from the mean over the probe. ``covariance``
     (width, width): that of the centred activations, each shortened to at most _MOST_SPREAD · s_l, scaled so
     that noise of this covariance has the rms s_l.
     """
@@ -56,7 +56,7 @@ class Spread:
 
     @property
     def unit(self) -> float:
-        """``size``, or 1 for a constant layer, so that it can be divided by."""
+        """``size``, or 1 for a constant layer, so that it can be a divisor."""
         return 1.0 if self.is_constant else self.size
 
 
@@ -83,26 +83,26 @@ def compare_with_base(hidden: torch.Tensor, base: torch.Tensor) -> Measures:
     """
     if hidden.shape != base.shape or spread_of(base).is_constant:
         return {}
-    left, right = hidden.double(), base.double()
-    moved = (left - right).square().sum(dim=(1, 2))
-    whole = (right - right.mean(dim=(0, 1))).square().sum(dim=(1, 2))
-    if not float(whole.sum()) > 0:
+    states, base_states = hidden.double(), base.double()
+    squared_distances = (states - base_states).square().sum(dim=(1, 2))
+    squared_norms = (base_states - base_states.mean(dim=(0, 1))).square().sum(dim=(1, 2))
+    if not float(squared_norms.sum()) > 0:
         return {}
-    drift = float((moved.sum() / whole.sum()).sqrt())
+    drift = float((squared_distances.sum() / squared_norms.sum()).sqrt())
     if torch.equal(hidden, base):
         return {"drift": (0.0, 0.0), "cka": (1.0, 0.0)}
-    drifts = ((moved.sum() - moved) / (whole.sum() - whole)).sqrt()
-    found: Measures = {"drift": (drift, _jackknife(drifts))}
+    drifts = ((squared_distances.sum() - squared_distances) / (squared_norms.sum() - squared_norms)).sqrt()
+    measures: Measures = {"drift": (drift, _jackknife(drifts))}
     if spread_of(hidden).is_constant:
-        return found
-    grams = [one.reshape(-1, one.shape[-1]) @ one.reshape(-1, one.shape[-1]).T for one in (left, right)]
-    without = []
-    each = hidden.shape[1]
+        return measures
+    grams = [rows @ rows.T for rows in (tensor.reshape(-1, tensor.shape[-1]) for tensor in (states, base_states))]
+    cka_without = []
+    positions = hidden.shape[1]
     for number in range(len(hidden)):
-        kept = torch.ones(len(grams[0]), dtype=torch.bool)
-        kept[number * each : (number + 1) * each] = False
-        without.append(_cka(*(gram[kept][:, kept] for gram in grams)))
-    return found | {"cka": (_cka(*grams), _jackknife(torch.tensor(without)))}
+        is_kept = torch.ones(len(grams[0]), dtype=torch.bool)
+        is_kept[number * positions : (number + 1) * positions] = False
+        cka_without.append(_cka(*(gram[is_kept][:, is_kept] for gram in grams)))
+    return measures | {"cka": (_cka(*grams), _jackknife(torch.tensor(cka_without)))}
 
 
 def _cka(left: torch.Tensor, right: torch.Tensor) -> float:
@@ -112,9 +112,9 @@ def _cka(left: torch.Tensor, right: torch.Tensor) -> float:
     return float((centred[0] * centred[1]).sum() / sizes) if float(sizes) > 0 else 0.0
 
 
-def _jackknife(without: torch.Tensor) -> float | None:
+def _jackknife(values: torch.Tensor) -> float | None:
     """The standard error from the values with one sequence left out."""
-    count = len(without)
+    count = len(values)
     if count < 2:
         return None
-    return float((without - without.mean()).square().sum().mul((count - 1) / count).sqrt())
+    return float((values - values.mean()).square().sum().mul((count - 1) / count).sqrt())

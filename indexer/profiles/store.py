@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError, system_errors
 from indexer.names import MEASURES
 from indexer.records.identity import canonical_json
 from indexer.regular_files import read_regular
 from indexer.storage.arrays import checksum, read_arrays, write_arrays
 from indexer.storage.atomic_files import write_atomically
-from indexer.untrusted import load_json
+from indexer.untrusted import load_json, malformed
 
 METHOD = "depth-1"
 _SUBJECTS = ("base", "fine_tune", "untrained")
@@ -30,10 +30,10 @@ HINT = "Delete it; `index profile` makes it again."
 
 @dataclass(frozen=True)
 class ProfileIdentity:
-    """Everything that the numbers of a profile depend on, except device and threads.
+    """All inputs that determine the numbers of a profile, except device and threads.
 
-    ``probe`` is random, text or image; ``probe_source`` the sha256 of the user's own text or images. ``asked`` are the
-    terms of a ``ProfileRequest``; no ``layers`` means the default choice.
+    ``probe``: random, text or image; ``probe_source``: the sha256 of the user's own text or images; ``asked``: the
+    terms of a ``ProfileRequest``; ``layers``: empty for the default choice.
     """
 
     subject: str
@@ -59,7 +59,7 @@ class ProfileIdentity:
 class Profile:
     """The measures of one model. ``layers`` (n,) from 1; ``values`` and ``errors`` map a column to (n,), NaN for NULL.
 
-    ``is_complete`` is false if the run was interrupted; the layers that are present are complete. ``cpu_seconds`` and
+    ``is_complete``: false if the run was interrupted; the layers that are present are complete. ``cpu_seconds`` and
     ``made`` describe the run, not the model. They are stored in a second file, so that the same model always gives the
     same bytes.
     """
@@ -85,17 +85,17 @@ class Profile:
         columns = {"spread": self.values.get("spread")}
         for name in MEASURES:
             columns |= {name: self.values.get(name), f"{name}_error": self.errors.get(name)}
-        found = []
-        for place, layer in enumerate(self.layers.tolist()):
-            row: dict[str, Any] = {"stack": self.stack, "layer": layer, "is_constant": bool(self.is_constant[place])}
+        rows = []
+        for index, layer in enumerate(self.layers.tolist()):
+            row: dict[str, Any] = {"stack": self.stack, "layer": layer, "is_constant": bool(self.is_constant[index])}
             for name, column in columns.items():
-                value = math.nan if column is None else float(column[place])
+                value = math.nan if column is None else float(column[index])
                 row[name] = None if math.isnan(value) else value
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
 
-# What a file's header holds of a profile in addition to its identity and notes.
+# The fields of a profile in a file's header, besides its identity and notes.
 _HEADER = {
     "is_complete": bool,
     "stack": str,
@@ -151,7 +151,11 @@ class ProfileStore:
 
 def read_profile(path: Path) -> Profile:
     """Read and check a profile. Raises AtlasError if it is missing, truncated, altered or malformed."""
-    try:
+
+    def unreadable(why: str) -> AtlasError:
+        return AtlasError(f"The profile {path.name} cannot be read ({why}).", HINT)
+
+    with system_errors(unreadable), malformed(unreadable):
         arrays, texts = read_arrays(path, MOST_BYTES)
         metadata = load_json(texts["profile"])
         header = metadata["header"]
@@ -165,9 +169,9 @@ def read_profile(path: Path) -> Profile:
         _check(identity, header, arrays)
         run: dict[str, Any] = {}  # stays empty if the run's own file cannot be read
         with suppress(OSError, *WRONG_KINDS):
-            said = load_json(read_regular(path.with_suffix(".run.json"), most=1 << 16))
-            seconds = float(said["cpu_seconds"])
-            run = {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(said["made"])}
+            description = load_json(read_regular(path.with_suffix(".run.json"), most=1 << 16))
+            seconds = float(description["cpu_seconds"])
+            run = {"cpu_seconds": seconds if math.isfinite(seconds) else 0.0, "made": str(description["made"])}
         return Profile(
             identity=identity,
             layers=arrays["layers"],
@@ -178,17 +182,13 @@ def read_profile(path: Path) -> Profile:
             **{name: header[name] for name in _HEADER},
             **run,
         )
-    except AtlasError:
-        raise
-    except (OSError, *WRONG_KINDS) as error:
-        raise AtlasError(f"The profile {path.name} cannot be read ({type(error).__name__}).", HINT) from error
 
 
 def _check(identity: ProfileIdentity, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Raise one of WRONG_KINDS if something has another type than ``ProfileStore.write`` writes."""
-    said = asdict(identity)
-    numbers = [said.pop("seed"), *said.pop("layers")]
-    texts = [*said.pop("asked"), *header["notes"], *said.values()]
+    """Raise one of WRONG_KINDS if a value has another type than ``ProfileStore.write`` writes."""
+    fields = asdict(identity)
+    numbers = [fields.pop("seed"), *fields.pop("layers")]
+    texts = [*fields.pop("asked"), *header["notes"], *fields.values()]
     if not all(isinstance(text, str) for text in texts) or identity.subject not in _SUBJECTS:
         raise ValueError("invalid text")
     if not all(type(number) is int for number in numbers):

@@ -26,14 +26,14 @@ from indexer.names import DeltaKey
 from indexer.profiles.layers import HookedLayers
 from indexer.profiles.loading import layers_of, load, load_untrained
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
-from indexer.sources.registry import ModelRef
+from indexer.records.identity import ModelVersion
 from indexer.untrusted import shown
 
 _MOST_PREPROCESSOR = 1 << 20
-# Memory that a profile takes in addition to the weights: activations of a probe, and the sums of a regression.
+# Memory of a profile in addition to the weights: activations of a probe, and the sums of a regression.
 WORKING_BYTES = 256 << 20
 Normalisation = tuple[list[float], list[float]]
-# Keys of a config that name code, or ask for another way to compute.
+# Keys of a config that name code, or choose another implementation.
 _LEFT_OUT = frozenset(
     {
         "auto_map",
@@ -68,16 +68,6 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where a model's files are. Where known, ``commit`` and ``filenames`` save a request to the Hub."""
-
-    reference: ModelRef
-    commit: str | None = None
-    filenames: tuple[str, ...] | None = None
-    relation: str = "finetune"
-
-
-@dataclass(frozen=True)
 class FullWeights:
     """All tensors of a model by their names in the checkpoint, and its config without anything that names code."""
 
@@ -88,9 +78,10 @@ class FullWeights:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model in memory. ``tokenizer`` is None if it has none.
+    """A model in memory.
 
-    ``stack`` is "encoder" if it has two stacks (``layers`` are the encoder's), else empty.
+    ``tokenizer``: None if it has none. ``stack``: "encoder" if it has two stacks (``layers`` are the encoder's), else
+    "".
     """
 
     name: str
@@ -116,7 +107,7 @@ class Subject:
         normalisation: Normalisation | None = None,
         device: str = "cpu",
     ) -> Subject:
-        """From what ``load`` or ``load_untrained`` returned. Raises Skipped if it cannot be profiled."""
+        """From the result of ``load`` or ``load_untrained``. Raises Skipped if it cannot be profiled."""
         model, stack = loaded
         model = model.to(device).eval().requires_grad_(False)
         special_ids = tokenizer.special_ids if tokenizer else ()
@@ -139,87 +130,88 @@ class Subject:
 
 
 def read_subject(
-    source: Source,
+    version: ModelVersion,
     base: Callable[[], FullWeights] | None = None,
     *,
     device: str = "cpu",
     tokenizer: IsolatedTokenizer | None = None,
     memory: int | None = None,
 ) -> Subject:
-    """Read and load a model; ``base`` returns the weights that an adapter is merged into.
+    """Read and load a model.
 
-    ``tokenizer`` is used if the model has none of its own; ``memory``: bytes that the model may take.
+    ``base`` returns the weights into which an adapter is merged. ``tokenizer`` is used if the model has none of its
+    own. ``memory``: bytes that the model may take.
 
     Raises Skipped if these files can never be profiled, Failed if another try may work.
     """
     opened = open_checkpoint(
-        source.reference, commit=source.commit, filenames=source.filenames, relation=source.relation
+        version.model, commit=version.commit, filenames=version.filenames, relation=version.relation
     )
     with closing(opened) as checkpoint:
-        # The weights once as stored and once as float32.
+        # The memory holds the weights as stored, and as float32.
         infos = checkpoint.tensors.values()
-        needed = sum(info.nbytes + 4 * math.prod(info.shape) for info in infos) + WORKING_BYTES
-        if checkpoint.kind == "full" and memory is not None and needed > memory:
-            raise Failed("out_of_memory", f"it needs {needed >> 20} MiB of memory, and {memory >> 20} MiB are free")
+        bytes_needed = sum(info.nbytes + 4 * math.prod(info.shape) for info in infos) + WORKING_BYTES
+        if checkpoint.kind == "full" and memory is not None and bytes_needed > memory:
+            raise Failed(
+                "out_of_memory", f"it needs {bytes_needed >> 20} MiB of memory, and {memory >> 20} MiB are free"
+            )
         if checkpoint.kind != "adapter":
             weights = _full_weights(checkpoint)
         elif base is not None:
             weights = merged_weights(checkpoint, base())
         else:
             raise Skipped("adapter_unsupported", "it is an adapter, and its base is not known")
-        own = tokenizer_of(checkpoint) or tokenizer
+        own_tokenizer = tokenizer_of(checkpoint) or tokenizer
         normalisation = _normalisation(checkpoint)
     return Subject.of(
         load(weights.tensors, weights.config),
-        source.reference.id,
+        version.model.id,
         weights.config,
         commit=checkpoint.commit,
         notes=weights.notes,
-        tokenizer=own,
+        tokenizer=own_tokenizer,
         normalisation=normalisation,
         device=device,
     )
 
 
-def read_weights(source: Source) -> FullWeights:
-    """All tensors of a full checkpoint. Raises Skipped and Failed as reading does."""
-    opened = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+def read_weights(version: ModelVersion) -> FullWeights:
+    """All tensors of a full checkpoint. Raises Skipped and Failed as ``open_checkpoint``."""
+    opened = open_checkpoint(version.model, commit=version.commit, filenames=version.filenames)
     with closing(opened) as checkpoint:
         return _full_weights(checkpoint)
 
 
-def download_base(source: Source) -> None:
-    """Keep a base's weights on this machine (those on the Hub in its cache), where every later read finds them.
+def download_base(version: ModelVersion) -> None:
+    """Keep a base's weights on this machine for later reads; those on the Hub are kept in its cache.
 
-    Raises Skipped and Failed as reading does.
+    Raises Skipped and Failed as ``open_checkpoint``.
     """
-    checkpoint = open_checkpoint(source.reference, commit=source.commit, filenames=source.filenames)
+    checkpoint = open_checkpoint(version.model, commit=version.commit, filenames=version.filenames)
     checkpoint.close()
     if not checkpoint.is_remote:
         return
-    reference = source.reference
-    reference.source.keep(reference, checkpoint.commit, [file.name for file in checkpoint.files])
+    version.model.source.keep(version.model, checkpoint.commit, [file.name for file in checkpoint.files])
 
 
 def _normalisation(checkpoint: Checkpoint) -> Normalisation | None:
-    """Mean and standard deviation of pixels by channel, if the repository has valid ones."""
+    """Mean and standard deviation of pixels by channel, if the repository has valid values."""
     try:
         content = checkpoint.read_small("preprocessor_config.json", _MOST_PREPROCESSOR)
-        said: Any = json.loads(content or b"null")
+        preprocessor: Any = json.loads(content or b"null")
     except (ModelError, ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(preprocessor, dict):
         return None
-    found: list[Any] = [said.get("image_mean"), said.get("image_std")]
-    for values in found:
+    mean_and_deviation: list[Any] = [preprocessor.get("image_mean"), preprocessor.get("image_std")]
+    for values in mean_and_deviation:
         are_numbers = isinstance(values, list) and all(
-            type(one) in (int, float) and math.isfinite(one) for one in values
+            type(value) in (int, float) and math.isfinite(value) for value in values
         )
         if not are_numbers or not 1 <= len(values) <= 64:
             return None
-    if any(one <= 0 for one in found[1]):
-        return None
-    return [float(one) for one in found[0]], [float(one) for one in found[1]]
+    mean, deviation = ([float(value) for value in values] for values in mean_and_deviation)
+    return None if any(value <= 0 for value in deviation) else (mean, deviation)
 
 
 # ---- weights
@@ -236,21 +228,21 @@ def _clean_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str,
         try:
             load_architecture(str(model_type))
         except Skipped as skip:
-            what = f"it needs code of its own repository (auto_map), which is never run; {skip.detail}"
-            raise Skipped("remote_code", what) from skip
+            problem = f"it needs code of its own repository (auto_map), which is never run; {skip.detail}"
+            raise Skipped("remote_code", problem) from skip
         notes = (f"its repository contains code; the library's own {model_type} was used instead",)
     for name in _EXPERTS:
         if isinstance(config.get(name), int) and config[name] > 1:
             raise Skipped("mixture_of_experts", f"{name} is {config[name]}: such models are not profiled")
-    kept = {name: value for name, value in config.items() if name not in _LEFT_OUT and not name.startswith("_")}
-    return kept, notes
+    clean = {name: value for name, value in config.items() if name not in _LEFT_OUT and not name.startswith("_")}
+    return clean, notes
 
 
 def _full_weights(checkpoint: Checkpoint) -> FullWeights:
-    """The weights of a full checkpoint. Raises Skipped as the readers do, Failed if another try may work."""
+    """The weights of a full checkpoint. Raises Skipped, and Failed if another try may work."""
     config, notes = _clean_config(checkpoint.config)
     names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
-    # The reader uses a tensor's memory again, so each is copied.
+    # The reader reuses the memory of a tensor, so each is copied.
     return FullWeights({name: tensor.clone() for name, tensor in checkpoint.stream(names)}, config, notes)
 
 
@@ -260,7 +252,7 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     Raises Skipped if the adapter changes something that cannot be merged.
     """
     architecture = load_architecture(str(base.config.get("model_type")))
-    layout = architecture.locate({name: tuple(one.shape) for name, one in base.tensors.items()}, base.config)
+    layout = architecture.locate({name: tuple(tensor.shape) for name, tensor in base.tensors.items()}, base.config)
     plan = adapter_plan(adapter)
     located = architecture.locate_modules(plan.modules, layout)
     changed: dict[str, torch.Tensor] = {}
@@ -269,26 +261,26 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
         matrix = layout.by_key[key]
         return matrix.extract(base.tensors[matrix.tensor])
 
-    for found in adapter_deltas(adapter, architecture, layout, weight_of):
-        target = layout.by_key[found.key]
-        if isinstance(found, LoraDelta):
-            delta = found.scale * (found.b @ found.a)
+    for change in adapter_deltas(adapter, architecture, layout, weight_of):
+        target = layout.by_key[change.key]
+        if isinstance(change, LoraDelta):
+            delta = change.scale * (change.b @ change.a)
         else:
-            delta = found.change(weight_of(found.key).float())
+            delta = change.change(weight_of(change.key).float())
         if not torch.isfinite(delta).all():
-            raise Skipped("not_finite", f"the adapter's delta of {found.key} overflows")
+            raise Skipped("not_finite", f"the adapter's delta of {change.key} overflows")
         if target.tensor not in changed:
             changed[target.tensor] = base.tensors[target.tensor].float().clone()
-        whole = changed[target.tensor]
-        oriented = whole.mT if target.transposed else whole
+        weight = changed[target.tensor]
+        oriented = weight.mT if target.transposed else weight
         if target.rows is None:
             oriented += delta
         else:
             oriented[target.rows.take(torch.arange(target.stored_rows))] += delta
-    left = [path for path in plan.modules if path not in located]
-    left += [what.partition(":")[0] for what in plan.passed_over]
-    if left:
-        some = ", ".join(shown(path, 60) for path in left[:3])
+    not_merged = [path for path in plan.modules if path not in located]
+    not_merged += [description.partition(":")[0] for description in plan.passed_over]
+    if not_merged:
+        some = ", ".join(shown(path, 60) for path in not_merged[:3])
         raise Skipped(
             "adapter_unsupported", f"it changes modules that are not block matrices and are not merged: {some}"
         )
@@ -297,7 +289,7 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
 
 
 def _replace_whole_tensors(adapter: Checkpoint, base: FullWeights, changed: dict[str, torch.Tensor]) -> None:
-    """Tensors that an adapter saves whole replace the base's. Heads, which the base lacks, are ignored."""
+    """Replace the base's tensors by those that an adapter saves whole. Heads, which the base lacks, are ignored."""
     if not whole_weights(adapter):
         return
     by_ending: dict[str, str] = {}

@@ -28,13 +28,13 @@ from indexer.sources.registry import ModelRef
 from indexer.untrusted import lone_surrogate, shown
 
 if TYPE_CHECKING:
-    from indexer.checkpoints.checkpoint import Checkpoint  # which needs torch: it takes longer to load than to answer
+    from indexer.checkpoints.checkpoint import Checkpoint  # imports torch, which takes longer than an answer
 
 _MOST_TOKENIZER = 64 << 20
 # For one answer, and for all answers of one question together; starting takes up to START_SECONDS besides.
 ANSWER_SECONDS, QUESTION_SECONDS = 20.0, 120.0
 _PIECE = 1 << 16
-_GRACE = 1.0  # seconds by which the process's own limit is longer than ours, which has the better message
+_GRACE = 1.0  # seconds by which the process's own limit is longer, because ours has the better message
 # Older repositories have one of these sets and no tokenizer.json.
 _OLDER = (("vocab.json", "merges.txt"), ("vocab.txt",), ("spiece.model",), ("sentencepiece.bpe.model",))
 # Keys of tokenizer_config.json that change how text is split.
@@ -45,7 +45,7 @@ _ASKING = Lock()  # a process answers one question at a time
 
 
 class IsolatedTokenizer:
-    """A tokenizer; ``special_ids`` are the ids that stand for no text.
+    """A tokenizer. ``special_ids``: the ids that stand for no text.
 
     It runs in a process of its own, which ends with this object and with this process. All methods raise AtlasError if
     an answer takes more than ANSWER_SECONDS, all answers of a question (``begin_question``) more than QUESTION_SECONDS,
@@ -59,22 +59,22 @@ class IsolatedTokenizer:
         self.special_ids = tuple(self._started())
 
     def begin_question(self) -> None:
-        """From now on the answers belong to another question, which has QUESTION_SECONDS of its own."""
+        """Begin another question: the following answers have QUESTION_SECONDS together."""
         self._seconds_left = QUESTION_SECONDS
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, nothing added."""
+        """The ids of ``text``, without added special ids."""
         if (half := lone_surrogate(text)) is not None:
             raise AtlasError(f"A text holds {half}, half of a surrogate pair, which is no character.", "Leave it out.")
-        return [int(one) for one in self._ask({"text": text})]
+        return [int(token) for token in self._ask({"text": text})]
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The piece of text that each id stands for."""
-        return [str(one) for one in self._ask({"ids": [[int(one)] for one in ids]})]
+        return [str(word) for word in self._ask({"ids": [[int(token)] for token in ids]})]
 
     def text(self, ids: Sequence[int]) -> str:
         """The ids as one text."""
-        return str(self._ask({"ids": [[int(one) for one in ids]]})[0])
+        return str(self._ask({"ids": [[int(token) for token in ids]]})[0])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_process": None, "_seconds_left": QUESTION_SECONDS}  # started again after unpickling
@@ -97,15 +97,15 @@ class IsolatedTokenizer:
                 self._seconds_left -= time.monotonic() - before
 
     def _started(self) -> list[Any]:
-        kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")
-        bare = {name: os.environ[name] for name in kept if name in os.environ}
+        names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG", "TMPDIR")
+        environment = {name: os.environ[name] for name in names if name in os.environ}
         self._process = start_child(
             [sys.executable, "-P", tokenizer_process.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             cwd=Path(tokenizer_process.__file__).anchor,
-            env=bare
+            env=environment
             | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
             | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         )
@@ -116,7 +116,7 @@ class IsolatedTokenizer:
             raise AtlasError(f"The tokenizer takes more than {START_SECONDS:g} s to start.", "") from error
 
     def _answer(self, question: bytes, seconds: float) -> list[Any]:
-        """The answer to a question. Raises TimeoutError, or AtlasError; the process has then ended if it was stuck."""
+        """The answer to a question. Raises TimeoutError, or AtlasError; a process that did not answer is then ended."""
         assert self._process is not None
         try:
             answer: list[Any] | dict[str, Any] = json.loads(_exchanged(self._process, question, seconds))
@@ -136,11 +136,11 @@ class IsolatedTokenizer:
 
 
 def _exchanged(process: subprocess.Popen[bytes], question: bytes, seconds: float) -> bytes:
-    """Send a question and return the line that comes back. Raises TimeoutError or another OSError."""
+    """Send a question and return the line of the answer. Raises TimeoutError or another OSError."""
     assert process.stdin is not None
     assert process.stdout is not None
     until, answer, sent = time.monotonic() + seconds, bytearray(), 0
-    os.set_blocking(process.stdin.fileno(), False)  # a process that does not read must not hold this one
+    os.set_blocking(process.stdin.fileno(), False)  # a process that does not read must not block this one
     while not answer.endswith(b"\n"):
         writers = [process.stdin] if sent < len(question) else []
         ready = select.select([process.stdout], writers, [], max(0.0, until - time.monotonic()))
@@ -160,7 +160,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     for stream in (process.stdin, process.stdout):
         assert stream is not None
-        with suppress(OSError):  # unwritten bytes have no reader any more
+        with suppress(OSError):  # unwritten bytes cannot be written: the reader has ended
             stream.close()
 
 
@@ -181,7 +181,7 @@ def tokenizer_at(reference: ModelRef, commit: str | None, relation: str = "finet
     repository = open_repository(reference, commit=commit)
     try:
         choice = choose(repository.filenames, relation)
-    except Skipped:  # no weights, or only those of other tools
+    except Skipped:  # no weights, or only files of other tools
         return _tokenizer(lambda name, limit: repository.read_beside("", name, limit), dict)
     return _tokenizer(
         lambda name, limit: repository.read_beside(choice.folder, name, limit),
@@ -197,14 +197,16 @@ def _tokenizer(
         files = {name: read_small(name, _MOST_TOKENIZER) for name in names}
         if any(content is None for content in files.values()):
             continue
-        content = {name: one for name, one in files.items() if one is not None}
+        present = {name: content for name, content in files.items() if content is not None}
         try:
             if names == ("tokenizer.json",):
-                return IsolatedTokenizer(content)
-            said = json.loads(read_small("tokenizer_config.json", _MOST_TOKENIZER) or b"{}")
-            kept = {name: said[name] for name in _SETTINGS if isinstance(said.get(name), bool)}
+                return IsolatedTokenizer(present)
+            config_of_tokenizer = json.loads(read_small("tokenizer_config.json", _MOST_TOKENIZER) or b"{}")
+            settings = {
+                name: config_of_tokenizer[name] for name in _SETTINGS if isinstance(config_of_tokenizer.get(name), bool)
+            }
             model_type = {"model_type": config().get("model_type")}
-            return IsolatedTokenizer(content | {"config.json": json.dumps(model_type).encode()}, kept)
+            return IsolatedTokenizer(present | {"config.json": json.dumps(model_type).encode()}, settings)
         except (AtlasError, ValueError, RecursionError, AttributeError) as error:
             why = f" ({error.message})" if isinstance(error, AtlasError) else ""
             raise Skipped("malformed", f"its {' and '.join(names)} cannot be loaded as a tokenizer{why}") from error

@@ -1,4 +1,4 @@
-"""The process that runs a tokenizer. Its files are not trusted: a small one can take all memory and time.
+"""The process that runs a tokenizer. Its files are not trusted: a small file can take all memory and time.
 
 Run as a script by :mod:`indexer.profiles.tokenizer`. It reads a pickle of the files from stdin, then one JSON request
 per line. It writes one JSON answer per line to stdout: first the special ids, then an answer to each request, or an
@@ -54,8 +54,8 @@ def _write(value: Any) -> None:
 def _answer(tokenizer: Any, request: dict[str, Any]) -> Any:
     try:
         if "text" in request:
-            found = tokenizer.encode(request["text"], add_special_tokens=False)
-            return [int(one) for one in getattr(found, "ids", found)]
+            encoding = tokenizer.encode(request["text"], add_special_tokens=False)
+            return [int(token) for token in getattr(encoding, "ids", encoding)]
         return [tokenizer.decode(ids, skip_special_tokens=False) for ids in request["ids"]]
     except (MemoryError, KeyboardInterrupt, SystemExit):
         raise

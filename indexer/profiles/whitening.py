@@ -1,4 +1,4 @@
-"""Whitens the inputs of a set of texts by those of reference texts, and the eigenvectors that this needs."""
+"""Whitens the inputs of a set of texts by those of reference texts; and the eigenvectors for that."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ReferenceMoments:
 class Whitener:
     """W = (C + ρ)^-½ of one group, with C ≈ Σ λ v vᵀ.
 
-    Along v with λ > ρ a number would be the difference of two large ones, so these directions are split off first:
-    W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, less ρ^-½ for the other directions.
+    Along v with λ > ρ a number would be the difference of two large numbers, so these directions are split off first:
+    W x = ρ^-½ x⊥ + Σ s vᵀx v, where x⊥ is x without them and s = (λ + ρ)^-½, minus ρ^-½ for the other directions.
     """
 
     def __init__(self, values: Floats, vectors: Floats, ridge: float) -> None:
         self.vectors, self.ridge = vectors, ridge
         self.is_large = values > ridge
-        held = values.astype(np.float64) + ridge
-        self.scale = (held**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
-        self.squares = (1 / held - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
+        regularised = values.astype(np.float64) + ridge
+        self.scale = (regularised**-0.5 - np.where(self.is_large, 0.0, ridge**-0.5)).astype(np.float32)
+        self.squares = (1 / regularised - np.where(self.is_large, 0.0, 1 / ridge)).astype(np.float32)
 
     def parts(self, rows: Floats) -> tuple[Floats, NDArray[np.floating]]:
         """vᵀx (n, k) and x⊥ (n, d) of rows x (n, d). (W x)·(W y) = x⊥·y⊥/ρ + Σ ``squares`` vᵀx vᵀy."""
@@ -51,8 +51,8 @@ class Whitener:
         large = self.vectors[:, self.is_large]
         white = (self.vectors * self.scale) @ self.vectors.T - np.float32(self.ridge**-0.5) * (large @ large.T)
         white[np.diag_indices_from(white)] += np.float32(self.ridge**-0.5)
-        found: Floats = white @ moment.astype(np.float32) @ white
-        return found
+        result: Floats = white @ moment.astype(np.float32) @ white
+        return result
 
 
 def moment_eigenvectors(rows: Floats) -> tuple[NDArray[np.float64], NDArray[Any]]:
@@ -60,14 +60,14 @@ def moment_eigenvectors(rows: Floats) -> tuple[NDArray[np.float64], NDArray[Any]
     count = max(1, len(rows))
     if len(rows) >= rows.shape[1]:
         return eigenvectors(rows.T @ rows / count)
-    values, left = eigenvectors(rows @ rows.T / count)
-    kept = values > 1e-6 * max(float(values.max(initial=0.0)), 1e-30)
-    values, left = values[kept], left[:, kept]
-    return values, rows.T @ left / np.sqrt(values * count).astype(np.float32)
+    values, left_vectors = eigenvectors(rows @ rows.T / count)
+    is_kept = values > 1e-6 * max(float(values.max(initial=0.0)), 1e-30)
+    values, left_vectors = values[is_kept], left_vectors[:, is_kept]
+    return values, rows.T @ left_vectors / np.sqrt(values * count).astype(np.float32)
 
 
 def eigenvectors(matrix: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Eigenvalues, ascending, none negative, and eigenvectors of a symmetric matrix, in single precision."""
-    whole = torch.from_numpy(matrix.astype(np.float32))
-    values, vectors = torch.linalg.eigh((whole + whole.T) / 2)  # in a third less time than NumPy
+    tensor = torch.from_numpy(matrix.astype(np.float32))
+    values, vectors = torch.linalg.eigh((tensor + tensor.T) / 2)  # in a third less time than NumPy
     return values.clamp(min=0).double().numpy(), vectors.numpy()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from indexer.errors import AtlasError
 from indexer.publish.tables import Tables
 from indexer.publish.vectors import PublishedVectors
-from indexer.vectors.centre import CENTRED, Centre, Mean
+from indexer.vectors.centre import Centre, Mean
 from indexer.vectors.files import HINT
 from indexer.vectors.published import read_centre
 
@@ -67,13 +67,14 @@ class Centring:
         if len(self.staying) and not self.stored.groups:
             raise AtlasError(f"The centre of {self.base}, {self.name}, is missing from the database.", HINT)
         # The models of each group that count, ascending.
-        self.members: dict[str, list[int]] = {group: [] for group in CENTRED}
+        centred = vectors.representation.centred
+        self.members: dict[str, list[int]] = {group: [] for group in centred}
         for model_id in sorted([*self.staying.tolist(), *vectors.new.ids]):
             model = self.models.get(model_id)
             if model is not None and model.counts and model.group in self.members:
                 self.members[model.group].append(model_id)
         groups = self.stored.groups
-        self.due = [one for one in CENTRED if one not in groups or groups[one].is_outgrown(len(self.members[one]))]
+        self.due = [one for one in centred if one not in groups or groups[one].is_outgrown(len(self.members[one]))]
         if given is not None or not (groups or vectors.new.length):
             self.due = []
 

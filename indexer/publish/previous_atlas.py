@@ -18,7 +18,7 @@ from indexer.errors import AtlasError, Call, Text
 from indexer.listing.listing import ListedModel
 from indexer.publish.rows import Entry, moment
 from indexer.records.identity import Identity
-from indexer.records.representation import DEFAULT
+from indexer.records.representations.registry import DEFAULT
 from indexer.records.store import RecordStore
 
 # ``claimed_by`` of models known only from a stored record or failure.

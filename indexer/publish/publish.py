@@ -125,7 +125,7 @@ class _Publisher:
         reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
-            of_records = [one for one in updates.all if not one.representation.of_profiles]
+            of_records = [one for one in updates.all if not one.representation.from_tables]
             # A representation that is new in an atlas needs all records, the others only the new ones.
             all_needed = [one for one in of_records if one.is_new and before and one not in updates.offered]
             self._record_tables(reread, ids, updates, [one for one in of_records if one not in all_needed])

@@ -22,10 +22,13 @@ from indexer.database.validation import InvalidValue, check_rows, plain_json, va
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.listing.listing import ListedModel
+from indexer.network.rows import commit_of
 from indexer.publish.tables import Row
 from indexer.records.difference import signature_of
+from indexer.records.identity import Unit
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
-from indexer.records.representation import DEFAULT, Representation, Vector
+from indexer.records.representations.registry import DEFAULT
+from indexer.records.representations.representation import Representation, Vector
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
@@ -53,13 +56,32 @@ _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
 
 @dataclass(frozen=True)
 class Entry:
-    """One (model, base) pair and its state: a record, a failure, or neither yet."""
+    """One (model, base) pair and its state: a record, a failure, or neither yet; and what a build is to do about it.
+
+    ``unit``: what there is to do, None for nothing. ``lacks``: why its record, which stays until there is a better
+    one, does not do: "version" (an earlier one), "spectra" (it has none), "rows" (it is a sample), or "". ``missed``:
+    how the last attempt at the current commit failed, if the record is that of an earlier commit.
+    """
 
     listed: ListedModel
     base: str
     commit: str | None
     record_key: str | None = None
     outcome: FailureRecord | None = None
+    unit: Unit | None = None
+    lacks: str = ""
+    missed: FailureRecord | None = None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether there is a record of this commit already, so that nothing is to be done."""
+        return self.unit is None and self.record_key is not None and self.commit == commit_of(self.listed.row)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last attempt at this commit failed."""
+        outcome = self.missed or self.outcome
+        return outcome is not None and outcome.status == "failed"
 
     @property
     def status(self) -> str:
@@ -311,10 +333,10 @@ def record_rows(
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
         for one in representations:
-            if not one.is_held_by(record) or (one.of_tokens and not base.vocabulary):
+            if not one.is_held_by(record) or not one.is_defined_for(base):
                 continue
-            if one.of_tokens and record.tokens and record.tokens.base_vocabulary != base.vocabulary:
-                raise InvalidValue(f"the rows of its input embedding are not those of {base.base}")
+            if why := one.mismatch(record, base):
+                raise InvalidValue(why)
             vector = np.asarray(one.vector(record), dtype=np.float32)
             length = one.expected_length(record) or vector.size
             if vector.shape != (length,) or not length or length > MOST_NUMBERS:

@@ -96,7 +96,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 found = catalog.examine(connection, folder.database)
                 catalog.refuse(folder.database, found)
                 use(connection)
-                catalog.replace_others(connection, found)
+                catalog.replace_differing(connection, found)
                 named = _named_files(connection)
             connection.execute("BEGIN")
             yield Tables(connection, kept_ids)

@@ -18,15 +18,15 @@ from indexer.database.validation import InvalidValue
 from indexer.names import voters
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
-from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.rows import Publication, record_rows
 from indexer.publish.tables import Row, Tables
 from indexer.publish.vectors import PublishedVectors
-from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, VOCABULARY, Vector, representation_named
+from indexer.records.representations.comparison import as_compared
+from indexer.records.representations.registry import DEFAULT, has_neighbours, in_order, offered, representation_named
+from indexer.records.representations.representation import Vector
 from indexer.records.store import RecordStore
 from indexer.vectors.background import Background, author_groups
-from indexer.vectors.centre import BY_OUTPUT, GROUPS, GROWTH
-from indexer.vectors.published import read_published, with_output_sides
+from indexer.vectors.centre import GROUPS, GROWTH
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
 
@@ -38,8 +38,8 @@ class VectorUpdates:
     """The new vectors of one base within a publish. They wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
-    published before. ``offered`` is ``vocabulary`` if it was not asked for: it is published as soon as a model has such
-    a vector.
+    published before. ``offered``: those that were not asked for, but are published as soon as a model has such a vector
+    and one is in a group that they are offered to.
     """
 
     def __init__(
@@ -68,10 +68,8 @@ class VectorUpdates:
         matrices = len(publication.base.layout.matrices)
         with ExitStack() as files:
             asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
-            # The output sides of adapters first: neighbours by the default representation need them.
-            for name in dict.fromkeys([ADAPTER_OUTPUT, *asked, VOCABULARY]):
+            for name in in_order([*asked, *offered()]):
                 representation = representation_named(name)
-                blocks = (representation.blocks or matrices) if representation.centred else 0
                 vectors = PublishedVectors(
                     self.folder.root,
                     self.tables,
@@ -79,7 +77,7 @@ class VectorUpdates:
                     representation,
                     publication.rank,
                     publication.vector_length,
-                    blocks,
+                    representation.blocks_among(matrices),
                 )
                 files.enter_context(vectors.new)
                 if name not in asked:
@@ -162,42 +160,41 @@ class VectorUpdates:
         """Whether offered vectors are to be published; once they are, they stay."""
         if not vectors.new.ids:
             return False
-        if vectors.name != ADAPTER_OUTPUT:
-            return True
-        statement = "SELECT 1 FROM records JOIN fine_tunes USING (model_id) WHERE base = ? AND vector_group = ? LIMIT 1"
-        return bool(self.tables.rows(statement, [self.base, BY_OUTPUT]))
+        statement = (
+            "SELECT 1 FROM records JOIN fine_tunes USING (model_id) WHERE base = ? "
+            "AND list_contains(?, vector_group) LIMIT 1"
+        )
+        return bool(self.tables.rows(statement, [self.base, list(vectors.representation.offered_to)]))
 
     def publish(self, stale: Collection[int], ids: Iterable[int], has_new_profiles: bool) -> None:
         """Write the FAISS files, their rows and the neighbours, without the vectors of ``stale`` ids.
 
-        ``ids``: all models of the base. The vectors of profiles are scaled by all profiles, so each new profile changes
-        all of them.
+        ``ids``: all models of the base. Vectors that are not made from records change together: those of profiles are
+        scaled by all profiles.
         """
         for vectors in self._wanted():
             replaced, moved = stale, False
             for is_sampled, why in ((False, "whose records have no factors"), (True, "that were only sampled")):
                 count = self._without[vectors.name, is_sampled]
-                if count and not (vectors.representation.of_tokens or vectors.representation.of_adapters):
+                if count and not vectors.representation.is_partial:
                     self.say(f"{self.base}, {vectors.name}: skipped models {why}: {count}")
             if vectors.representation.centred:
                 centring = self._centrings[vectors.name]
                 centring.centre_all()
                 moved = bool(centring.due)
-            elif vectors.representation.of_profiles:
+            elif vectors.representation.from_tables:
                 if not (has_new_profiles or stale or vectors.is_new or self.publication.vector_length):
                     continue
-                for model_id, vector in depth_vectors(self.tables.connection, self.base).items():
+                for model_id, vector in vectors.representation.of_models(self.tables.connection, self.base).items():
                     vectors.new.add(model_id, vector)
                 replaced = list(ids)
             change = vectors.publish(replaced)
             if change is None:
                 continue
-            if vectors.name == ADAPTER_OUTPUT or not self.publication.with_neighbours:
-                continue  # output sides have no neighbours of their own
+            if not self.publication.with_neighbours or not has_neighbours(vectors.name):
+                continue
             index, added, removed = change
-            if vectors.name == DEFAULT:
-                outputs = read_published(self.tables.connection, self.base, ADAPTER_OUTPUT)
-                index = with_output_sides(index, self.tables.connection, outputs, self.folder.root)
+            index = as_compared(index, self.tables.connection, self.base, vectors.name, self.folder.root)
             renew_neighbours(self.tables, self.base, vectors.name, index, added, removed)
             if moved or self._has_outgrown_null(vectors.name):
                 renew_null_similarity(self.tables, self.base, vectors.name, index)

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from indexer.atlas import file_name
 from indexer.publish.tables import Tables
-from indexer.records.representation import DEFAULT, Representation
-from indexer.vectors.centre import unit_norm
+from indexer.records.representations.registry import DEFAULT
+from indexer.records.representations.representation import Representation
 from indexer.vectors.files import HALF, SINGLE, VectorFile, stored_form, write_index
 from indexer.vectors.masks import Masks, changed_blocks
 from indexer.vectors.published import Published, read_published
 from indexer.vectors.search import VectorIndex
-from indexer.vectors.stored import OpenVectors, normalised, read_rows, rows_of_block
+from indexer.vectors.stored import OpenVectors, normalised, read_rows, rows_of_block, with_unit_blocks
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -83,12 +83,6 @@ class NewVectors:
         self._file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
         self._file.seek(0, os.SEEK_END)
         self.changed[chosen] = list(changed_blocks(vectors, max(self.blocks, 1)))
-
-
-def with_unit_blocks(vectors: Floats, blocks: int) -> Floats:
-    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
-    shaped = unit_norm(vectors.astype(np.float64).reshape(len(vectors), blocks, -1))
-    return shaped.reshape(len(vectors), -1).astype(np.float32)
 
 
 # Bytes that are copied at a time: few enough to stay in the processor's cache until they are hashed and written.
@@ -190,8 +184,9 @@ class PublishedVectors:
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
 
     def _masks(self, staying: Ids, places: dict[int, int]) -> Masks:
-        """The changed blocks of the vectors that stay and of the new ones; none if nothing was subtracted from them."""
-        blocks = self.new.blocks if self.centre is not None else 0
+        """The changed blocks of the vectors that stay and of the new ones; none while no centre is known."""
+        is_uncentred = bool(self.representation.centred) and self.centre is None
+        blocks = 0 if is_uncentred else self.new.blocks
         if not blocks:
             return Masks.none()
         kinds: dict[bytes, list[int]] = {}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, Skipped, unreadable
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 
@@ -60,7 +60,7 @@ class Spec:
 class Identity:
     """The identity of a record. The same identity gives the same record, so its digest is the file name.
 
-    ``parent`` is the name of the model that an adapter was trained on (``Parent``), "" for the base.
+    ``parent`` is the name of the model that an adapter was trained on (``ModelVersion.name``), "" for the base.
     """
 
     model: str
@@ -91,22 +91,34 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class Parent:
-    """The model that an adapter was trained on. ``parent``: the same for that model, if it is an adapter itself.
+class ModelVersion:
+    """A model at one commit, and the model that it was trained on.
 
-    ``relation``: adapter or finetune, according to its files. ``filenames``: those of its repository, if known.
+    ``commit``: None for the newest. ``relation``: adapter or finetune, according to its files. ``parent``: of an
+    adapter, None for the base of the atlas; the same for the parent of that, if it is an adapter itself.
+    ``filenames``: those of its repository. Where ``commit`` and ``filenames`` are known they save a request.
     """
 
-    model: str
-    commit: str
-    relation: str
-    parent: Parent | None = None
+    model: ModelRef
+    commit: str | None = None
+    relation: str = "finetune"
+    parent: ModelVersion | None = None
     filenames: tuple[str, ...] | None = field(default=None, compare=False)
+
+    @classmethod
+    def of_atlas(
+        cls, name: str, commit: str | None = None, relation: str = "finetune", parent: ModelVersion | None = None
+    ) -> ModelVersion:
+        """A model by its name in an atlas; never a folder. Raises AtlasError if no model can have this name."""
+        try:
+            return cls(ModelRef.of_atlas(name), commit, relation, parent)
+        except Skipped as error:
+            raise unreadable(name, error) from error
 
     @property
     def name(self) -> str:
         """``owner/name@commit``, followed by ">" and the name of its own parent."""
-        own = f"{self.model}@{self.commit}"
+        own = f"{self.model.id}@{self.commit}"
         return f"{own}>{self.parent.name}" if self.parent else own
 
 
@@ -153,7 +165,7 @@ class Unit:
     representations: tuple[str, ...] = ("input",)
     vector_length: int | None = None
     card: Mapping[str, Any] | None = None
-    parent: Parent | None = None
+    parent: ModelVersion | None = None
     is_on_base: bool = False
     row_base: str | None = None
     refused: str = ""

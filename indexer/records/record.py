@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.names import UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.adapter_start import AdapterStart
 from indexer.records.identity import AdapterBase, Identity, canonical_json
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
-from indexer.untrusted import load_json
+from indexer.untrusted import load_json, malformed
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 
 # ``Record.adapter_kind`` of an adapter that replaces whole matrices.
@@ -352,7 +352,11 @@ def read_record(path: Path) -> Record:
     Raises AtlasError if the file is missing, truncated or altered, and OtherVersion.
     """
     hint = "Run `index rebuild`, which deletes it, and then `index build`, which reads the model again."
-    try:
+
+    def unreadable(why: str) -> AtlasError:
+        return AtlasError(f"The record {path.name} cannot be read ({why}).", hint)
+
+    with system_errors(unreadable), malformed(unreadable):
         arrays, texts = read_arrays(path, LARGEST)
         if texts["checksum"] != checksum(texts["record"], arrays):
             raise AtlasError(f"The record {path.name} was altered: its checksum does not match.", hint)
@@ -398,8 +402,6 @@ def read_record(path: Path) -> Record:
             row_space=arrays.get("row_space"),
             **{name: header[name] for name in _FIELDS},
         )
-    except (OSError, *WRONG_KINDS) as error:
-        raise AtlasError(f"The record {path.name} cannot be read ({type(error).__name__}).", hint) from error
 
 
 def read_identity(path: Path) -> tuple[Identity, str]:

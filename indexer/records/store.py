@@ -14,6 +14,7 @@ from indexer.records.record import Record, read_identity, read_record, write_rec
 from indexer.regular_files import read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
+from indexer.untrusted import malformed
 
 # A failure is tried again at the next build, but after several in a row only once this long has passed.
 PATIENCE = 3
@@ -122,7 +123,8 @@ class RecordStore:
 
     def checked_failure(self, digest: str) -> FailureRecord:
         """The stored failure. Raises OSError, or AtlasError if it is damaged."""
-        try:
+        hint = "Run `index rebuild`, which deletes it, and then `index build`, which tries the model again."
+        with malformed(lambda why: AtlasError(f"The stored failure {digest} is damaged: {why}.", hint)):
             row = parse_checksummed(read_regular(self.folder.failure(digest), most=_MOST_BYTES))
             identity = Identity.from_row(row.pop("identity"), f"The stored failure {digest}")
             found = FailureRecord(identity=identity, **row)
@@ -138,11 +140,6 @@ class RecordStore:
             if identity.digest != digest:
                 raise ValueError("it belongs to a different model")
             return found
-        except WRONG_KINDS as error:
-            raise AtlasError(
-                f"The stored failure {digest} is damaged: {str(error)[:200]}.",
-                "Run `index rebuild`, which deletes it, and then `index build`, which tries the model again.",
-            ) from error
 
     def discard(self, digest: str) -> None:
         """Delete a damaged record. Anything that is not a regular file is left in place."""

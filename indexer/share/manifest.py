@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from indexer.errors import WRONG_KINDS, AtlasError
-from indexer.untrusted import SHA256, load_json, printable
+from indexer.errors import AtlasError
+from indexer.untrusted import SHA256, load_json, malformed, printable
 
 NAME = "atlas.json"
 FORMAT = 1
@@ -75,7 +75,7 @@ class Manifest:
 
 def parse(content: bytes, where: str) -> Manifest:
     """Parse an untrusted manifest. Raises AtlasError if it is not one, or lists what an atlas cannot hold."""
-    try:
+    with malformed(lambda why: AtlasError(f"{where} is not a valid {NAME} ({why}).", "Ask its publisher.")):
         found = load_json(content)
         if found["format"] != FORMAT:
             raise AtlasError(
@@ -110,11 +110,6 @@ def parse(content: bytes, where: str) -> Manifest:
             files=tuple(files),
             source=printable(str(found.get("source", "")), 64),
         )
-    except WRONG_KINDS as error:
-        raise AtlasError(
-            f"{where} is not a valid {NAME} ({type(error).__name__}: {printable(str(error), 100)}).",
-            "Ask its publisher.",
-        ) from error
 
 
 def is_plain(path: str) -> bool:

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import AtlasError
 from indexer.regular_files import open_regular, regular_status
 from indexer.share.contents import is_packable
 from indexer.share.manifest import FileEntry
+from indexer.share.options import PACK_BYTES
 from indexer.storage.atomic_files import replacing
-from indexer.untrusted import load_json, printable
+from indexer.untrusted import load_json, malformed, printable
 
 INDEX = "records/packs.json"
-TARGET_BYTES = 2 << 30
 LEAST_BYTES = 1 << 30
 LARGEST_INDEX = 256 << 20
 _COPIED = 4 << 20
@@ -51,7 +51,7 @@ class Pack:
 
 
 def plan_packs(
-    files: Mapping[str, int], before: Iterable[Pack], target: int = TARGET_BYTES, least: int = LEAST_BYTES
+    files: Mapping[str, int], before: Iterable[Pack], target: int = PACK_BYTES, least: int = LEAST_BYTES
 ) -> list[Pack]:
     """Packs of all ``files`` (bytes by path). A pack of ``before`` whose members still exist is kept if it is full.
 
@@ -90,7 +90,7 @@ def encode_index(packs: Iterable[Pack]) -> bytes:
 
 def decode_index(content: bytes, where: str) -> dict[str, Pack]:
     """Parse an untrusted index: the packs by path. Raises AtlasError."""
-    try:
+    with malformed(lambda why: AtlasError(f"{INDEX} of {where} cannot be read: {why}.", _ASK)):
         packs: dict[str, Pack] = {}
         held: set[str] = set()
         for path, members in load_json(content).items():
@@ -103,8 +103,6 @@ def decode_index(content: bytes, where: str) -> dict[str, Pack]:
             if pack.path != path:
                 raise ValueError(f"{path[:60]!r} is not named after its members")
         return packs
-    except WRONG_KINDS as error:
-        raise AtlasError(f"{INDEX} of {where} cannot be read: {error}.", _ASK) from error
 
 
 class _Hashing:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -22,6 +22,7 @@ from huggingface_hub.utils.sha import git_hash
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.report import Progress, Watcher
+from indexer.console.options import with_options
 from indexer.errors import AtlasError, Failed, ModelError, without_user
 from indexer.network.hub_errors import as_user_error
 from indexer.network.hub_requests import fetch_small
@@ -30,10 +31,10 @@ from indexer.quantities import some_of
 from indexer.share.card import card
 from indexer.share.contents import packable
 from indexer.share.manifest import NAME, RECORDS, FileEntry
+from indexer.share.options import PushOptions
 from indexer.share.packs import (
     INDEX,
     LARGEST_INDEX,
-    TARGET_BYTES,
     Pack,
     decode_index,
     encode_index,
@@ -61,19 +62,6 @@ _CARD = "README.md"
 Say = Callable[[str], None]
 
 
-class PushOptions(TypedDict, total=False):
-    """``tag``: None for g<generation>; ``pack_bytes``: the largest size of a pack of records. Others: False."""
-
-    private: bool
-    tag: str | None
-    with_records: bool
-    with_private: bool
-    with_local: bool
-    force: bool
-    dry_run: bool
-    pack_bytes: int
-
-
 @dataclass(frozen=True)
 class PushReport:
     """What a push did, or would do; bytes include files that the Hub's store already has."""
@@ -94,19 +82,11 @@ class PushReport:
 
 
 @plain_arguments
+@with_options(PushOptions)
 def push(
-    name: str, atlas: str | Path = "atlas", *, progress: Progress | None = None, **options: Unpack[PushOptions]
+    name: str, atlas: str | Path = "atlas", *, progress: Progress | None = None, options: PushOptions
 ) -> PushReport:
     """Publish the atlas as the dataset ``name`` (OWNER/NAME) on the Hub, in one commit: what `index push` does.
-
-    ``options``, with their defaults:
-
-    - ``private`` (False): a new repository is private
-    - ``tag`` (g and the number of the generation)
-    - ``with_records`` (False): also the records, from which a build continues
-    - ``with_local``, ``with_private`` (False): even if models were added from local folders, or are private or gated
-    - ``force`` (False): even if a newer atlas, or something else, is there
-    - ``dry_run`` (False): only report what would be sent
 
     Raises AtlasError, with nothing visible on the Hub, if this account may not write there, if the repository holds a
     newer atlas or something else (unless ``force``), or if another push was published in the meantime.
@@ -117,7 +97,7 @@ def push(
         hint = f"index push {address.name} --tag TAG"
         raise AtlasError(f"{name} names a revision, but a push makes a new one.", hint)
     install_session(LIMITS, say)
-    with staged(folder, with_records=options.get("with_records", False)) as stage:
+    with staged(folder, with_records=options.with_records) as stage:
         _require_shareable(stage, options)
         try:
             remote = read_commit(address, resolve(address))
@@ -126,21 +106,21 @@ def push(
             if not isinstance(cause, RepositoryNotFoundError) or isinstance(cause, GatedRepoError):
                 raise
             remote = None  # it does not exist, or is not visible to this account
-        if remote is not None and not options.get("force"):
+        if remote is not None and not options.force:
             _require_no_newer(remote, stage)
         known_tags = tags(address.name) if remote is not None else {}
-        tag = _tag_to_set(remote, stage, known_tags, options.get("tag"), say)
+        tag = _tag_to_set(remote, stage, known_tags, options.tag, say)
         packs = _complete(stage, address.name, remote, options, say)
         sent, removed = _changes(stage, remote)
         sha, changes = None, []
-        if options.get("dry_run"):
+        if options.dry_run:
             changes = [{"path": path, "bytes": one.bytes, "change": "send"} for path, one in sorted(sent.items())]
             changes += [{"path": path, "bytes": 0, "change": "remove"} for path in removed]
         else:
             api = HfApi(**current_session().hub)
             with our_progress_bars(), translated_hub_errors(address.name, "write to"):
                 if remote is None:
-                    private = options.get("private") or None
+                    private = options.private or None
                     api.create_repo(address.name, repo_type="dataset", private=private, exist_ok=True)
                 sha = remote.sha if remote is not None else resolve(Address(address.name))
                 if sent or removed:
@@ -169,12 +149,12 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
     for models, is_wanted, what, flag in (
         (
             stage.private,
-            options.get("with_private"),
+            options.with_private,
             "are private or gated on the Hub, or in no listing",
             "--with-private",
         ),
-        (stage.local, options.get("with_local"), "were added from local folders", "--with-local"),
-        (stage.elsewhere, options.get("with_local"), "come from another source than the Hub", "--with-local"),
+        (stage.local, options.with_local, "were added from local folders", "--with-local"),
+        (stage.elsewhere, options.with_local, "come from another source than the Hub", "--with-local"),
     ):
         if models and not is_wanted:
             raise AtlasError(
@@ -187,7 +167,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             f"The cards or adapter_config.json of {some_of(stage.with_path)} hold paths of this machine.",
             f"Remove each and add it again: index remove {stage.with_path[0]}, then index add FOLDER.",
         )
-    for base in () if options.get("with_private") else stage.manifest.commits:
+    for base in () if options.with_private else stage.manifest.commits:
         if page_of(base) is None:
             raise AtlasError(f"The base {base} is not on the Hub.", "Push it anyway with --with-private.")
         try:
@@ -196,7 +176,7 @@ def _require_shareable(stage: Staged, options: PushOptions) -> None:
             if isinstance(error, Failed) and error.reason != "not_found":
                 raise as_user_error(error, f"the base model {base}") from error
             continue
-        if row.get("private") or (row.get("gated") and options.get("with_records")):
+        if row.get("private") or (row.get("gated") and options.with_records):
             why = "private" if row.get("private") else "gated, and its block matrices are among the records"
             raise AtlasError(f"The base {base} is {why}.", "Push it anyway with --with-private.")
 
@@ -260,8 +240,8 @@ def _complete(stage: Staged, name: str, remote: RemoteCommit | None, options: Pu
         kept = tuple(pushed if one.path == DATABASE else one for one in stage.manifest.files)
         stage.manifest = replace(stage.manifest, files=kept)
     packs: dict[str, Pack] = {}
-    if options.get("with_records"):
-        packs = _add_packs(stage, remote, options.get("pack_bytes", TARGET_BYTES))
+    if options.with_records:
+        packs = _add_packs(stage, remote, options.pack_bytes)
     elif there is not None and there.of(RECORDS):
         say("an earlier push included records, this one does not: --with-records sends them")
     manifest, paths = stage.manifest, {one.path for one in stage.manifest.files}

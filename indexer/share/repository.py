@@ -19,7 +19,7 @@ from indexer.atlas import ON_HUB
 from indexer.console.messages import Progress
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.hub_ids import is_hub_id
-from indexer.network.hub_errors import as_user_error
+from indexer.network.hub_errors import as_user_error, user_errors
 from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.session import HttpLimits, install_session
 from indexer.share.card import TAG
@@ -125,28 +125,27 @@ def resolve(address: Address) -> str:
     """The commit that an address names. Raises AtlasError."""
     install_session(LIMITS)
     revision = quote(address.revision or "main", safe="")
-    try:
-        row = get_json(f"/api/datasets/{address.name}/revision/{revision}").value
+    with user_errors(f"the atlas {address}"):
+        try:
+            row = get_json(f"/api/datasets/{address.name}/revision/{revision}").value
+        except RevisionNotFoundError as error:
+            try:
+                known = sorted(tags(address.name))
+                names = ", ".join(printable(one, 40) for one in known[-10:]) or "none"
+            except AtlasError:
+                names = "unknown"
+            raise AtlasError(f"{address.name} has no revision {address.revision!r}.", f"Its tags: {names}") from error
+        except RepositoryNotFoundError as error:
+            if isinstance(error, GatedRepoError):
+                raise
+            raise AtlasError(
+                f"There is no dataset {address.name} on the Hub, or it is private.",
+                "Check the spelling (index pull --list), and for a private one log in: hf auth login",
+            ) from error
         sha = row.get("sha") if isinstance(row, dict) else None
         if not (isinstance(sha, str) and COMMIT.fullmatch(sha)):
             raise Failed("server_error", "its answer names no commit")
         return sha
-    except RevisionNotFoundError as error:
-        try:
-            known = sorted(tags(address.name))
-            names = ", ".join(printable(one, 40) for one in known[-10:]) or "none"
-        except AtlasError:
-            names = "unknown"
-        raise AtlasError(f"{address.name} has no revision {address.revision!r}.", f"Its tags: {names}") from error
-    except RepositoryNotFoundError as error:
-        if isinstance(error, GatedRepoError):
-            raise as_user_error(error, f"the atlas {address}") from error
-        raise AtlasError(
-            f"There is no dataset {address.name} on the Hub, or it is private.",
-            "Check the spelling (index pull --list), and for a private one log in: hf auth login",
-        ) from error
-    except Exception as error:
-        raise as_user_error(error, f"the atlas {address}") from error
 
 
 def tags(name: str) -> dict[str, str]:

@@ -27,7 +27,7 @@ from indexer.database.connection import Connection, translated_errors
 from indexer.database.gate import copy_table, tables_of
 from indexer.database.reading import Reading
 from indexer.database.secure_connection import attached_for_writing, quoted, use
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
 from indexer.publish.previous_atlas import BY_RECORD
@@ -173,14 +173,10 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
     folder = atlas.require().root / ".push"
     with usable_umask():
         is_new = not folder.exists()
-        try:
+        hint = "A push prepares its files there: copy the atlas to a writable folder."
+        with system_errors(lambda why: AtlasError(f"{atlas.root} cannot be written to: {why}.", hint)):
             folder.mkdir(exist_ok=True)
             handle = descriptor_of(folder / "lock", os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise AtlasError(
-                f"{atlas.root} cannot be written to: {error.strerror}.",
-                "A push prepares its files there: copy the atlas to a writable folder.",
-            ) from error
         try:
             try:
                 take_lock(handle, atlas.root)

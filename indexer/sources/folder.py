@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text
+from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text, system_errors
 from indexer.formats import other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import LocalFile
@@ -179,10 +179,9 @@ class Folder(Source):
         if reference.folder is None:
             raise Skipped("folder", "was added from a folder, whose path is not stored")
         folder, beneath = reference.folder / reference.subfolder, folders_root()
-        try:
+        cannot_list = f"the folder {shown(folder)} cannot be listed"
+        with system_errors(lambda why: Failed("not_found", f"{cannot_list}: {why}")):
             files = _files_of(folder)
-        except OSError as error:
-            raise Failed("not_found", f"the folder {shown(folder)} cannot be listed: {error.strerror}") from error
         return Version(None, files, lambda path: LocalFile(files.get(path, folder / path), path, beneath))
 
 
@@ -196,10 +195,8 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     """
     folder = reference.folder
     assert folder is not None
-    try:
+    with system_errors(lambda why: AtlasError(f"{folder} cannot be listed: {why}.", _HINT)):
         files = _files_of(folder)
-    except OSError as error:
-        raise AtlasError(f"{folder} cannot be listed: {error.strerror}.", _HINT) from error
     names = list(files)
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         if (outside := _first_outside(folder, names)) is not None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision, without_user
+from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision, system_errors, without_user
 from indexer.hub_ids import is_hub_id, without_address
 from indexer.machine import refuses_connections
 from indexer.sources.registry import ModelRef
@@ -15,7 +15,7 @@ from indexer.untrusted import shown
 
 if TYPE_CHECKING:
     from indexer.network.byterange import ByteSource, LocalFile
-    from indexer.network.hub_requests import RetryPolicy
+    from indexer.network.retries import RetryPolicy
     from indexer.sources.crawl import RowCheck
     from indexer.sources.questions import CrawlProgress, CrawlRequest, Page
 
@@ -142,38 +142,38 @@ class Hub(Source):
         """Downloads them into the Hugging Face cache."""
         from huggingface_hub import hf_hub_download
 
-        from indexer.network.hub_errors import as_model_error
+        from indexer.network.hub_errors import model_errors
         from indexer.network.session import current_session, ensure_session
 
         ensure_session()
         hub = current_session().hub
-        try:
+        with model_errors():
             for path in paths:
                 hf_hub_download(reference.id, path, revision=commit, **hub)
-        except Exception as error:
-            raise as_model_error(error) from error
 
     def _in_cache_only(self, reference: ModelRef, commit: str | None) -> Version:
         """The files of a model in the cache. Raises Failed("network") if it is not there."""
         from indexer.network.byterange import LocalFile
         from indexer.regular_files import files_below
 
-        for name in _LIKELY:
-            path = str(Path(reference.subfolder) / name)
-            if found := _in_cache(reference.id, path, commit or reference.revision):
-                folder, snapshot = found.parent, found.parents[len(Path(reference.subfolder).parts)]
-                try:
-                    names = files_below(folder)
-                except OSError as error:
-                    raise Failed("not_found", f"{shown(folder)} cannot be listed: {error.strerror}") from error
-
-                def open_file(path: str, folder: Path = folder) -> ByteSource:
-                    return LocalFile(folder / path, path)
-
-                return Version(
-                    snapshot.name, names, open_file, lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub"
-                )
-        raise Failed("network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub for it")
+        cached = (
+            _in_cache(reference.id, str(Path(reference.subfolder) / name), commit or reference.revision)
+            for name in _LIKELY
+        )
+        found = next((path for path in cached if path is not None), None)
+        if found is None:
+            raise Failed(
+                "network", f"{reference.id} is not in the cache, and HF_HUB_OFFLINE forbids asking the Hub for it"
+            )
+        folder, snapshot = found.parent, found.parents[len(Path(reference.subfolder).parts)]
+        with system_errors(lambda why: Failed("not_found", f"{shown(folder)} cannot be listed: {why}")):
+            names = files_below(folder)
+        return Version(
+            snapshot.name,
+            names,
+            lambda path: LocalFile(folder / path, path),
+            lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub",
+        )
 
     # ---- what descends from a base
 
@@ -215,16 +215,12 @@ def _ask_for_files(reference: ModelRef, commit: str | None) -> tuple[str, list[s
     """The commit and the file names. Raises ModelError."""
     from huggingface_hub import HfApi
 
-    from indexer.network.hub_errors import as_model_error
+    from indexer.network.hub_errors import model_errors
     from indexer.network.session import current_session, ensure_session
 
     ensure_session()
-    try:
+    with model_errors(reference.id + (f" at {shown(reference.revision)}" if reference.revision else "")):
         found = HfApi(**current_session().hub).model_info(reference.id, revision=commit or reference.revision)
-    except Exception as error:
-        problem = as_model_error(error)
-        revision = f" at {shown(reference.revision)}" if reference.revision else ""
-        raise type(problem)(problem.reason, f"{reference.id}{revision}: {problem.detail}") from error
     if not found.sha:
         raise Failed("server_error", f"the Hub names no commit of {shown(reference.id)}")
     if found.id != reference.id and is_hub_id(str(found.id)):
@@ -242,10 +238,8 @@ def _cached_file(identifier: str, path: str, commit: str) -> LocalFile | None:
 def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    from indexer.network.hub_errors import as_model_error
+    from indexer.network.hub_errors import model_errors
 
-    try:
+    with model_errors():
         found = try_to_load_from_cache(identifier, path, revision=revision)
-    except Exception as error:
-        raise as_model_error(error) from error
     return Path(found) if isinstance(found, str) else None

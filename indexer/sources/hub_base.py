@@ -8,13 +8,12 @@ from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 
 from indexer.errors import AtlasError, ModelError
 from indexer.hub_ids import is_hub_id, without_address
 from indexer.network.hub import fetch_json, identity_of, unknown_model
-from indexer.network.hub_errors import as_user_error
+from indexer.network.hub_errors import user_errors
 from indexer.network.hub_requests import get_json
 from indexer.network.rows import filenames_in
 from indexer.sources.bases import NO_CONFIG, component_of, facts_from
@@ -37,30 +36,29 @@ def resolve_base(name: str) -> BaseFacts:
             f"{printable(name, 100)!r} is not a Hub id.", "A base model is named owner/name, as on the Hub."
         )
     what = f"the base model {name}"
-    try:
-        row = get_json(f"/api/models/{name}").value
-        identifier, commit = identity_of(row, what)
-        aliases = [name] if name != identifier else []
-        # Older ids that the Hub still redirects to this one.
-        owner, _, bare = identifier.rpartition("/")
-        for renamed_owner, pattern in _FORMER_IDS:
-            former = pattern.format(name=bare)
-            if former != identifier and renamed_owner in ("", owner):
-                with suppress(RepositoryNotFoundError, EntryNotFoundError):
-                    found = get_json(f"/api/models/{former}").value
-                    if isinstance(found, dict) and found.get("id") == identifier:
-                        aliases.append(former)
-        component = component_of(filenames_in(row))
+    with user_errors(what):
         try:
-            config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
-        except ModelError as error:
-            if error.reason not in NO_CONFIG:
+            row = get_json(f"/api/models/{name}").value
+            identifier, commit = identity_of(row, what)
+            aliases = [name] if name != identifier else []
+            # Older ids that the Hub still redirects to this one.
+            owner, _, bare = identifier.rpartition("/")
+            for renamed_owner, pattern in _FORMER_IDS:
+                former = pattern.format(name=bare)
+                if former != identifier and renamed_owner in ("", owner):
+                    with suppress(RepositoryNotFoundError, EntryNotFoundError):
+                        found = get_json(f"/api/models/{former}").value
+                        if isinstance(found, dict) and found.get("id") == identifier:
+                            aliases.append(former)
+            component = component_of(filenames_in(row))
+            try:
+                config = fetch_json(identifier, f"{component}/config.json" if component else "config.json", commit)
+            except ModelError as error:
+                if error.reason not in NO_CONFIG:
+                    raise
+                config = None
+            return facts_from(row, aliases, config, component)
+        except RepositoryNotFoundError as error:
+            if isinstance(error, GatedRepoError):
                 raise
-            config = None
-        return facts_from(row, aliases, config, component)
-    except (GatedRepoError, EntryNotFoundError, RevisionNotFoundError) as error:
-        raise as_user_error(error, what) from error
-    except RepositoryNotFoundError as error:
-        raise unknown_model(name) from error
-    except Exception as error:
-        raise as_user_error(error, what) from error
+            raise unknown_model(name) from error

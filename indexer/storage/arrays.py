@@ -17,7 +17,7 @@ from indexer.regular_files import open_regular, read_regular
 from indexer.storage.atomic_files import write_atomically
 from indexer.untrusted import load_json
 
-# A longer header than this is not ours: one delta takes 200 bytes of it.
+# No record has a longer header: one delta takes 200 bytes of it.
 _LONGEST_HEADER = 64 << 20
 
 
@@ -32,7 +32,7 @@ def checksum(text: str, arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]], texts: Mapping[str, str]) -> None:
-    """Write atomically: a reader sees the whole file or none of it."""
+    """Write the file atomically: a reader finds all of it or none."""
     write_atomically(path, as_bytes(arrays, texts))
 
 
@@ -65,7 +65,7 @@ def arrays_of(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
 
 
 def read_texts(path: Path) -> dict[str, str]:
-    """The texts of a file, from its header alone; nothing is checked. Raises like ``read_arrays``."""
+    """The texts of a file, from its header alone, unchecked. Raises like ``read_arrays``."""
     with open_regular(path) as file:
         length = int.from_bytes(file.read(8), "little")
         return _texts(file.read(min(length, _LONGEST_HEADER)))

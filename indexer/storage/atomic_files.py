@@ -22,7 +22,7 @@ from indexer.regular_files import open_regular, regular_status
 LEFT_SECONDS = 24 * 3600.0
 _FICLONE = 0x40049409
 _CHUNK = 1 << 22
-# What a file system answers that cannot sync a file or a folder, or cannot open a folder.
+# Errors of file systems that cannot sync a file or a folder, or cannot open a folder.
 _NOT_SYNCED = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.ENOTTY}
 _NOT_OPENED = {errno.EACCES, errno.EPERM, errno.EISDIR}
 
@@ -37,7 +37,7 @@ def temporary_path(path: Path, kind: str = "tmp") -> Path:
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """A temporary file to write to, which replaces ``path`` if the block ends without an error.
 
-    ``sync``: only once it is on the disk. Raises OSError, which names ``path`` if it names no file.
+    ``sync``: write it to the disk before. Raises OSError, which names ``path`` if it names no file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
@@ -49,7 +49,7 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
                 sync_file(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say where it is
+        error.filename = error.filename or str(path)  # the error of a full disk has no name
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -62,7 +62,7 @@ def write_atomically(path: Path, payload: bytes) -> None:
 
 
 def sync_file(descriptor: int) -> None:
-    """Write an open file to the disk, where the file system can do that. Raises OSError."""
+    """Write an open file to the disk, if the file system can do that. Raises OSError."""
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -71,7 +71,7 @@ def sync_file(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable, where the file system can do that (SMB and many FUSE mounts cannot)."""
+    """Make renames in a folder durable, if the file system can do that (SMB and many FUSE mounts cannot)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
@@ -94,7 +94,7 @@ def copy_file(source: Path, target: Path, *, through_links: bool = False) -> Non
 
 
 def copy_open_file(original: BinaryIO, target: Path) -> None:
-    """``copy_file`` of a file that is open, and may have no name any more. Raises OSError."""
+    """``copy_file`` for an open file, which may no longer have a name. Raises OSError."""
     original.seek(0)
     with target.open("xb") as copy:
         try:
@@ -124,7 +124,7 @@ def remove_leftovers(folder: AtlasFolder) -> None:
     inner = [entry for parent in (folder.records, folder.profiles) for entry in _listed(parent)]
     folders = [folder.bases, folder.listings]
     folders += [Path(entry.path) for entry in inner if entry.is_dir(follow_symlinks=False)]
-    for entry in (one for each in folders for one in _listed(each)):
+    for entry in (entry for path in folders for entry in _listed(path)):
         if entry.name.startswith(".") and entry.name.endswith((".tmp", ".data")):
             with suppress(OSError):
                 # A file from the far future was written before the clock was set back.

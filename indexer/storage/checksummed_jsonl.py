@@ -31,23 +31,23 @@ def add_checksum(text: str) -> bytes:
 
 
 def parse_checksummed(line: bytes) -> dict[str, Any]:
-    """The object without its checksum. Raises ValueError if that is missing or wrong, or the line is not an object."""
-    found_sum = _CHECKSUM.search(line)
-    if found_sum is None:
+    """The object without its checksum. Raises ValueError if the checksum is missing or wrong, or for other JSON."""
+    match = _CHECKSUM.search(line)
+    if match is None:
         raise ValueError("it has no checksum")
-    line = line[: found_sum.start()] + b"}"
-    if _sum(line) != found_sum[1]:
+    line = line[: match.start()] + b"}"
+    if _sum(line) != match[1]:
         raise ValueError("its checksum does not match")
-    found = load_json(line)
-    if not isinstance(found, dict):
+    value = load_json(line)
+    if not isinstance(value, dict):
         raise ValueError("not a JSON object")
-    return found
+    return value
 
 
 class LineReader:
-    """The objects in the lines of a file, one by one, and the ``problems`` of lines that cannot be read (at most 100).
+    """The objects in the lines of a file, one by one. A missing file has no lines.
 
-    A missing file has no lines. ``most``: bytes that the file may have.
+    ``most``: the most bytes that the file may have. ``problems``: of lines that cannot be read, at most 100.
     """
 
     def __init__(self, path: Path, most: int) -> None:
@@ -65,25 +65,25 @@ class LineReader:
         except FileNotFoundError:
             return
         except OSError as error:
-            self.problems.append(f"cannot be read: {error.strerror}")
+            self.problems.append(f"cannot be read: {error.strerror or error}")
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
         number = 0
         while line := file.readline(_MOST_LINE + 1):
             number, end = number + 1, line
-            while len(end) > _MOST_LINE and not end.endswith(b"\n"):  # of a long line only the start is kept
+            while len(end) > _MOST_LINE and not end.endswith(b"\n"):  # skip the rest of a long line
                 end = file.readline(_MOST_LINE + 1)
             if len(line) > _MOST_LINE:
                 self.note(number, f"it has more than {_MOST_LINE:,} bytes")
                 continue
             try:
-                found = parse_checksummed(line.removesuffix(b"\n"))
+                value = parse_checksummed(line.removesuffix(b"\n"))
             except WRONG_KINDS as error:
                 self.note(number, error)
                 continue
             if not line.endswith(b"\n"):
                 self.problems.append("its last line is cut short")
-            yield number, found
+            yield number, value
 
     def note(self, number: int, why: object) -> None:
         """Add the problem of a line."""

@@ -1,7 +1,7 @@
 """Checksums of files, and checks that are run once and then remembered.
 
-A large file is hashed once and not by every command that opens it. The memory lies in the user's cache, outside every
-atlas, and is used only if no other user can have written it.
+A large file is hashed once and not by every command that opens it. The results are remembered in the user's cache,
+outside every atlas, and are used only if no other user can have written them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def file_sha256(path: Path) -> str:
 
 
 def stamp_of(status: os.stat_result, *expected: int | str) -> list[int | str]:
-    """The state of a file and what is expected of it; only a failing disk changes a file and not its stamp."""
+    """Size, time and inode of a file, and the ``expected`` values. Only a failing disk changes a file and not these."""
     return [status.st_size, status.st_mtime_ns, status.st_ino, *expected]
 
 
@@ -62,15 +62,15 @@ def _memory_file() -> Path:
 
 def _read_memory() -> _Memory:
     try:
-        found = json.loads(read_own(_memory_file(), _MOST_MEMORY))
-        return found if isinstance(found, dict) else {}
+        memory = json.loads(read_own(_memory_file(), _MOST_MEMORY))
+        return memory if isinstance(memory, dict) else {}
     except (OSError, ValueError, RuntimeError):  # also a RecursionError
         return {}
 
 
 def _write_memory(memory: _Memory) -> None:
     try:
-        kept = {path: stamp for path, stamp in memory.items() if Path(path).exists()}
-        write_own(_memory_file(), json.dumps(kept).encode(), sync=False)
+        existing = {path: stamp for path, stamp in memory.items() if Path(path).exists()}
+        write_own(_memory_file(), json.dumps(existing).encode(), sync=False)
     except (OSError, RuntimeError):
         return

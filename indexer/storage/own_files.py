@@ -1,7 +1,7 @@
 """Files of the user's caches, which are read only if no other user can have written them.
 
-A cache may lie where others write: in a shared home, in a folder that HF_HOME or XDG_CACHE_HOME names. What others put
-there could make an answer wrong, or spare a file the check that protects from it.
+A cache may lie where others can write: in a shared home, or in a folder that HF_HOME or XDG_CACHE_HOME names. A file
+that others put there could make an answer wrong, or make a check of another file be skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from indexer.regular_files import descriptor_of
 from indexer.storage.atomic_files import replacing
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_said: set[Path] = set()
+_reported_folders: set[Path] = set()
 
 
 def read_own(path: Path, most: int, say: Callable[[str], None] | None = None) -> bytes:
@@ -27,13 +27,13 @@ def read_own(path: Path, most: int, say: Callable[[str], None] | None = None) ->
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        # Relative to the folder that was looked at: its name may be given to another one meanwhile.
+        # Relative to the open folder, because its path may name another folder meanwhile.
         descriptor = descriptor_of(Path(path.name), folder=folder)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not (_is_own(os.fstat(folder)) and _is_own(status)):
-                if say is not None and path.parent not in _said:
-                    _said.add(path.parent)
+                if say is not None and path.parent not in _reported_folders:
+                    _reported_folders.add(path.parent)
                     say(
                         f"{path} is not used: other users own it or its folder, or may write there; "
                         "it is computed again each time"
@@ -47,10 +47,7 @@ def read_own(path: Path, most: int, say: Callable[[str], None] | None = None) ->
 
 
 def write_own(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Write a file that ``read_own`` reads, atomically: neither it nor its folder can be written to by others.
-
-    Raises OSError.
-    """
+    """Atomically write a file for ``read_own``: others can write neither to it nor to its folder. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = path.parent.stat()
     if status.st_uid == os.geteuid() and status.st_mode & _OTHERS_MAY_WRITE:
@@ -61,7 +58,7 @@ def write_own(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def make_own(*paths: Path) -> None:
-    """Let nobody else write to files and folders of this user; those of others stay as they are. Raises OSError."""
+    """Remove the right of others to write to files and folders of this user; other users' stay. Raises OSError."""
     for path in paths:
         status = path.lstat()
         is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
@@ -70,9 +67,9 @@ def make_own(*paths: Path) -> None:
 
 
 def not_own(folder: Path) -> Path | None:
-    """The first of a folder and of everything in it that others own or may write to, or that is no file or folder.
+    """The first path, of a folder and everything in it, that others own or may write to, or that is no file or folder.
 
-    Raises OSError if something cannot be looked at.
+    None if there is no such path. Raises OSError if a path cannot be examined.
     """
     waiting = [folder]
     while waiting:

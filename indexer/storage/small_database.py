@@ -1,8 +1,8 @@
-"""Small SQLite databases: one file each, of which every row has a checksum.
+"""Small SQLite databases: one file each, with a checksum in every row.
 
 A database is opened for one transaction and closed again, so that no connection crosses a fork or is left open by a
-process that only looks. The journal is a file beside it that exists during a write (journal mode DELETE: the only one
-that works on network file systems); the next reader undoes a write that was killed. Writes are synced.
+process that only reads. The journal is a file beside it that exists during a write (journal mode DELETE: the only one
+that works on network file systems). The next reader undoes the write of a killed process. Writes are synced.
 
 SQLite's own locks make a reader wait for a writer. Where a file system has no such locks, the lock of the atlas keeps
 writers apart, and a read during which the file has changed is repeated.
@@ -21,15 +21,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from indexer.atlas import is_locked_here
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.regular_files import open_regular
 from indexer.storage.atomic_files import replacing, sync_folder
 
@@ -70,15 +70,15 @@ class Schema:
         with closing(sqlite3.connect(":memory:")) as connection:
             connection.executescript(self.sql)
             object.__setattr__(self, "objects", _objects(connection))
-            found = {
+            columns_of_tables = {
                 name: connection.execute(f"PRAGMA table_info({name})").fetchall()
                 for kind, name, *_ in self.objects
                 if kind == "table"
             }
-        columns = {name: tuple(row[1] for row in rows)[:-1] for name, rows in found.items()}
-        keys = {name: tuple(row[1] for row in rows if row[5]) for name, rows in found.items()}
+        columns = {name: tuple(row[1] for row in rows)[:-1] for name, rows in columns_of_tables.items()}
+        keys = {name: tuple(row[1] for row in rows if row[5]) for name, rows in columns_of_tables.items()}
         object.__setattr__(self, "columns", columns)
-        statements = {name: _statements(columns[name], keys[name], name) for name in found}
+        statements = {name: _statements(columns[name], keys[name], name) for name in columns_of_tables}
         object.__setattr__(self, "statements", statements)
 
 
@@ -109,18 +109,18 @@ class SmallTables:
         return checked(rows[0]) if rows else None
 
     def put(self, table: str, *values: Any) -> None:
-        """Insert a row, or replace the values of the one with its key."""
+        """Insert a row, or replace the row with the same key."""
         assert self.connection is not None
         self.connection.execute(self.schema.statements[table].put, (*values, row_checksum(values)))
 
     def put_all(self, table: str, rows: Iterator[Values]) -> None:
-        """``put`` of many rows."""
+        """``put`` for many rows."""
         assert self.connection is not None
         put = self.schema.statements[table].put
         self.connection.executemany(put, ((*values, row_checksum(values)) for values in rows))
 
     def all(self, table: str, where: str = "", values: Sequence[Any] = ()) -> Iterator[Values]:
-        """The rows in their order, without checksums; those that are damaged are left out, and noted as problems."""
+        """The rows in their order, without checksums. Damaged rows are left out and added to ``problems``."""
         for values_read in self._readable(table, where, values):
             row = checked(values_read[1:])
             if row is not None:
@@ -129,7 +129,7 @@ class SmallTables:
                 self.problems.append(f"row {values_read[0]} of {table} is damaged: its checksum does not match")
 
     def _readable(self, table: str, where: str, values: Sequence[Any]) -> Iterator[Values]:
-        """The rows with their numbers; if pages are damaged, those before the first of them and after the last."""
+        """The rows with their numbers; if pages are damaged, the rows before the first such page and after the last."""
         if self.connection is None:
             return
         statement = f"SELECT rowid, * FROM {table} {where} ORDER BY rowid"
@@ -143,13 +143,13 @@ class SmallTables:
                 raise
             if len(self.problems) < MOST_PROBLEMS:
                 self.problems.append(f"pages of {table} are damaged: {error}")
-            rest: list[Values] = []
+            rows_after: list[Values] = []
             with suppress(sqlite3.DatabaseError, UnicodeDecodeError):
                 for row in self.connection.execute(f"{statement} DESC", values):
                     if row[0] <= last:
                         break
-                    rest.append(row)
-            yield from reversed(rest)
+                    rows_after.append(row)
+            yield from reversed(rows_after)
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,16 @@ class _Statements:
 def _statements(columns: Sequence[str], key: Sequence[str], table: str) -> _Statements:
     all_columns = (*columns, "checksum")
     changed = ", ".join(f"{name} = excluded.{name}" for name in all_columns if name not in key)
-    asked = " AND ".join(f"{name} = ?" for name in key)
+    condition = " AND ".join(f"{name} = ?" for name in key)
     return _Statements(
-        get=f"SELECT * FROM {table} WHERE {asked}",
+        get=f"SELECT * FROM {table} WHERE {condition}",
         put=f"INSERT INTO {table} VALUES ({', '.join('?' * len(all_columns))}) "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changed}",
     )
 
 
 def checked(row: Values) -> Values | None:
-    """The values of a row without its checksum; None if that does not match."""
+    """The values of a row without its checksum; None if the checksum does not match."""
     values = row[:-1]
     try:
         return values if row_checksum(values) == row[-1] else None
@@ -180,7 +180,10 @@ def checked(row: Values) -> Values | None:
 
 @dataclass(frozen=True)
 class FileState:
-    """What differs after every write: ``changes`` is SQLite's count of them; ``has_journal``: one is not over."""
+    """The state of a file, which every write changes.
+
+    ``changes``: SQLite's count of the writes; ``has_journal``: a write has begun and not ended.
+    """
 
     inode: int
     size: int
@@ -189,10 +192,10 @@ class FileState:
 
 
 class SmallDatabase:
-    """The database at ``path``, which need not exist yet; ``what`` it is, for messages ("listing").
+    """The database at ``path``, which need not exist yet. There must be one writer at a time.
 
-    There must be one writer at a time. Raises AtlasError if the file cannot be read or written, and DamagedDatabase.
-    ``repair``: advice about a damaged file.
+    ``what``: its name in messages, such as "listing"; ``repair``: advice about a damaged file. Methods raise AtlasError
+    if the file cannot be read or written, and DamagedDatabase.
     """
 
     def __init__(self, path: Path, schema: Schema, what: str, repair: str = "") -> None:
@@ -202,70 +205,60 @@ class SmallDatabase:
         self.repair = repair
 
     def exists(self) -> bool:
-        """Whether there is something at its path."""
+        """Whether anything exists at the path."""
         return os.path.lexists(self.path)
 
     def read(self, function: Callable[[SmallTables], Answer]) -> Answer:
-        """What ``function`` returns of the tables as they are now; without a file they are empty.
+        """Call ``function`` with the tables, which are empty if there is no file, and return its result.
 
-        It may be called again if another process writes meanwhile. Of a damaged file it sees what can be read.
+        It is called again if another process writes meanwhile. In a damaged file it finds the rows that can be read.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
         before: FileState | None = None
-        # Nobody else writes, or all wait for each other.
+        # No other process writes, or all processes wait for each other.
         is_undisturbed = _has_locks(self.path.parent) or is_locked_here(self.path.parent.parent)
-        while True:
-            try:
-                with _ONE_AT_A_TIME:
-                    before = self.state()
-                    if before is None or not before.size:
-                        return function(SmallTables(self.schema, None))
-                    # Without locks, the journal of a write that goes on looks like that of one that was killed.
-                    if is_undisturbed or not before.has_journal:
-                        with closing(self._connected(for_writing=False)) as connection:
-                            connection.execute("BEGIN")
-                            has_tables = self._check_schema(connection)
-                            answer = function(SmallTables(self.schema, connection if has_tables else None))
-                        if is_undisturbed or self.state() == before:
-                            return answer
-            except sqlite3.Error as error:
-                if is_undisturbed or self.state() == before:
-                    raise self._translated(error, "read") from error
-            except UnicodeDecodeError as error:  # in the schema
-                raise self._damaged("its texts are not UTF-8") from error
-            except OSError as error:
-                raise self.unusable("read", error.strerror or str(error)) from error
-            if time.monotonic() > deadline:
-                raise self._left_open() if before is not None and before.has_journal else self._busy()
-            time.sleep(0.05)
+        with self._errors("read"):
+            while True:
+                try:
+                    with _ONE_AT_A_TIME:
+                        before = self.state()
+                        if before is None or not before.size:
+                            return function(SmallTables(self.schema, None))
+                        # Without locks, nothing distinguishes the journal of a running write from that of a killed one.
+                        if is_undisturbed or not before.has_journal:
+                            with closing(self._connected(for_writing=False)) as connection:
+                                connection.execute("BEGIN")
+                                has_tables = self._check_schema(connection)
+                                answer = function(SmallTables(self.schema, connection if has_tables else None))
+                            if is_undisturbed or self.state() == before:
+                                return answer
+                except sqlite3.Error:
+                    if is_undisturbed or self.state() == before:
+                        raise
+                if time.monotonic() > deadline:
+                    raise self._left_open() if before is not None and before.has_journal else self._busy()
+                time.sleep(0.05)
 
     def write(self, function: Callable[[SmallTables], Answer]) -> Answer:
-        """What ``function`` returns; its changes are on the disk afterwards, or none is if it raises an error."""
-        try:
-            with _ONE_AT_A_TIME:
-                is_new = self.state() is None
-                if is_new:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    return self._write(function, is_new, can_sync=True)
-                except sqlite3.OperationalError as error:
-                    if error.sqlite_errorcode not in _CANNOT_SYNC or not _lacks_sync(self.path):
-                        raise
-                    return self._write(function, is_new, can_sync=False)
-                finally:
-                    if is_new and self.path.exists() and not self.path.stat().st_size:
-                        self.remove()  # nothing was written
-        except sqlite3.Error as error:
-            raise self._translated(error, "written") from error
-        except UnicodeDecodeError as error:
-            raise self._damaged("its texts are not UTF-8") from error
-        except OSError as error:
-            raise self.unusable("written", error.strerror or str(error)) from error
+        """Call ``function`` and return its result. Afterwards its changes are on the disk; if it raises, none is."""
+        with self._errors("written"), _ONE_AT_A_TIME:
+            is_new = self.state() is None
+            if is_new:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                return self._write(function, is_new, can_sync=True)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode not in _CANNOT_SYNC or not _lacks_sync(self.path):
+                    raise
+                return self._write(function, is_new, can_sync=False)
+            finally:
+                if is_new and self.path.exists() and not self.path.stat().st_size:
+                    self.remove()  # nothing was written
 
     def _write(self, function: Callable[[SmallTables], Answer], is_new: bool, can_sync: bool) -> Answer:
         with closing(self._connected(for_writing=True)) as connection:
             connection.execute(f"PRAGMA synchronous = {'FULL' if can_sync else 'OFF'}")
-            connection.execute("PRAGMA secure_delete = ON")  # nothing is left of a model that is removed
+            connection.execute("PRAGMA secure_delete = ON")  # overwrites the rows of a removed model
             connection.execute("BEGIN IMMEDIATE")
             if not self._check_schema(connection):
                 self._make_tables(connection)
@@ -276,8 +269,8 @@ class SmallDatabase:
         return answer
 
     def replace(self, function: Callable[[SmallTables], Answer]) -> Answer:
-        """Put a new database with what ``function`` writes in place of the file, whatever that is."""
-        try:
+        """Replace the file, even a damaged one, by a new database that ``function`` fills; return its result."""
+        with self._errors("written"):
             with _ONE_AT_A_TIME, replacing(self.path) as file:
                 temporary = Path(file.name)
                 with closing(_connect(temporary, "mode=rw&nolock=1")) as connection:
@@ -287,13 +280,9 @@ class SmallDatabase:
                     self._make_tables(connection)
                     answer = function(SmallTables(self.schema, connection))
                     connection.execute("COMMIT")
-                # It belongs to the old file, and would be applied to the new one.
+                # The journal belongs to the old file, and SQLite would apply it to the new one.
                 self.journal.unlink(missing_ok=True)
             sync_folder(self.path.parent)
-        except sqlite3.Error as error:
-            raise self._translated(error, "written") from error
-        except OSError as error:
-            raise self.unusable("written", error.strerror or str(error)) from error
         return answer
 
     def remove(self) -> None:
@@ -307,7 +296,7 @@ class SmallDatabase:
         return self.path.with_name(f"{self.path.name}-journal")
 
     def check(self) -> list[str]:
-        """What is damaged: pages, indexes and rows; at most a hundred problems. Raises AtlasError."""
+        """The problems of damaged pages, indexes and rows, at most a hundred. Raises AtlasError."""
 
         def problems_of(tables: SmallTables) -> list[str]:
             for name in self.schema.columns:
@@ -318,9 +307,9 @@ class SmallDatabase:
                 tables.problems.append(
                     f"it has {self.path.stat().st_size:,} bytes in place of {pages[0][0] * size[0][0]:,}"
                 )
-            found = tables.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
-            said = [str(row[0]).strip().splitlines()[-1] for row in found]
-            return (tables.problems + [text for text in said if text != "ok"])[:MOST_PROBLEMS]
+            rows = tables.execute(f"PRAGMA integrity_check({MOST_PROBLEMS})")
+            results = [str(row[0]).strip().splitlines()[-1] for row in rows]
+            return (tables.problems + [result for result in results if result != "ok"])[:MOST_PROBLEMS]
 
         try:
             return self.read(problems_of)
@@ -338,16 +327,16 @@ class SmallDatabase:
         return FileState(status.st_ino, status.st_size, changes, os.path.lexists(self.journal))
 
     def _connected(self, *, for_writing: bool) -> sqlite3.Connection:
-        # Undoing a write that was killed needs the right to write.
+        # To undo a killed write, the process needs the right to write.
         has_locks = _has_locks(self.path.parent)
         can_write = os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK)
         can_write = can_write and (has_locks or is_locked_here(self.path.parent.parent))
         mode = "rwc" if for_writing else "rw" if can_write else "ro"
         connection = _connect(self.path, f"mode={mode}{'' if has_locks else '&nolock=1'}")
         try:
-            (found,) = connection.execute("PRAGMA journal_mode").fetchone()
-            if found != "delete":
-                raise self._damaged(f"its journal mode is {found}")
+            (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+            if journal_mode != "delete":
+                raise self._damaged(f"its journal mode is {journal_mode}")
         except BaseException:
             connection.close()
             raise
@@ -361,8 +350,8 @@ class SmallDatabase:
 
     def _check_schema(self, connection: sqlite3.Connection) -> bool:
         """Whether there are tables. Raises DamagedDatabase unless they are exactly those of the schema."""
-        found = _objects(connection)
-        if not found and not self.path.stat().st_size:
+        objects = _objects(connection)
+        if not objects and not self.path.stat().st_size:
             return False
         kind, version = (
             connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
@@ -372,9 +361,20 @@ class SmallDatabase:
                 f"The {self.what} {self.path} has version {version}; this program reads version {self.schema.version}.",
                 "Use the version of vectors-in-the-wild that wrote it.",
             )
-        if (kind, found) != (self.schema.kind, self.schema.objects):
+        if (kind, objects) != (self.schema.kind, self.schema.objects):
             raise self._damaged("its tables are not those of a listing")
         return True
+
+    @contextmanager
+    def _errors(self, verb: str) -> Iterator[None]:
+        """Within the block, errors of SQLite and of the file system become AtlasError; ``verb``: read, written."""
+        with system_errors(partial(self.unusable, verb)):
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise self._translated(error, verb) from error
+            except UnicodeDecodeError as error:
+                raise self._damaged("its texts are not UTF-8") from error
 
     def _translated(self, error: sqlite3.Error, verb: str) -> AtlasError:
         if _is_damage(error):
@@ -410,7 +410,7 @@ class SmallDatabase:
 
 
 def in_memory(schema: Schema, function: Callable[[SmallTables], Answer]) -> Answer:
-    """What ``function`` returns of an empty database in memory, which may be written to."""
+    """Call ``function`` with the tables of an empty database in memory, and return its result."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(schema.sql)
         connection.execute("BEGIN")

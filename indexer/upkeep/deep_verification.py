@@ -36,13 +36,14 @@ from indexer.publish.neighbours import ROWS, nearest
 from indexer.publish.previous_atlas import known_models
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
-from indexer.records.representation import ADAPTER_OUTPUT, DEFAULT, REPRESENTATIONS, representation_named
+from indexer.records.representations.comparison import as_compared
+from indexer.records.representations.registry import DEFAULT, REPRESENTATIONS, has_neighbours, representation_named
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.storage.atomic_files import copy_file
 from indexer.untrusted import printable
 from indexer.upkeep.verification import Disagreement, not_valid, verify
 from indexer.vectors.centre import Centre, GroupCentre, centre_of
-from indexer.vectors.published import Published, read_centre, read_published, with_output_sides
+from indexer.vectors.published import Published, read_centre, read_published
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.stored import blocks, rows_of_block
 
@@ -128,7 +129,7 @@ def _check_catalog(path: Path) -> Iterator[Disagreement]:
         return
     for problem in found.problems:
         yield Disagreement("database", path.name, problem)
-    for name in found.other_views:
+    for name in found.differing_views:
         yield Disagreement("definition", name, "differs from the view in schema.sql (it is never used)")
 
 
@@ -268,17 +269,14 @@ class _Comparison:
                 for model in _names(held, _differing_vectors(index, _opened(other, made, again), tolerance)):
                     why = f"its vector ({one.representation}) differs from that of its record"
                     yield Disagreement("vectors", model, why)
-            if one.representation != ADAPTER_OUTPUT:  # it has no lists of its own
+            if has_neighbours(one.representation):
                 yield from _compare_neighbours(held, one, index)
 
 
 def _opened(published: Published, connection: Connection, folder: AtlasFolder) -> VectorIndex:
-    """The vectors, with output sides if there are any. Raises AtlasError if a file is damaged."""
-    index = published.opened(folder.root)
-    if published.representation != DEFAULT:
-        return index
-    outputs = read_published(connection, published.base, ADAPTER_OUTPUT)
-    return with_output_sides(index, connection, outputs, folder.root)
+    """The vectors, to be compared. Raises AtlasError if a file is damaged."""
+    root = folder.root
+    return as_compared(published.opened(root), connection, published.base, published.representation, root)
 
 
 def _differing_vectors(index: VectorIndex, expected: VectorIndex, tolerance: float) -> list[int]:

@@ -22,7 +22,7 @@ from indexer.publish.rows import Entry, Publication
 from indexer.publish.stored_answers import published_answers, restore_answers
 from indexer.quantities import some_of
 from indexer.records.identity import OtherVersion
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
 from indexer.upkeep.removal import conclude, finish_removals, forget, unfinished_removals
 
@@ -258,7 +258,7 @@ def represent(
     finish_removals(folder.require(), say=say)
     with Reading(folder.database) as connection:
         current = published_bases(connection)
-        if not chosen.from_samples and not chosen.of_profiles:
+        if chosen.needs_all_rows:
             _check_not_all_sampled(connection, name)
     publish(
         folder,
@@ -272,7 +272,7 @@ def represent(
         say=say,
     )
     with Reading(folder.database) as connection:
-        for row in current if not chosen.from_samples and not chosen.of_profiles else ():
+        for row in current if chosen.needs_all_rows else ():
             (found,) = connection.rows(
                 "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
                 [row["base"]],

@@ -20,10 +20,9 @@ from indexer.listing.exchange import read_exported
 from indexer.listing.listing import Listing
 from indexer.profiles.store import ProfileStore
 from indexer.publish.origin import fetched_again, read_origin
-from indexer.publish.profile_tables import depth_vectors
 from indexer.publish.staging import HINT, damage
 from indexer.publish.stored_answers import ANSWERS, read_answers
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from indexer.records.store import RecordStore
 from indexer.storage.small_database import DamagedDatabase
 from indexer.untrusted import printable
@@ -104,7 +103,8 @@ class _Verifier:
         self.vectors: list[tuple[Published, list[str]]] = []  # with the problems of their centre
         self.copies: set[int] = set()
         self.profiles: set[str] = set()
-        self.profiled: dict[str, set[int]] = {}  # models with a vector of depth profiles, by base
+        # The models with a vector that is not made from their record, by base and representation.
+        self.of_tables: dict[tuple[str, str], set[int]] = {}
 
     def report(self, kind: str, what: str, problem: str) -> None:
         """Add a problem."""
@@ -145,15 +145,16 @@ class _Verifier:
                 for what, why in _problems_of_tables(connection):
                     self.report("database", what, why)
                 bases = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
-                for row in bases:
-                    depths = depth_vectors(connection, row["base"])
-                    self.profiled[row["base"]] = {model_id for model_id, vector in depths.items() if vector.any()}
                 for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                     try:
                         published = read_published(connection, row["base"], row["representation"])
                     except AtlasError as error:
                         self.report("vectors", f"{row['base']}, {row['representation']}", error.text)
                         continue
+                    chosen = REPRESENTATIONS.get(row["representation"])
+                    if chosen is not None and chosen.from_tables:
+                        made = chosen.of_models(connection, row["base"])
+                        self.of_tables[row["base"], chosen.name] = {one for one, vector in made.items() if vector.any()}
                     if published is not None:
                         self.vectors.append((published, _problems_of_centre(published, connection)))
                 self.profiles = {row["profile_key"] for row in connection.rows("SELECT profile_key FROM profiles")}
@@ -257,8 +258,8 @@ class _Verifier:
                 self.report("vectors", what, why)
             rows = {row["model_id"] for row in self.models if row["base"] == one.base and row["record_key"]}
             allowed, needed = rows - self.copies, set[int]()
-            if one.representation in REPRESENTATIONS and REPRESENTATIONS[one.representation].of_profiles:
-                allowed = needed = self.profiled.get(one.base, set())
+            if (one.base, one.representation) in self.of_tables:
+                allowed = needed = self.of_tables[one.base, one.representation]
             elif without is not None:
                 allowed = needed = allowed - without[one.representation]
             ids = set(index.ids.tolist())

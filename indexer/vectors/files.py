@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.atlas import copied_hint, file_name, mending
-from indexer.errors import AtlasError
+from indexer.errors import AtlasError, system_errors
 from indexer.regular_files import regular_status
 from indexer.storage.atomic_files import sync_file
 from indexer.storage.checksums import check_once, file_sha256, stamp_of
@@ -160,13 +160,16 @@ def check_file(root: Path, file: VectorFile, *, recheck: bool = False) -> Path:
     if Path(file.name).name != file.name or "\0" in file.name or not file.name.endswith(".faiss"):
         raise AtlasError(f"The database names {printable(file.name, 100)!r} as a FAISS file.", HINT)
     path, hint = root / file.name, mending(root, HINT)
-    try:
-        status = regular_status(path)
-    except FileNotFoundError as error:
-        raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
-    except OSError as error:
-        hint = copied_hint(root) if path.is_symlink() else hint
-        raise AtlasError(f"The FAISS file {file.name} cannot be read: {error.strerror}.", hint) from error
+
+    def unreadable(why: str) -> AtlasError:
+        advice = copied_hint(root) if path.is_symlink() else hint
+        return AtlasError(f"The FAISS file {file.name} cannot be read: {why}.", advice)
+
+    with system_errors(unreadable):
+        try:
+            status = regular_status(path)
+        except FileNotFoundError as error:
+            raise AtlasError(f"The FAISS file {file.name} is missing.", hint) from error
     if status.st_size != file.size:
         raise AtlasError(f"The FAISS file {file.name} is damaged: {status.st_size} bytes instead of {file.size}.", hint)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from indexer.atlas import AtlasFolder
 from indexer.errors import WRONG_KINDS, AtlasError
 from indexer.vectors.centre import CENTRED, Centre, GroupCentre
 from indexer.vectors.files import HALF, HINT, SINGLE, VectorFile
@@ -32,6 +33,11 @@ class PublishedBase:
     commit: str
     file: Path
     rank: int
+
+    @classmethod
+    def of(cls, folder: AtlasFolder, row: Mapping[str, Any]) -> PublishedBase:
+        """From a row of ``indexer.database.connection.published_bases``."""
+        return cls(row["base"], row["commit"], folder.base(row["base"], row["commit"]), row["rank"])
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from indexer.vectors.centre import unit_norm
 from indexer.vectors.files import HALF, SINGLE, VectorFile, numbers_begin, open_index, write_index
 from indexer.vectors.masks import Masks
 
@@ -152,6 +153,12 @@ def normalised(vector: NDArray[np.float32]) -> NDArray[np.float32] | None:
     """The vector with unit norm; None if it is zero or not finite, because FAISS must not get such vectors."""
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     return (vector / norm).astype(np.float32) if np.isfinite(norm) and norm > 0 else None
+
+
+def with_unit_blocks(vectors: NDArray[np.float32], blocks: int) -> NDArray[np.float32]:
+    """(n, d) vectors with every block scaled to norm 1, or 0 if it is zero; a record may come from elsewhere."""
+    shaped = unit_norm(vectors.astype(np.float64).reshape(len(vectors), blocks, -1))
+    return shaped.reshape(len(vectors), -1).astype(np.float32)
 
 
 def ascending(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

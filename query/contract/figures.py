@@ -273,7 +273,7 @@ def write_output(path: Path, payload: bytes) -> None:
         with replacing(path, sync=False) as file:
             file.write(payload)
     except OSError as error:
-        raise AtlasError(f"{path} cannot be written: {error.strerror}.", "Choose another `path`.") from error
+        raise AtlasError(f"{path} cannot be written: {error.strerror or error}.", "Choose another `path`.") from error
 
 
 def show_pixels(panel: Any, image: Any) -> None:

@@ -29,8 +29,8 @@ Base = Annotated[
 
 
 def _vectors() -> str:
-    """Vectors to use; see ``indexer.records.representation``."""
-    from indexer.records.representation import REPRESENTATIONS
+    """Vectors to use; see ``indexer.records.representations.registry``."""
+    from indexer.records.representations.registry import REPRESENTATIONS
 
     return f"Vectors to use: {', '.join(REPRESENTATIONS)}."
 

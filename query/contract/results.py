@@ -69,7 +69,15 @@ class Data:
 
 @dataclass(frozen=True)
 class Shown:
-    """Only tables have the field."""
+    """Only tables have the field.
+
+    ``heading``: its name there. ``most``: without details, rows that are shown; the heading says how many there are.
+    ``in_details``: also with details.
+    """
+
+    heading: str = ""
+    most: int = 0
+    in_details: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,8 +97,30 @@ class If:
 
 
 @dataclass(frozen=True)
+class OnRequest:
+    """Only who asks for one of these ``words``, by default the name of the field, gets it: see ``Result.to_dict``."""
+
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key has another name than the field."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The value is a mapping whose items are keys: what it is called depends on what was found."""
+
+
+@dataclass(frozen=True)
 class After:
-    """The key stands after that of the field ``name``. By default, fields stand in order, and properties follow."""
+    """The key stands after that of the field ``name``, "" for the first one.
+
+    By default, fields stand in order, and properties follow.
+    """
 
     name: str
 
@@ -124,10 +154,11 @@ class Column:
     type: Any
     markers: tuple[Any, ...] = ()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Its name in JSON, CSV and tables: without the underscore after a word that Python reserves."""
-        return self.name.removesuffix("_")
+        named: Key | None = self.marker(Key)
+        return self.name.removesuffix("_") if named is None else named.name
 
     @property
     def doc(self) -> str:
@@ -139,15 +170,26 @@ class Column:
         """The marker of this kind, or None. The last one counts, so that a shared field can be described anew."""
         return next((one for one in reversed(self.markers) if isinstance(one, kind)), None)
 
-    def is_in(self, row: Any, *, table: bool, details: bool = False) -> bool:
-        """Whether ``row`` has the key: in a table, or in an object."""
-        is_kept = self._in_tables and (details or not self._is_detail) if table else self._in_objects
+    @property
+    def is_heading(self) -> bool:
+        """Whether it is the heading of a table, or stands for keys that depend on what was found."""
+        return self._is_spread or (self._shown is not None and bool(self._shown.heading))
+
+    def is_in(self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()) -> bool:
+        """Whether ``row`` has the key: in a table, or in an object. ``asked``: what was asked for by name."""
+        if table:
+            is_kept = self._in_tables and (details or not self._is_detail)
+            is_kept = is_kept and not (details and self._shown is not None and not self._shown.in_details)
+        else:
+            is_kept = self._shown is None
+        if self._requested is not None and asked.isdisjoint(self._requested.words or (self.name,)):
+            return False
         if not is_kept or self._condition is None or (self._condition.in_tables and not table):
             return is_kept
         value = getattr(row, self._condition.name or self.name)
         return value is not None and value is not False and not (isinstance(value, Sized) and len(value) == 0)
 
-    def value(self, row: Any, *, table: bool, details: bool = False) -> Any:
+    def value(self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()) -> Any:
         """The value in ``row``, without data classes and tuples; as a person reads it in a table."""
         value = getattr(row, self.name)
         form = self._form if table else None
@@ -155,16 +197,47 @@ class Column:
             return form.write(value, *(getattr(row, other) for other in form.others))
         if self._rounded is not None and value is not None:
             return round(value, self._rounded.digits)
-        return plain(value, table=table, details=details)
+        return plain(value, table=table, details=details, asked=asked)
+
+    def items(
+        self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()
+    ) -> dict[str, Any]:
+        """The key and its value in ``row``; the items of the value if it is spread; nothing if ``row`` lacks it."""
+        if not self.is_in(row, table=table, details=details, asked=asked):
+            return {}
+        value = self.value(row, table=table, details=details, asked=asked)
+        if self._is_spread:
+            return dict(value)
+        if not table or self._shown is None:
+            return {self.key: value}
+        heading, most = self._shown.heading or self.key, self._shown.most
+        if details or not most or len(value) <= most:
+            return {heading: value}
+        return {f"{heading}, the first {most} of {len(value)}": value[:most]}
 
     # Found once, as every value of every row needs them.
+    @cached_property
+    def is_usual(self) -> bool:
+        """Whether it is one key, in an object too, of everyone."""
+        return self._shown is None and self._requested is None and not self._is_spread
+
     @cached_property
     def _in_tables(self) -> bool:
         return self.marker(Data) is None
 
     @cached_property
-    def _in_objects(self) -> bool:
-        return self.marker(Shown) is None
+    def _shown(self) -> Shown | None:
+        found: Shown | None = self.marker(Shown)
+        return found
+
+    @cached_property
+    def _is_spread(self) -> bool:
+        return self.marker(Spread) is not None
+
+    @cached_property
+    def _requested(self) -> OnRequest | None:
+        found: OnRequest | None = self.marker(OnRequest)
+        return found
 
     @cached_property
     def _is_detail(self) -> bool:
@@ -187,7 +260,7 @@ class Column:
 
 
 def columns(of: type[Any]) -> tuple[Column, ...]:
-    """The keys of a data class: its fields that are not hidden, and its properties that have a :class:`Doc`."""
+    """The keys of a data class: fields that are not hidden, and properties with ``Doc``, ``Shown`` or ``Spread``."""
     return _columns(cast(Hashable, of))
 
 
@@ -204,14 +277,14 @@ def _columns(of: Hashable) -> tuple[Column, ...]:
             if isinstance(attribute, property):
                 annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
                 column = _column(name, annotation, base.__module__)
-                if column.doc:
+                if column.doc or any(column.marker(kind) is not None for kind in (Shown, Spread)):
                     found[name] = column
     kept = sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
     for column in [one for one in kept if one.marker(After) is not None]:
-        names = [one.name for one in kept if one is not column]
+        names = ["", *(one.name for one in kept if one is not column)]
         if column.marker(After).name in names:  # else it stays where it is
             kept.remove(column)
-            kept.insert(1 + names.index(column.marker(After).name), column)
+            kept.insert(names.index(column.marker(After).name), column)
     return tuple(one for one in kept if one.marker(Hidden) is None)
 
 
@@ -254,12 +327,17 @@ class Result:
 
     What is printed follows from the fields of the class and of its rows, and from these names:
 
-    ``ROWS``: the attribute whose items are the rows (or define ``to_rows``). ``EACH_ROW``: attributes that every row
-    repeats. ``COLUMNS``: the columns of the rows, in order, also without rows: by default the fields of the
-    data class of the rows. ``IS_LIST``: JSON is the list of rows. ``IS_SHEET``: a table shows the object, not the rows.
-    ``OPTIONAL_COLUMNS``: columns that a narrow terminal drops, in this order. ``SHOW_HEADLINE``: print ``headline``
-    above the table. ``TABLE_COLUMNS``: what columns mean that are no fields, by name. ``HAS_DETAILS``: a table of its
-    own that has more with details.
+    ``ROWS``: the attribute whose items are the rows; if these are answers, the rows are theirs. ``EACH_ROW``:
+    attributes that every row repeats. ``IN_A_BATCH``: attributes that its rows begin with among those of other answers.
+    ``ROWS_BY``: the attributes with other kinds of rows, by the names of the kinds, the usual one first. ``TABLE``: the
+    attribute with the rows of a table, without details if the answer has details. ``FRAME``: the attribute with the
+    rows of a data frame, if these are others. ``COLUMNS``: the columns of the rows, in order, also without rows: by
+    default the fields of the data class of the rows.
+
+    ``IS_LIST``: JSON is the list of rows. ``IS_SHEET``: a table shows the object, not the rows. ``SHEET``: it shows
+    these attributes, also hidden ones, in this order. ``OPTIONAL_COLUMNS``: columns that a narrow terminal drops, in
+    this order. ``SHOW_HEADLINE``: print ``headline`` above the table. ``TABLE_COLUMNS``: what columns mean that are no
+    fields, by name. ``HAS_DETAILS``: the table has more with details, though no field is marked so.
 
     ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format; ``to_dict``
     has them under ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for
@@ -268,9 +346,14 @@ class Result:
 
     ROWS: ClassVar[str] = ""
     EACH_ROW: ClassVar[tuple[str, ...]] = ()
+    IN_A_BATCH: ClassVar[tuple[str, ...]] = ()
+    ROWS_BY: ClassVar[Mapping[str, str]] = {}
+    TABLE: ClassVar[str] = ""
+    FRAME: ClassVar[str] = ""
     COLUMNS: ClassVar[Any] = _RowColumns()
     IS_LIST: ClassVar[bool] = False
     IS_SHEET: ClassVar[bool] = False
+    SHEET: ClassVar[tuple[str, ...]] = ()
     OPTIONAL_COLUMNS: ClassVar[tuple[str, ...]] = ()
     SHOW_HEADLINE: ClassVar[bool] = False
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {}
@@ -280,11 +363,9 @@ class Result:
     @classmethod
     def row_columns(cls) -> tuple[Column, ...]:
         """What is known of the columns of the rows; empty if these are no data classes."""
-        known = {one.name: one for one in _attributes(cls)}
-        rows = row_class_in(known[cls.ROWS].type) if cls.ROWS in known else None
-        if rows is None or issubclass(rows, Result):
-            return ()
-        return (*columns(rows), *(known[name] for name in cls.EACH_ROW))
+        known = _attributes(cls)
+        rows = _row_columns(known, cls.ROWS)
+        return (*rows, *(known[name] for name in cls.EACH_ROW)) if rows else ()
 
     @classmethod
     def has_details(cls) -> bool:
@@ -301,42 +382,97 @@ class Result:
         entries: Sequence[Any] = getattr(self, self.ROWS)
         return entries
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        return _object(self)
+    def named(self, key: str) -> str:
+        """The name of a key in this answer, if that depends on what was asked."""
+        return key
 
-    def to_rows(self) -> list[dict[str, Any]]:
-        """What CSV and JSON lines print: a row for each model, dataset, cluster or layer."""
-        return self._rows(table=False)
+    def to_dict(self, **asked: bool) -> dict[str, Any]:
+        """The documented JSON object. ``asked``: which keys to add that only are there on request.
+
+        Raises TypeError for any other name.
+        """
+        known = {one.name for one in columns(type(self)) if one.marker(OnRequest) is not None}
+        if unknown := sorted(set(asked) - known):
+            raise TypeError(f"to_dict() got an unexpected keyword argument {unknown[0]!r}")
+        return self._renamed(_object(self, asked=frozenset(name for name, wanted in asked.items() if wanted)))
+
+    def to_rows(self, by: str = "") -> list[dict[str, Any]]:
+        """What CSV and JSON lines print: a row for each model, dataset, cluster or layer.
+
+        ``by``: the kind of rows, where there are several. Raises ValueError if there is no such kind.
+        """
+        kind = self._kind(by)
+        return self._rows(getattr(self, self.ROWS_BY[kind]) if kind else self._entries(), table=False)
 
     def to_json(self) -> Any:
         """What ``--format json`` prints: the object, or the rows if the answer is a list."""
         return self.to_rows() if self.IS_LIST else self.to_dict()
 
-    def table(self, *, details: bool = False) -> Any:
-        """What a terminal shows: rows, or an object of facts and tables. ``details``: everything."""
-        if not self.IS_SHEET and (self.ROWS or self.IS_LIST):
-            return self._rows(table=True, details=details)
-        if not self.IS_SHEET and type(self).to_rows is not Result.to_rows:
-            return self.to_rows()
-        whole = _object(self, table=True, details=details)
-        whole.pop("notes", None)  # they are printed below it
-        return whole
+    def table(self, *, details: bool = False, by: str = "") -> Any:
+        """What a terminal shows: rows, or an object of facts and tables. ``details``: everything.
 
-    def to_df(self) -> pandas.DataFrame:
-        """The rows as a data frame, with nullable integers, times and lists.
+        ``by``: as in ``to_rows``.
+        """
+        kind = self._kind(by)
+        is_sheet = self.IS_SHEET or bool(self.SHEET)
+        if not is_sheet and (self.ROWS or self.IS_LIST):
+            is_shorter = self.TABLE and not (details and self.has_details())
+            entries = getattr(self, self.TABLE) if is_shorter else self._entries()
+            return self._rows(entries, table=True, details=details)
+        known = _attributes(type(self))
+        chosen = [known[name] for name in self.SHEET] or columns(type(self))
+        whole = _object(self, chosen, table=True, details=details, asked=frozenset([kind]))
+        whole.pop("notes", None)  # they are printed below it
+        return self._renamed(whole)
+
+    def to_df(self, by: str = "") -> pandas.DataFrame:
+        """The rows as a data frame, with nullable integers, times and lists. ``by``: as in ``to_rows``.
 
         Raises AtlasError if pandas is not installed.
         """
-        return to_frame(self.to_rows(), self.COLUMNS)
+        name = self.ROWS_BY[self._kind(by)] if by else self.FRAME
+        if not name:
+            types = self.frame_types()
+            return to_frame(self.to_rows(), list(types), {one: type_ for one, type_ in types.items() if type_})
+        rows = self._rows(getattr(self, name), table=False, is_repeated=False)
+        return to_frame(rows, [one.key for one in _row_columns(_attributes(type(self)), name)])
 
-    def _rows(self, *, table: bool, details: bool = False) -> list[dict[str, Any]]:
-        known = {one.name: one for one in columns(type(self))} if self.EACH_ROW else {}
-        repeated = [known[name] for name in self.EACH_ROW]
-        again = {
-            one.key: one.value(self, table=table) for one in repeated if one.is_in(self, table=table, details=details)
-        }
-        return [plain(row, table=table, details=details) | again for row in self._entries()]
+    def frame_types(self) -> Mapping[str, str | None]:
+        """The columns that the data frame has also without rows, and their pandas types; None: as the values are."""
+        return dict.fromkeys(self.COLUMNS)
+
+    def _kind(self, by: str) -> str:
+        """The kind of rows that ``by`` names, by default the first; "" if there is only one."""
+        kinds = {self.named(kind): kind for kind in self.ROWS_BY}
+        if by and by not in kinds and by not in self.ROWS_BY:
+            *most, last = kinds or ["none"]
+            known = " or ".join(filter(None, [", ".join(most), last]))
+            raise ValueError(f"unknown rows {by!r} (choose {known})")
+        return kinds.get(by, by) or next(iter(self.ROWS_BY), "")
+
+    def _rows(
+        self, entries: Iterable[Any], *, table: bool, details: bool = False, is_repeated: bool = True
+    ) -> list[dict[str, Any]]:
+        known = _attributes(type(self))
+        again: dict[str, Any] = {}
+        for name in self.EACH_ROW if is_repeated else ():
+            again |= known[name].items(self, table=table, details=details)
+        rows: list[dict[str, Any]] = []
+        for entry in entries:
+            if isinstance(entry, Result):
+                first = {name: getattr(entry, name) for name in entry.IN_A_BATCH}
+                rows += [first | row for row in (entry.table(details=details) if table else entry.to_rows())]
+            else:
+                rows.append(plain(entry, table=table, details=details) | again)
+        return self._renamed(rows)
+
+    def _renamed(self, part: Any) -> Any:
+        """``part`` of an answer with the names of keys that it has in this one."""
+        if type(self).named is Result.named:
+            return part
+        if isinstance(part, Mapping):
+            return {self.named(key): self._renamed(value) for key, value in part.items()}
+        return [self._renamed(one) for one in part] if isinstance(part, list) else part
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
@@ -345,23 +481,48 @@ class Result:
         return shown(self.headline, self.table(), self.notes)
 
 
-def _attributes(of: type[Any]) -> Iterator[Column]:
-    """The fields of a data class, hidden ones too, and its properties."""
-    for base in of.__mro__:
+def _attributes(of: type[Any]) -> Mapping[str, Column]:
+    """The fields of a data class, hidden ones too, and its properties, by name."""
+    return _known_attributes(cast(Hashable, of))
+
+
+@cache
+def _known_attributes(of: Hashable) -> Mapping[str, Column]:
+    assert isinstance(of, type)
+    found: dict[str, Column] = {}
+    for base in reversed(of.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            yield _column(name, annotation, base.__module__)
+            found[name] = _column(name, annotation, base.__module__)
         for name, attribute in vars(base).items():
             if isinstance(attribute, property):
-                yield _column(name, getattr(attribute.fget, "__annotations__", {}).get("return"), base.__module__)
+                annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
+                found[name] = _column(name, annotation, base.__module__)
+    return found
 
 
-def _object(value: Any, *, table: bool = False, details: bool = False) -> dict[str, Any]:
-    """The keys of a data class with their values."""
-    return {
-        one.key: one.value(value, table=table, details=details)
-        for one in columns(type(value))
-        if one.is_in(value, table=table, details=details)
-    }
+def _row_columns(known: Mapping[str, Column], name: str) -> tuple[Column, ...]:
+    """The columns of the items of an attribute; empty if these are no data classes, or answers."""
+    rows = row_class_in(known[name].type) if name in known else None
+    return () if rows is None or issubclass(rows, Result) else columns(rows)
+
+
+def _object(
+    value: Any,
+    chosen: Iterable[Column] | None = None,
+    *,
+    table: bool = False,
+    details: bool = False,
+    asked: frozenset[str] = frozenset(),
+) -> dict[str, Any]:
+    """The keys of a data class with their values, by default all."""
+    found: dict[str, Any] = {}
+    for one in columns(type(value)) if chosen is None else chosen:
+        if one.is_usual:
+            if one.is_in(value, table=table, details=details):
+                found[one.key] = one.value(value, table=table, details=details, asked=asked)
+        else:
+            found |= one.items(value, table=table, details=details, asked=asked)
+    return found
 
 
 class Drawn(Result):
@@ -480,18 +641,18 @@ def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answer
             yield Answered(one, answer)
 
 
-def plain(value: Any, *, table: bool = False, details: bool = False) -> Any:
+def plain(value: Any, *, table: bool = False, details: bool = False, asked: frozenset[str] = frozenset()) -> Any:
     """Without data classes and tuples: one becomes a dict of its keys, an answer within an answer its object."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [plain(item, table=table, details=details) for item in value]
+        return [plain(item, table=table, details=details, asked=asked) for item in value]
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return _object(value, table=table, details=details)
+        return _object(value, table=table, details=details, asked=asked)
     if isinstance(value, Mapping):
-        return {name: plain(item, table=table, details=details) for name, item in value.items()}
+        return {name: plain(item, table=table, details=details, asked=asked) for name, item in value.items()}
     return value
 
 

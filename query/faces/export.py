@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from indexer.console.option import Option
 from indexer.errors import AtlasError, require
 from indexer.vectors.table import VectorTable
-from query.contract.columns import Author, BaseId, DatasetList, ModelId, ModelNumber, Relation
+from query.contract.columns import Author, BaseId, DatasetList, ModelId, ModelNumber, Models, Relation
 from query.contract.figures import checked_output, write_output
 from query.contract.options import Base, Representation
 from query.contract.registry import Invocation, question
-from query.contract.results import Doc, Hidden, Result
+from query.contract.results import Doc, Hidden, Key, Result
 from query.contract.tables import parquet_of
 from query.shared.wording import counted
 
@@ -102,15 +102,17 @@ class ModelVectors(Result):
         """Those of all blocks."""
         return int(self.matrix.shape[1])
 
-    def to_dict(self) -> dict[str, Any]:
-        """The facts about the vectors, with the number of models: in Python ``models`` has their names."""
-        return super().to_dict() | {"models": len(self)}
+    @property
+    def count(self) -> Annotated[Models, Key("models")]:
+        """In Python, ``models`` has their names."""
+        return len(self)
 
-    def to_df(self) -> pandas.DataFrame:
+    def to_df(self, by: str = "") -> pandas.DataFrame:
         """The matrix as a data frame: a row for each model, named by it, a column for each number.
 
-        Raises AtlasError if pandas is not installed.
+        Raises AtlasError if pandas is not installed, ValueError if ``by`` is given: there is one kind of rows.
         """
+        self._kind(by)
         require("A data frame", "pandas")
         import pandas
 

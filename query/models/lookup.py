@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from indexer.errors import (
 )
 from indexer.names import READS, nearest
 from indexer.quantities import size_in_words
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef, author_of
 from query.models.resolved import (
     READERS,
@@ -37,7 +38,6 @@ from query.models.sampled import SAMPLE
 if TYPE_CHECKING:
     from indexer.deltas.identification.identify import Identification, KnownBase
     from indexer.deltas.single import Described
-    from indexer.profiles.single import Reference
     from indexer.records.record import Record
     from indexer.vectors.published import PublishedBase
     from query.models.reader import AtlasReader, IndexedModel
@@ -79,32 +79,28 @@ def _indexed(known: IndexedModel) -> ResolvedModel:
     )  # fmt: skip
 
 
-def reference_of(atlas: AtlasReader | None, model: str, base: str | None) -> Reference:
+def version_of(atlas: AtlasReader | None, model: str, base: str | None) -> ModelVersion:
     """A model that is to be run: its commit and relation if it is indexed, and the commit of its base.
 
     The base of a model that is not indexed is the one named, if any: only adapters and comparisons need it. Without an
     atlas nothing is indexed.
     """
     require("Running a model", *READERS)
-    from indexer.profiles.single import Reference
 
     if atlas is None:
-        return Reference(model) if base is None else Reference(model, None, "finetune", base)
-    try:
-        canonical = atlas.base_named(model)
-        return Reference(canonical, str(atlas.base_row(canonical)["commit"]))
-    except AtlasError:
-        pass
+        return ModelVersion(ModelRef.parse(model), parent=None if base is None else ModelVersion.of_atlas(base))
+
+    def base_of(name: str) -> ModelVersion:
+        return ModelVersion.of_atlas(name, str(atlas.base_row(name)["commit"]))
+
+    with suppress(AtlasError):
+        return base_of(atlas.base_named(model))
     parsed = ModelRef.parse(model)
     known = atlas.find(parsed, base) if parsed.is_name else None
     if known is not None:
         (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
-        base_commit = str(atlas.base_row(known.base)["commit"])
-        return Reference(known.model, known.commit, row["relation"], known.base, base_commit)
-    if base is None:
-        return Reference(model)
-    canonical = atlas.base_named(base)
-    return Reference(model, None, "finetune", canonical, str(atlas.base_row(canonical)["commit"]))
+        return ModelVersion.of_atlas(known.model, known.commit, row["relation"], base_of(known.base))
+    return ModelVersion(parsed, parent=None if base is None else base_of(atlas.base_named(base)))
 
 
 # ---- models that the atlas does not hold
@@ -118,10 +114,12 @@ def _read_unindexed(
     A folder is read in full if the representation needs that: it costs no traffic.
     """
     described, published_base = describe_unindexed(atlas, reference, base)
-    from indexer.records.representation import representation_named
+    from indexer.records.representations.registry import representation_named
 
     chosen = representation_named(representation)
-    needs_full = not chosen.from_samples and not reference.source.is_remote
+    if chosen.from_tables:
+        raise chosen.absent(reference.id)
+    needs_full = chosen.needs_all_rows and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
@@ -199,7 +197,7 @@ def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
     if not rows:
         raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
     named = {row["base"]: tuple(row["aliases"]) for row in rows}
-    return [one for one in known_bases(atlas.folder, named) if one.base in named]
+    return [known for known in known_bases(atlas.folder, named) if known.base in named]
 
 
 def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
@@ -209,9 +207,8 @@ def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[Know
         hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
         raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
     from indexer.deltas.identification.identify import identify
-    from indexer.deltas.single import model_errors
 
-    with _reading(atlas, reference), model_errors():
+    with _reading(atlas, reference):
         return identify(reference, bases)
 
 

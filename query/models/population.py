@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from indexer.database.deepening import without_a_full_model
 from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNMEASURABLE, UNTRAINED
+from indexer.records.representations.registry import representation_named
 from indexer.vectors.table import VectorTable
 from query.contract.results import Doc
 from query.models.sampled import SAMPLE, note_on_sampled, sample_gives
@@ -64,9 +65,7 @@ class LeftOut:
     sampled: Annotated[int, Doc("Models of which only a sample of rows was read.")] = (
         0  # without the vector, or the ranks, that a sample of rows does not give
     )
-    without: Annotated[int, Doc("Models without such a vector.")] = (
-        0  # adapters and others whose input embedding says nothing, for ``vocabulary``
-    )
+    without: Annotated[int, Doc("Models without such a vector.")] = 0
 
     def words(self) -> list[str]:
         """For example "2 copies of the base", "1 duplicate"; empty if no model was left out."""
@@ -198,7 +197,7 @@ def read_population(
     sampled = 0
     if not sample_gives(representation):
         sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
-    without = lacking - sampled if representation == "vocabulary" else 0
+    without = lacking - sampled
     untrained = sum(row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) for row in rows.values())
     if sampled and not found:
         raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
@@ -233,10 +232,8 @@ def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, .
         notes += (f"left out: {', '.join(LeftOut(untrained=population.left_out.untrained).words())}",)
     if count := population.left_out.without:
         have = "has" if count == 1 else "have"
-        notes += (
-            f"{counted(count, 'model')} {have} no vocabulary vector: adapters, and models whose input embedding did "
-            "not move.",
-        )
+        why = representation_named(population.representation).lacking
+        notes += (f"{counted(count, 'model')} {have} no {population.representation} vector: {why}.",)
     return notes
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from indexer.atlas import AtlasFolder, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
-from indexer.errors import AtlasError, Call, Text
-from indexer.names import with_dots
+from indexer.errors import WRONG_KINDS, AtlasError, Call, Text
+from indexer.names import DeltaKey, with_dots
 from indexer.sources.registry import ModelRef, page_of
 from query.shared.sandbox.locked import SETTINGS
 
@@ -181,6 +181,29 @@ class AtlasReader:
             raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
         return rows[0]
 
+    def delta_keys(self, base: str, representation: str | None = None) -> list[DeltaKey]:
+        """The deltas of a base, in the order of the blocks of its vectors.
+
+        ``representation``: one whose vectors must have a block for each. Raises AtlasError if the atlas does not name
+        them: it may be from somebody else.
+        """
+        names = self.base_row(base)["deltas"] or ()
+        try:
+            keys = [DeltaKey.parse(name) for name in names]
+        except WRONG_KINDS:
+            keys = []
+        if not keys:
+            raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
+        if representation is not None:
+            published = self.published(base, representation)
+            blocks = published.masks.blocks
+            if published.count and (blocks not in (0, len(keys)) or published.length % len(keys)):
+                raise AtlasError(
+                    f"Vectors of {base}, {representation}, do not have a block for each of its {len(keys)} matrices.",
+                    "Run `index rebuild`.",
+                )
+        return keys
+
     def crawl_of(self, base: str) -> CrawlSource:
         """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
@@ -262,8 +285,7 @@ class AtlasReader:
             raise AtlasError(f"Nothing is published for {canonical}.", Text("Run: ", Call("build", canonical)))
         from indexer.vectors.published import PublishedBase
 
-        commit = rows[0]["commit"]
-        return PublishedBase(canonical, commit, self.folder.base(canonical, commit), rows[0]["rank"])
+        return PublishedBase.of(self.folder, rows[0])
 
     def is_published(self, base: str, representation: str) -> bool:
         """Whether a base has vectors of this representation; loads nothing."""
@@ -279,7 +301,7 @@ class AtlasReader:
 
         found = read_published(self.connection, base, representation)
         if found is None:
-            from indexer.records.representation import representation_named
+            from indexer.records.representations.registry import representation_named
 
             representation_named(representation)
             rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
@@ -318,14 +340,11 @@ class AtlasReader:
             if key not in self._indexes:
                 published = self.published(base, representation)
                 try:
-                    opened = published.opened(self.folder.root)
-                    if representation == "input":
-                        from indexer.records.representation import ADAPTER_OUTPUT
-                        from indexer.vectors.published import read_published, with_output_sides
+                    from indexer.records.representations.comparison import as_compared
 
-                        outputs = read_published(self.connection, base, ADAPTER_OUTPUT)
-                        opened = with_output_sides(opened, self.connection, outputs, self.folder.root)
-                    self._indexes[key] = opened
+                    root = self.folder.root
+                    opened = published.opened(root)
+                    self._indexes[key] = as_compared(opened, self.connection, base, representation, root)
                 except AtlasError:
                     if not (self.folder.root / published.file.name).exists():
                         self.is_overtaken = self.is_outdated

@@ -101,13 +101,10 @@ def vector_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> 
     vector = atlas.index(model.base, representation).rows([model.model_id]).row(model.model_id)
     if vector is None and model.read == SAMPLE and not sample_gives(representation):
         raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
-    if vector is None and representation == "vocabulary":
-        raise AtlasError(
-            f"{model.name} has no vocabulary vector: it is an adapter, or its input embedding did not move.",
-            "Leave `representation` out.",
-        )
     if vector is None:
-        raise AtlasError(f"{model.name} has no {representation!r} vector.", "Run `index verify`.")
+        from indexer.records.representations.registry import representation_named
+
+        raise representation_named(representation).absent(model.name)
     return vector
 
 
@@ -115,7 +112,7 @@ def table_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> V
     """The vectors of one model, to be compared with others of the atlas. Raises AtlasError if the atlas has none."""
     import numpy as np
 
-    from indexer.records.representation import ADAPTER_OUTPUT
+    from indexer.records.representations.registry import representation_named
     from indexer.vectors.table import FULL, VectorTable, group_codes
 
     vector = vector_of(atlas, model, representation)
@@ -123,8 +120,9 @@ def table_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> V
     if index.outputs is None:
         return VectorTable(vector[None, :], index.masks.blocks)
     output = None
-    if model.record is not None and model.is_adapter:
-        output = vector_of_record(atlas, model.record, ADAPTER_OUTPUT)
+    other = representation_named(representation).adapters_by
+    if model.record is not None and model.is_adapter and other is not None:
+        output = vector_of_record(atlas, model.record, other)
     elif model.model_id is not None:
         output = index.outputs.rows([model.model_id]).row(model.model_id)
     group = FULL if output is None else model.group
@@ -138,14 +136,16 @@ def vector_of_record(atlas: AtlasReader, record: Record, representation: str) ->
 
     Raises AtlasError if the representation is not published, or the record does not hold it.
     """
-    from indexer.records.representation import representation_named
-    from indexer.vectors.stored import normalised
+    from indexer.records.representations.registry import representation_named
+    from indexer.vectors.stored import normalised, with_unit_blocks
 
     published = atlas.published(record.identity.base, representation)
     whole = representation_named(representation, published.budget).vector(record)
     vector = normalised(whole)
-    if vector is None or not published.masks.blocks or published.centre is None:
+    if vector is None or not published.masks.blocks:
         return vector
+    if published.centre is None:
+        return with_unit_blocks(whole[None, :], published.masks.blocks)[0]
     centre = atlas.centre(published.base, representation)
     if centre is None:
         return None

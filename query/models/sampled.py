@@ -41,9 +41,9 @@ def sample_gives(representation: str) -> bool:
     """Whether a sample gives vectors of this representation. Raises BadArgument for an unknown one."""
     if representation == "input":  # the default, without the import
         return True
-    from indexer.records.representation import representation_named
+    from indexer.records.representations.registry import representation_named
 
-    return representation_named(representation).from_samples
+    return not representation_named(representation).needs_all_rows
 
 
 def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:

@@ -12,7 +12,6 @@ import numpy as np
 
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
-from indexer.names import DeltaKey
 from indexer.records.tokens import EXACT
 from query.contract.columns import (
     BACKGROUND,
@@ -29,7 +28,7 @@ from query.contract.columns import (
 )
 from query.contract.options import MODEL, Base, Read, Representation
 from query.contract.registry import Tool, question
-from query.contract.results import Detail, Doc, Result
+from query.contract.results import After, Data, Detail, Doc, Result, Shown
 from query.models.facts import Place, facts_of, names_of
 from query.models.lookup import resolve_model
 from query.models.resolved import (
@@ -124,7 +123,7 @@ class Comparison(Result):
     matrices: Annotated[int | None, MATRICES, Detail()]
     layers: Annotated[tuple[PartPair, ...], Doc("The same for each layer.")]
     families: Annotated[tuple[PartPair, ...], Doc("The same for each family of matrices.")]
-    facts: Annotated[tuple[Fact, ...], Doc("Facts about both models side by side.")]
+    facts: Annotated[tuple[Fact, ...], Doc("Facts about both models side by side."), Data()]
     notes: Notes = ()
     copy: Annotated[
         str | None,
@@ -143,16 +142,15 @@ class Comparison(Result):
         rare = rarity(self.background, self.background_pairs).removesuffix(" pairs")
         return f"{answer}; {rare} pairs of unrelated models are at least as similar."
 
-    def table(self, *, details: bool = False) -> Any:
-        """As its columns say, with the facts in the words of ``query.models.facts``."""
-        table = super().table(details=details)
+    @property
+    def facts_in_words(self) -> Annotated[list[dict[str, Any]], Shown("facts"), After("facts")]:
+        """In the words of ``query.models.facts``."""
         first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
-        table["facts"] = [
+        return [
             {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
             for fact in facts_of(Place.COMPARE)
             if fact.name in first
         ]
-        return table
 
     @property
     def parts(self) -> list[ComparedPart]:
@@ -321,7 +319,7 @@ def _by_part(
     atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str
 ) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
-    keys = [DeltaKey.parse(name) for name in atlas.base_row(first.base)["deltas"]]
+    keys = atlas.delta_keys(first.base, representation)
     one, other = (table_of(atlas, model, representation) for model in (first, second))
     if one.blocks:
         (cosines,), (shared,) = one.cosines(other)

@@ -14,8 +14,8 @@ from query.contract.columns import IMAGE_RECIPE, ModelId, Notes
 from query.contract.figures import Panels, add_title, model_label, row_bars, show_pixels
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
-from query.contract.results import Doc, Drawn, Hidden, ThemeName
-from query.models.lookup import reference_of
+from query.contract.results import After, Doc, Drawn, Hidden, Key, Spread, ThemeName
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import counted
 
@@ -37,6 +37,8 @@ class FeatureGrid(Drawn):
     """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
     HAS_DETAILS = True
+    ROWS = "rows"
+    TABLE = "means"
     # Of ``indexer.profiles.features.Feature``, and of the means in the table.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
@@ -65,7 +67,7 @@ class FeatureGrid(Drawn):
     recipe: Annotated[str, IMAGE_RECIPE]
     patch: Annotated[int | None, Doc("The patch whose neurons were examined; empty: the class token.")]
     features: Annotated[tuple[Feature, ...], Hidden()]
-    notes: Notes
+    notes: Annotated[Notes, After("numbers")]
     module: Annotated[
         str,
         Doc(
@@ -79,18 +81,22 @@ class FeatureGrid(Drawn):
         """The layers in the order asked."""
         return list(dict.fromkeys(one.layer for one in self.features))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object, without pixels: each key has an entry for each layer and neuron."""
-        return {
-            "model": self.model,
-            "recipe": self.recipe,
-            "patch": self.patch,
-            "module": self.module,
-            "layers": [one.layer for one in self.features],
-            "neurons": ["all" if one.neuron is None else one.neuron for one in self.features],
-            **{name: [getattr(one, name) for one in self.features] for name in NUMBERS},
-            "notes": list(self.notes),
-        }
+    # The object has a list for each key, with an entry for each layer and neuron, and no pixels.
+
+    @property
+    def layer_numbers(self) -> Annotated[list[int], Doc("The layer of each neuron."), Key("layers")]:
+        """In Python, ``layers`` has each once."""
+        return [one.layer for one in self.features]
+
+    @property
+    def neurons(self) -> Annotated[list[int | str], Doc("The neurons; all: all of the patch together.")]:
+        """In the order of ``features``."""
+        return ["all" if one.neuron is None else one.neuron for one in self.features]
+
+    @property
+    def numbers(self) -> Annotated[dict[str, list[Any]], Spread()]:
+        """By name."""
+        return {name: [getattr(one, name) for one in self.features] for name in NUMBERS}
 
     @property
     def headline(self) -> str:
@@ -100,14 +106,14 @@ class FeatureGrid(Drawn):
             f"{_above_probe(self.features)} respond more to the image found for them than to any image of the probe."
         )
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
         """A row for each layer and neuron; ``neuron``: None for all of them together."""
         return [{name: getattr(one, name) for name in ("layer", "neuron", *NUMBERS)} for one in self.features]
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """A row for each layer, or with ``details`` for each neuron."""
-        if details:
-            return self.to_rows()
+    @property
+    def means(self) -> list[dict[str, Any]]:
+        """A row for each layer."""
         rows = []
         for layer in self.layers:
             found = [one for one in self.features if one.layer == layer]
@@ -219,7 +225,7 @@ def features(
     if isinstance(layers, str):
         layers = parse_layers(layers)
     chosen = _parse_neurons(neurons, patch)
-    subject = read_now(reference_of(atlas, model, base), device)
+    subject = read_now(version_of(atlas, model, base), device)
     found, notes = neuron_features(
         subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, module=module, seed=seed,
         progress=lambda layer: say_more(f"layer {layer}"),

@@ -15,8 +15,8 @@ from query.contract.columns import IMAGE_RECIPE, ROW_FOR_EACH_LAYER, ModelId, No
 from query.contract.figures import THEMES, Panels, add_title, label, model_label, new_figure, row_bars, show_pixels
 from query.contract.options import Base, Device, Layers, Model, Seed, Stem
 from query.contract.registry import Invocation, question
-from query.contract.results import Doc, Drawn, Hidden, ThemeName
-from query.models.lookup import reference_of
+from query.contract.results import After, Doc, Drawn, Hidden, Key, ThemeName
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import percent
 
@@ -36,6 +36,8 @@ class RecoveredWords(Drawn):
     """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
 
     HAS_DETAILS = True
+    ROWS = "rows"
+    TABLE = "short_rows"
     # Of ``indexer.profiles.single.LayerWords``.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
@@ -76,14 +78,16 @@ class RecoveredWords(Drawn):
             f"“{self.input}” are recovered{then}."
         )
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the nearest words of each position."""
         return [asdict(one) | {"top": [" | ".join(words) for words in one.top]} for one in self.layers]
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows; ``top`` only if there is more than one word per position, or with ``details``."""
-        with_top = details or any(len(words) > 1 for one in self.layers for words in one.top)
-        return [{name: row[name] for name in row if with_top or name != "top"} for row in self.to_rows()]
+    @property
+    def short_rows(self) -> list[dict[str, Any]]:
+        """The rows; ``top`` only if there is more than one word per position."""
+        with_top = any(len(words) > 1 for one in self.layers for words in one.top)
+        return [{name: row[name] for name in row if with_top or name != "top"} for row in self.rows]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A table: the input in the first row, then a row for each layer; right tokens on a coloured ground."""
@@ -134,19 +138,20 @@ class RecoveredImages(Drawn):
         ),
     }
 
+    ROWS = "rows"
     SHOW_HEADLINE = True
 
     model: ModelId
     recipe: Annotated[str, IMAGE_RECIPE]
     target: Annotated[Any, Hidden()]
-    layers: Annotated[tuple[ImageLayer, ...], ROW_FOR_EACH_LAYER]
+    layers: Annotated[tuple[ImageLayer, ...], Hidden()]
     notes: Notes
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object, without pixels."""
-        numbers = ("layer", "error", "rows", "high_frequency", "condition", "directions")
-        layers = [{name: getattr(one, name) for name in numbers} for one in self.layers]
-        return {"model": self.model, "recipe": self.recipe, "layers": layers, "notes": list(self.notes)}
+    @property
+    def numbers(self) -> Annotated[list[dict[str, Any]], ROW_FOR_EACH_LAYER, Key("layers"), After("recipe")]:
+        """The layers without pixels."""
+        names = ("layer", "error", "rows", "high_frequency", "condition", "directions")
+        return [{name: getattr(one, name) for name in names} for one in self.layers]
 
     @property
     def headline(self) -> str:
@@ -158,7 +163,8 @@ class RecoveredImages(Drawn):
             f"{first.error:.3f}{then} (0 is perfect)."
         )
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
         """A row for each layer: the error, and the shares of the first and the last row of patches in it."""
         return [
             {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1],
@@ -246,7 +252,7 @@ def invert(
     check_recipe(recipe, "blank")
     if isinstance(layers, str):
         layers = parse_layers(layers)
-    reference = reference_of(atlas, model, base)
+    version = version_of(atlas, model, base)
 
     def on_progress(layer: int) -> None:
         say_more(f"layer {layer}")
@@ -256,7 +262,7 @@ def invert(
             raise BadArgument("`keep` and `restrict` apply to words only.", "Give a text.")
         if recipe == "blank":
             raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
-        subject = read_now(reference, device)
+        subject = read_now(version, device)
         target, image_layers, notes = invert_images(
             subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
             progress=on_progress,
@@ -265,7 +271,7 @@ def invert(
     if rate is not None and recipe != "original":
         raise BadArgument("`rate` is a setting of the original method.", Text("Add ", Call(recipe="original"), "."))
     positions = _parse_slice(keep)
-    subject = read_now(reference, device)
+    subject = read_now(version, device)
     words, found = invert_words(
         subject, text, layers, recipe=recipe, top=top, keep=positions, restrict=restrict, seed=seed, shift=shift,
         steps=steps, rate=rate, progress=on_progress,

@@ -119,6 +119,7 @@ class Layers(Drawn):
     """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
 
     ROWS = "deltas"
+    TABLE = "cells"
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "heads": (
             "How the change of each attention matrix is spread over its heads (--heads); in a table, their "
@@ -150,6 +151,7 @@ class Layers(Drawn):
             "number. norms: of each head's part."
         ),
     ] = ()
+    of: Annotated[str, Hidden()] = "relative_norm"  # the measure that a table shows
 
     @property
     def read(
@@ -222,8 +224,9 @@ class Layers(Drawn):
             )
         return f"{most}."
 
-    def table(self, *, details: bool = False, of: str = "relative_norm") -> list[dict[str, Any]]:
-        """One of MEASURES with a row for each layer and a column for each family; of heads, a row for each matrix."""
+    @property
+    def cells(self) -> list[dict[str, Any]]:
+        """A row for each layer, with ``of`` for each family; of heads, a row for each matrix."""
         if self.heads:
             numbers = ("effective", "chance", "p_value")
             return [
@@ -238,7 +241,7 @@ class Layers(Drawn):
         for one in self.deltas:
             start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
             start |= dict.fromkeys(columns[one.stack])
-            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, of)
+            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, self.of)
         return list(rows.values())
 
     def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
@@ -322,7 +325,7 @@ def _command(
         found = atlas.layers(model, base, **options)
         if call.file is not None:
             found.write(call.file, call.theme or "light", of)
-        call.show(found, file=call.file, table=found.table(details=call.details, of=of))
+        call.show(replace(found, of=of), file=call.file)
 
 
 @question(

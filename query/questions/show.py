@@ -12,7 +12,7 @@ from indexer.names import family_order
 from indexer.sources.registry import ModelRef
 from query.contract.options import Base, Model
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import Hidden, Result, plain
+from query.contract.results import Detail, Result, Shown, Spread, plain
 from query.models.facts import Place, facts_of, most_probable
 from query.models.lookup import indexed_model, model_of_folder
 from query.models.resolved import base_in_hint, unknown_model, unrelated_notes
@@ -34,7 +34,8 @@ _TABLES = ("weight_files", "datasets_as_written", "evaluations", "families", "ne
 class ShownModel(Result, Mapping[str, Any]):
     """Everything known of one model: a mapping with the keys of the command's JSON."""
 
-    HAS_DETAILS = True
+    ROWS = "rows"
+    SHEET = ("usual_facts", "all_facts")
     SHOW_HEADLINE = True
     # Facts are columns of the views and tables fine_tunes and records; these are the first to be asked about.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
@@ -99,7 +100,7 @@ class ShownModel(Result, Mapping[str, Any]):
     }
     OPTIONAL_COLUMNS = ("stack", "untouched", "rank_90", "rank_50", "author", "spellings", "sources", "parent")
 
-    facts: Annotated[Mapping[str, Any], Hidden()]
+    facts: Annotated[Mapping[str, Any], Spread()]
 
     def __getitem__(self, name: str) -> Any:
         return self.facts[name]
@@ -127,18 +128,19 @@ class ShownModel(Result, Mapping[str, Any]):
         alone = f" {nothing_like(self['model'], self['base'])}." if self["is_like_none"] else ""
         return f"{self['model']} is {kind} of {self['base']}{status}; {datasets}{guess}.{alone}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The documented JSON object."""
-        return dict(self.facts)
-
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
         """One row with the facts. The tables (families, neighbours, results …) and the notes are in the object."""
         return [{name: value for name, value in self.facts.items() if name not in (*_TABLES, "notes")}]
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The usual facts, families and neighbours; everything with ``details``."""
-        if details:
-            return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
+    @property
+    def all_facts(self) -> Annotated[dict[str, Any], Shown(), Detail(), Spread()]:
+        """Everything but the signature and the notes."""
+        return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
+
+    @property
+    def usual_facts(self) -> Annotated[dict[str, Any], Shown(in_details=False), Spread()]:
+        """The usual facts in words, families and neighbours."""
         facts = {fact.name: fact.in_words(self.facts) for fact in facts_of(Place.SHOW) if not fact.is_usual(self.facts)}
         facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
         columns = {

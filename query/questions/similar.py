@@ -31,9 +31,9 @@ from query.contract.columns import (
 )
 from query.contract.options import Base, Model, Read, Representation, Where
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows
+from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows, Shown, Spread
 from query.models.lookup import resolve_model
-from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes, vector_of
+from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.shared.wording import counted, rarity
 
@@ -97,6 +97,7 @@ class Neighbour:
         dict[str, dict[str, float]] | None,
         Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
         If(),
+        Data(),
     ] = field(default=None, compare=False)
     compared_by: Annotated[
         str | None,
@@ -111,6 +112,19 @@ class Neighbour:
         ),
         If("because"),
     ] = field(default=None, compare=False)
+
+    # A table has no room for objects.
+
+    @property
+    def main_reasons(self) -> Annotated[dict[str, list[str]], Shown(in_details=False), Spread()]:
+        """The three largest contributions of families and of layers."""
+        return {name: parts[:_REASONS_SHOWN] for name, parts in self.reasons.items()}
+
+    @property
+    def reasons(self) -> Annotated[dict[str, list[str]], Shown(), Detail(), Spread()]:
+        """All contributions of families and of layers."""
+        known = self.because or {}
+        return {name: [f"{key} {part:.2f}" for key, part in parts.items()] for name, parts in known.items()}
 
     @property
     def background_floor(
@@ -186,16 +200,6 @@ class SimilarModels(Rows[Neighbour]):
         like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
         others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
         return f"{like}{others}.{most}"
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The rows, with the three largest contributions of families and of layers, or with all."""
-        rows: list[dict[str, Any]] = super().table(details=details)
-        for row in rows:
-            reasons = row.pop("because", {})  # a table has no room for objects
-            for name, parts in reasons.items():
-                largest = list(parts.items())[: None if details else _REASONS_SHOWN]
-                row[name] = [f"{key} {part:.2f}" for key, part in largest]
-        return rows
 
 
 def _command(call: Invocation, model: str, **options: Any) -> None:
@@ -275,10 +279,11 @@ def similar(
         asked = resolve_model(atlas, str(model), base, representation, read)
         if asked.is_copy:
             raise AtlasError(f"{asked.name} is {asked.as_copy}: without a change, no similarity is defined.", "")
+        found: list[Neighbour] = []
         is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
             found = stored_neighbours(atlas, asked, k, representation)
-        else:
+        if not found:  # also where there are no lists, or the model has no vector, which is an error
             found = _search(atlas, asked, k, condition, other_authors, representation, explain)
     finally:
         if condition is not None:
@@ -338,8 +343,6 @@ def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, represen
         "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
         [asked.model_id, representation, k],
     )
-    if not rows and representation == "vocabulary":
-        vector_of(atlas, asked, representation)  # raises an error if it has none
     masks = {
         row["model_id"]: row["changed"]
         for row in atlas.rows(
@@ -446,7 +449,6 @@ def _contributions(
     """What each delta's block adds to each similarity, over the blocks that both models have."""
     import numpy as np
 
-    from indexer.names import DeltaKey
     from indexer.vectors.table import VectorTable
 
     if not atlas.published(base, representation).per_delta:
@@ -454,7 +456,7 @@ def _contributions(
             f"{representation!r} has no part for each matrix, so a similarity cannot be split by layer and family.",
             Text("Use ", Call(representation="input"), "."),
         )
-    keys = [DeltaKey.parse(name) for name in atlas.base_row(base)["deltas"]]
+    keys = atlas.delta_keys(base, representation)
     index = atlas.index(base, representation)
     wanted = np.array(sorted(ids), dtype=np.int64)
     if index.masks.blocks:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,13 +33,11 @@ from indexer.errors import AtlasError, BadArgument, Call, Text
 from query.contract.columns import Notes
 from query.contract.options import ROWS_ON_A_TERMINAL, Limit
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import Doc, Listed, to_frame
+from query.contract.results import Doc, Listed
 from query.shared import sandbox
 from query.shared.sandbox.locked import MEMORY
 
 if TYPE_CHECKING:
-    import pandas
-
     from indexer.database.reading import Reading
     from query.models.reader import AtlasReader
 
@@ -57,6 +56,8 @@ class SqlResult(Listed[dict[str, Any]]):
     Columns of the same name are numbered: ``name``, ``name_2``. ``types``: DuckDB's name of each column's
     type.
     """
+
+    ROWS = "records"
 
     columns: Annotated[list[str], Doc("Names of the columns.")]
     rows: Annotated[
@@ -77,10 +78,8 @@ class SqlResult(Listed[dict[str, Any]]):
         more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
 
-    def _entries(self) -> list[dict[str, Any]]:
-        return self.to_rows()
-
-    def to_rows(self) -> list[dict[str, Any]]:
+    @property
+    def records(self) -> list[dict[str, Any]]:
         """One dict per row."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
@@ -91,10 +90,9 @@ class SqlResult(Listed[dict[str, Any]]):
         types = [*self.types, *[""] * (len(self.columns) - len(self.types))]
         write_rows(path, self.to_rows(), dict(zip(self.columns, types, strict=True)))
 
-    def to_df(self) -> pandas.DataFrame:
-        """The rows as a data frame of the types that the statement gave: times are times, lists are lists."""
-        kinds = {name: kind for name, type_ in zip(self.columns, self.types, strict=False) if (kind := _kind(type_))}
-        return to_frame(self.to_rows(), self.columns, kinds)
+    def frame_types(self) -> dict[str, str | None]:
+        """Those that the statement gave: times are times, lists are lists."""
+        return {name: _kind(type_) for name, type_ in zip_longest(self.columns, self.types, fillvalue="")}
 
 
 # The types that pandas cannot infer from JSON.

@@ -1,1 +1,1 @@
-"""What several questions use: statistics, figures, sentences, the sandbox."""
+"""Code that several questions share: statistics, sentences, the sandbox."""

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from indexer.quantities import duration_in_words, size_in_words
 
-# What `query layers` can show of a change, and its title in a picture.
+# The measures of a change in `query layers`, with their titles in a picture.
 MEASURES = {
     "relative_norm": "‖δW‖ / ‖W‖",
     "norm": "‖δW‖",
@@ -46,6 +46,11 @@ def decimal(number: float | None, digits: int = 2) -> str:
     return f"{round(number, digits) + 0.0:.{digits}f}".replace("-", "−")
 
 
+def two_decimals(number: float | None) -> str | None:
+    """As ``decimal``; None stays None."""
+    return None if number is None else decimal(number)
+
+
 def short(number: float | None) -> float | None:
     """At most four decimals; no minus zero."""
     return None if number is None else round(number, 4) + 0.0
@@ -61,10 +66,10 @@ def percent(share: float | None) -> str:
     if share is None:
         return NOTHING
     digits = 0 if share in (0, 1) or 0.095 <= share < 0.995 else 1
-    shown = f"{100 * share:.{digits}f}{_SPACE}%"
+    text = f"{100 * share:.{digits}f}{_SPACE}%"
     if share and 100 * share < 0.05:
         return f"< 0.1{_SPACE}%"
-    return f"> 99.9{_SPACE}%" if share < 1 and shown.startswith("100") else shown
+    return f"> 99.9{_SPACE}%" if share < 1 and text.startswith("100") else text
 
 
 def span(low: float | None, high: float | None) -> str:
@@ -76,7 +81,7 @@ def rarity(share: float | None, pairs: int | None = None) -> str:
     """How rare such a similarity is among ``pairs`` of unrelated models: "1 in 4,000", or "7 in 10" if it is common.
 
     The smallest possible ``share``, 1/(1 + pairs), is a bound and not a count: "none of 1,404 pairs". Empty if the
-    share is not known. ``rarityText`` in map_panel.js says the same.
+    share is not known. ``rarityText`` in map_panel.js writes the same.
     """
     if share is None:
         return ""
@@ -92,7 +97,7 @@ def rarity(share: float | None, pairs: int | None = None) -> str:
 
 
 def size(number: int | None) -> str:
-    """205 MB: thousands of thousands of bytes."""
+    """205 MB, where a megabyte has 10⁶ bytes."""
     return NOTHING if number is None else _unbroken(size_in_words(number))
 
 
@@ -116,7 +121,7 @@ def _unbroken(words: str) -> str:
 
 
 def sql(statement: str) -> str:
-    """The command that answers ``statement``, as it can be pasted into a shell."""
+    """The command that runs ``statement``, ready to be pasted into a shell."""
     is_plain = not set(statement) & set('"$`\\!')
     return f'query sql "{statement}"' if is_plain else f"query sql {shlex.quote(statement)}"
 

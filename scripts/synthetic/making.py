@@ -21,7 +21,7 @@ from indexer.deltas.base import BaseMatrices, store_base
 from indexer.listing.listing import Listing
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, TokenChanges
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representations.registry import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.records.tokens import EXACT, codes_of_sizes, token_rows
 from indexer.sources.cards.modelcard import HeadFacts

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from sklearn.metrics.pairwise import euclidean_distances
 
 from indexer.records.record import Record
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from query.shared.statistics.likeness import similarities
 from scripts.tables import decimal
 from studies.arena import rivals

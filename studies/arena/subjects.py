@@ -23,7 +23,7 @@ from indexer.deltas.single import describe, read_model
 from indexer.deltas.svd import lora_svd
 from indexer.names import DeltaKey
 from indexer.records.record import DeltaRecord, Record
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.vectors.published import PublishedBase

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.publish.vectors import with_unit_blocks
 from indexer.vectors.centre import ADAPTER, FULL
+from indexer.vectors.stored import with_unit_blocks
 from query.shared.statistics.likeness import similarities
 from scripts.synthetic.population import (
     EVERY_FAMILY,

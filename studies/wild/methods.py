@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from indexer.atlas import AtlasFolder
 from indexer.deltas.base import published_matrices
 from indexer.records.record import Record
-from indexer.records.representation import REPRESENTATIONS, VOCABULARY
+from indexer.records.representations.registry import REPRESENTATIONS
+from indexer.records.representations.triplets import OfTriplets
+from indexer.records.representations.vocabulary import VOCABULARY
 from indexer.records.sketch import LEARNED_POWER
 from indexer.records.store import RecordStore
 from query.models.population import distinct, read_population
@@ -27,11 +29,11 @@ from studies.arena.subjects import whole_records
 # Of the product and of the arena: what is not measured, and why.
 LEFT_OUT = {
     "`depth`": "it needs depth profiles, which need the base's own weights",
-    f"`{VOCABULARY}`": "adapters have none",
+    f"`{VOCABULARY.name}`": "adapters have none",
     "Delta Activations": "they need the base's own weights",
     "cards, label names of the head": "only weights were collected",
 }
-MEASURED = [name for name, one in REPRESENTATIONS.items() if not one.of_profiles and not one.of_tokens]
+MEASURED = [name for name, one in REPRESENTATIONS.items() if isinstance(one, OfTriplets)]
 # Methods of the arena that are representations here.
 _MEASURED_OF_ARENA = ("`input` version 1", "the original U_r", "the original U_r Σ_r")
 

@@ -15,7 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.plan import plan
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.parents import DEEPEST, Parents
-from indexer.records.identity import Identity, Parent, Spec, Unit
+from indexer.records.identity import Identity, ModelVersion, Spec, Unit
 from indexer.records.record import Record, read_record
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
@@ -33,7 +33,7 @@ def module(layer: int, target: str) -> str:
     return f"base_model.model.roberta.encoder.layer.{layer}.attention.self.{target}"
 
 
-def add_adapter(store, name: str, named: str | None, *, tagged: str = BASE, rank: int = 4, seed: int = 0) -> dict:
+def add_adapter(store, name: str, stated_base: str | None, *, tagged: str = BASE, rank: int = 4, seed: int = 0) -> dict:
     """A LoRA adapter that its card says is ``tagged``'s; its change of each targeted matrix."""
     generator = torch.Generator().manual_seed(seed)
     tensors, changes = {}, {}
@@ -49,7 +49,7 @@ def add_adapter(store, name: str, named: str | None, *, tagged: str = BASE, rank
     folder = store / name
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "base_model_name_or_path": named}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "base_model_name_or_path": stated_base}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     tags = ["peft", f"base_model:{tagged}", f"base_model:adapter:{tagged}", "dataset:glue"]
     describe(store, name, tags=tags, card_data={"base_model": tagged, "datasets": ["glue"]}, library_name="peft")
@@ -57,8 +57,8 @@ def add_adapter(store, name: str, named: str | None, *, tagged: str = BASE, rank
 
 
 def full_change(store, name: str) -> dict[str, torch.Tensor]:
-    tuned, base = (load_file(store / one / "model.safetensors") for one in (name, BASE))
-    found = {}
+    tuned, base = (load_file(store / model / "model.safetensors") for model in (name, BASE))
+    changes = {}
     for tensor, weights in base.items():
         parts = tensor.split(".")
         if "layer" in parts and tensor.endswith("weight") and weights.ndim == 2:
@@ -66,12 +66,12 @@ def full_change(store, name: str) -> dict[str, torch.Tensor]:
                 "query": "query", "key": "key", "value": "value", "intermediate": "feedforward1",
             }.get(parts[-2] if parts[-2] != "dense" else parts[-3])  # fmt: skip
             if family:
-                found[f"{parts[2]}.{family}"] = (tuned[f"roberta.{tensor}"] - weights).double()
-    return found
+                changes[f"{parts[2]}.{family}"] = (tuned[f"roberta.{tensor}"] - weights).double()
+    return changes
 
 
 @pytest.fixture(scope="module")
-def stood(tiny_store, tmp_path_factory):
+def adapters_on_all(tiny_store, tmp_path_factory):
     """An atlas with adapters on everything that adapters are found on."""
     store = tiny_store(4, tmp_path_factory.mktemp("adapters") / "store")
     torch.manual_seed(7)
@@ -94,8 +94,8 @@ def stood(tiny_store, tmp_path_factory):
     describe(store, "dan/undocumented", tags=[])
     describe(store, "dan/locked", tags=[], gated="manual")
     changes = {
-        name: add_adapter(store, name, named, seed=number, **more)
-        for number, (name, named, more) in enumerate((
+        name: add_adapter(store, name, stated_base, seed=number, **settings)
+        for number, (name, stated_base, settings) in enumerate((
             ("eve/on-base", BASE, {}),
             ("eve/on-old-id", OLD_ID, {}),
             ("eve/on-local-base", "/home/eve/models/tiny-base", {}),
@@ -121,9 +121,9 @@ def stood(tiny_store, tmp_path_factory):
     path = store / "eve" / "on-old-id" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "../../x"}))
     with served_shell(store) as shell:
-        ran = shell("index", "build", "--base", BASE)
-        assert ran.code == 0, ran.err
-        yield store, shell, changes, ran
+        build = shell("index", "build", "--base", BASE)
+        assert build.code == 0, build.err
+        yield store, shell, changes, build
 
 
 def records(shell) -> dict[str, Record]:
@@ -149,45 +149,45 @@ def check(record: Record, expected: dict[str, torch.Tensor]) -> None:
         values = np.linalg.svd(exact, compute_uv=False)[:8]
         np.testing.assert_allclose(delta.s, values, atol=1e-4 * values[0])
         formed = (delta.u.astype(float) * delta.s) @ delta.v.astype(float).T
-        left = np.sqrt(max(np.linalg.norm(exact) ** 2 - np.square(values).sum(), 0.0))
-        assert np.linalg.norm(exact - formed) == pytest.approx(left, abs=2e-3 * np.linalg.norm(exact))
+        residual = np.sqrt(max(np.linalg.norm(exact) ** 2 - np.square(values).sum(), 0.0))
+        assert np.linalg.norm(exact - formed) == pytest.approx(residual, abs=2e-3 * np.linalg.norm(exact))
 
 
 @pytest.mark.parametrize(("name", "tuned"), [("on-tuned", "ann/glue-0"), ("on-undocumented", "dan/undocumented")])
-def test_on_a_fine_tune_the_changes_are_added(stood, name, tuned):
-    store, shell, changes, _ = stood
-    below = full_change(store, tuned)
+def test_on_a_fine_tune_the_changes_are_added(adapters_on_all, name, tuned):
+    store, shell, changes, _ = adapters_on_all
+    parent_change = full_change(store, tuned)
     record = records(shell)[f"eve/{name}"]
-    check(record, {key: change + changes[f"eve/{name}"].get(key, 0) for key, change in below.items()})
+    check(record, {key: change + changes[f"eve/{name}"].get(key, 0) for key, change in parent_change.items()})
     assert record.adapter_base.verdict == "finetune"
     assert record.identity.parent.startswith(f"{tuned}@")
     assert record.is_adapter
     assert all(delta.norm > 0 for delta in record.deltas)
 
 
-def test_on_an_adapter_factors_are_joined_and_chains_are_followed_to_their_end(stood):
-    store, shell, changes, _ = stood
-    found = records(shell)
+def test_on_an_adapter_factors_are_joined_and_chains_are_followed_to_their_end(adapters_on_all):
+    store, shell, changes, _ = adapters_on_all
+    records_by_model = records(shell)
     own = changes["eve/on-adapter"]
-    check(found["eve/on-adapter"], {key: own[key] + changes["eve/on-base"][key] for key in own})
-    assert sum(delta.norm > 0 for delta in found["eve/on-adapter"].deltas) == len(own)
-    below, middle, top = full_change(store, "ann/glue-0"), changes["eve/on-tuned"], changes["eve/on-adapter-on-tuned"]
-    summed = {key: change + middle.get(key, 0) + top.get(key, 0) for key, change in below.items()}
-    check(found["eve/on-adapter-on-tuned"], summed)
-    assert found["eve/on-adapter-on-tuned"].identity.parent.count(">") == 1
+    check(records_by_model["eve/on-adapter"], {key: own[key] + changes["eve/on-base"][key] for key in own})
+    assert sum(delta.norm > 0 for delta in records_by_model["eve/on-adapter"].deltas) == len(own)
+    bottom, middle, top = full_change(store, "ann/glue-0"), changes["eve/on-tuned"], changes["eve/on-adapter-on-tuned"]
+    summed = {key: change + middle.get(key, 0) + top.get(key, 0) for key, change in bottom.items()}
+    check(records_by_model["eve/on-adapter-on-tuned"], summed)
+    assert records_by_model["eve/on-adapter-on-tuned"].identity.parent.count(">") == 1
 
 
-def test_verdicts_and_what_a_person_is_reported(stood):
-    _, shell, changes, ran = stood
-    found = verdicts(shell)
-    assert {name.removeprefix("eve/on-"): verdict for name, verdict in found.items() if "/on-" in name} == {
+def test_verdicts_and_what_a_person_is_reported(adapters_on_all):
+    _, shell, changes, build = adapters_on_all
+    verdict_of = verdicts(shell)
+    assert {name.removeprefix("eve/on-"): verdict for name, verdict in verdict_of.items() if "/on-" in name} == {
         "base": "base", "old-id": "base", "local-base": "base", "itself": "base",
         "folder": "unknown", "unknown": "unknown", "locked": "unknown",
         "tuned": "finetune", "undocumented": "finetune", "adapter": "finetune", "adapter-on-tuned": "finetune",
         "other": "foreign", "wide": "foreign",
     }  # fmt: skip
-    assert found["eve/round-1"] == found["eve/round-2"] == "unknown"
-    assert "adapters whose base could not be resolved, treated as adapters of org/tiny-base: " in ran.err
+    assert verdict_of["eve/round-1"] == verdict_of["eve/round-2"] == "unknown"
+    assert "adapters whose base could not be resolved, treated as adapters of org/tiny-base: " in build.err
     # What is odd about the names is noted, and a chain that is too deep is refused.
     odd = dict(read_rows(shell.folder / "atlas" / "atlas.duckdb", "SELECT model, oddities FROM fine_tunes"))
     assert odd["eve/on-itself"] == [
@@ -198,7 +198,7 @@ def test_verdicts_and_what_a_person_is_reported(stood):
     assert odd["eve/on-base"] == []
     assert (
         "adapters that name themselves as their base, treated as adapters of org/tiny-base: 1 (eve/on-itself)"
-        in ran.err
+        in build.err
     )
     deep = dict(
         read_rows(
@@ -213,8 +213,8 @@ def test_verdicts_and_what_a_person_is_reported(stood):
         check(plain[name], changes[name])
 
 
-def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(stood):
-    _, shell, _, _ = stood
+def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(adapters_on_all):
+    _, shell, _, _ = adapters_on_all
     rows = shell("query", "sql", "SELECT model, names_base, why FROM suspicious_claims ORDER BY model", "--json").json
     assert [(row["model"], row["names_base"]) for row in rows] == [
         ("eve/on-other", "far/other-base"), ("eve/on-wide", "far/wide-base"),
@@ -225,42 +225,42 @@ def test_an_adapter_of_another_base_is_a_suspicious_claim_and_counts_nowhere(sto
         "query", "sql", "SELECT count(*) AS n FROM models WHERE len(datasets) > 0 AND NOT is_unrelated", "--json"
     )
     assert purity["models"] == indexed.json[0]["n"]
-    said = shell("query", "predict", "eve/on-other")
-    assert said.code == 1
-    assert "adapter of another base" in said.err
+    prediction = shell("query", "predict", "eve/on-other")
+    assert prediction.code == 1
+    assert "adapter of another base" in prediction.err
     similar = shell("query", "similar", "ann/glue-0", "-k", "20", "--json")
     assert similar.code == 0
 
 
-def test_lineage_of_an_adapter_on_a_fine_tune_is_what_its_file_says_and_is_never_contradicted(stood):
-    _, shell, _, _ = stood
+def test_lineage_of_an_adapter_on_a_fine_tune_is_what_its_file_says_and_is_never_contradicted(adapters_on_all):
+    _, shell, _, _ = adapters_on_all
 
-    def told(name):
+    def lineage(name):
         (row,) = shell("query", "lineage", f"eve/{name}", "--json").json
         return row
 
-    row = told("on-tuned")
+    row = lineage("on-tuned")
     assert (row["parent"], row["kind"], row["direction"]) == ("ann/glue-0", "continued", "known")
     assert row["evidence"].startswith("by its adapter_config.json")
     assert row["card"] == "not declared"  # its card names the base
     assert 0 < row["residual"] < 1
-    assert told("on-adapter")["parent"] == "eve/on-base"
-    assert told("on-adapter-on-tuned")["parent"] == "eve/on-tuned"
-    assert told("on-locked")["parent"] == "dan/locked"
+    assert lineage("on-adapter")["parent"] == "eve/on-base"
+    assert lineage("on-adapter-on-tuned")["parent"] == "eve/on-tuned"
+    assert lineage("on-locked")["parent"] == "dan/locked"
     for name in ("on-base", "on-old-id", "on-local-base", "on-folder", "on-nothing"):
-        assert (told(name)["parent"], told(name)["card"]) == (BASE, "confirmed"), name
+        assert (lineage(name)["parent"], lineage(name)["card"]) == (BASE, "confirmed"), name
     rows = shell("query", "lineage", "--all", "--json").json
     assert {row["card"] for row in rows if row["model"].startswith("eve/") and row["verdict"] != "unrelated"} <= {
         "confirmed", "not declared", "unsure",
     }  # fmt: skip
     # Answers are stored now; a parent that the atlas does not contain has no row there.
-    assert told("on-tuned")["parent"] == "ann/glue-0"
-    assert told("on-locked")["parent"] == "dan/locked"
+    assert lineage("on-tuned")["parent"] == "ann/glue-0"
+    assert lineage("on-locked")["parent"] == "dan/locked"
 
 
-def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_that_adapter(stood, tmp_path):
+def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_that_adapter(adapters_on_all, tmp_path):
     """The sum of both changes is compared, as a build indexes it."""
-    store, shell, changes, _ = stood
+    store, shell, changes, _ = adapters_on_all
     weights = load_file(store / "ann/glue-0" / "model.safetensors")
     for key, change in changes["eve/on-tuned"].items():
         layer, target = key.split(".")
@@ -273,39 +273,39 @@ def test_a_model_into_which_an_adapter_on_a_fine_tune_was_merged_is_made_from_th
     assert row["residual"] < 1e-6
 
 
-def test_the_next_build_reads_nothing_again_until_a_parent_changes(stood):
-    store, shell, _, _ = stood
-    ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
-    assert (ran.json["indexed"], ran.json["failed"]) == (0, 0)
+def test_the_next_build_reads_nothing_again_until_a_parent_changes(adapters_on_all):
+    store, shell, _, _ = adapters_on_all
+    command = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
+    assert (command.json["indexed"], command.json["failed"]) == (0, 0)
     before = records(shell)["eve/on-tuned"].identity
-    ran = shell("index", "publish", "--json")
+    command = shell("index", "publish", "--json")
     assert records(shell)["eve/on-tuned"].identity == before
     weights = load_file(store / "ann/glue-0" / "model.safetensors")
-    changed = {name: 1.01 * one if "layer.0" in name else one for name, one in weights.items()}
+    changed = {name: 1.01 * tensor if "layer.0" in name else tensor for name, tensor in weights.items()}
     save_file(changed, store / "ann/glue-0" / "model.safetensors", metadata={"format": "pt"})
-    ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
-    assert ran.json["indexed"] == 3  # the fine-tune and the two adapters that stand on it
+    command = shell("index", "build", "--base", BASE, "--workers", "1", "--json")
+    assert command.json["indexed"] == 3  # the fine-tune and the two adapters that stand on it
     after = records(shell)["eve/on-tuned"].identity
     assert after.parent != before.parent
     assert (after.commit, after.model) == (before.commit, before.model)
 
 
-def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(stood):
-    store, shell, changes, _ = stood
-    below = records(shell)["bob/squad-1"]
+def test_where_only_the_record_of_the_fine_tune_is_left_its_factors_are_added(adapters_on_all):
+    store, shell, changes, _ = adapters_on_all
+    parent = records(shell)["bob/squad-1"]
     changes["eve/late"] = add_adapter(store, "eve/late", "bob/squad-1", seed=99)
     (store / "bob/squad-1" / "model.safetensors").rename(store / "bob-squad-1.kept")
-    describe(store, "bob/squad-1", tags=["transformers", f"base_model:finetune:{BASE}"], sha=below.identity.commit)
+    describe(store, "bob/squad-1", tags=["transformers", f"base_model:finetune:{BASE}"], sha=parent.identity.commit)
     shell("index", "build", "--base", BASE, "--workers", "1")
     record = records(shell)["eve/late"]
     assert record.adapter_base.verdict == "finetune"
     assert record.adapter_base.why.startswith("approximate")
-    for delta, kept in zip(record.deltas, below.deltas, strict=True):
-        formed = (kept.u.astype(float) * kept.s) @ kept.v.astype(float).T
+    for delta, parent_delta in zip(record.deltas, parent.deltas, strict=True):
+        formed = (parent_delta.u.astype(float) * parent_delta.s) @ parent_delta.v.astype(float).T
         exact = formed + changes["eve/late"].get(str(delta.key), torch.zeros(delta.shape)).numpy()
-        rest = kept.norm**2 - np.linalg.norm(kept.s) ** 2
+        residual = parent_delta.norm**2 - np.linalg.norm(parent_delta.s) ** 2
         np.testing.assert_allclose(delta.s, np.linalg.svd(exact, compute_uv=False)[:8], rtol=2e-3)
-        assert delta.norm == pytest.approx(np.sqrt(np.linalg.norm(exact) ** 2 + max(rest, 0)), rel=2e-3)
+        assert delta.norm == pytest.approx(np.sqrt(np.linalg.norm(exact) ** 2 + max(residual, 0)), rel=2e-3)
 
 
 ROWS_OF_EARLIER = {  # what the listing's row says, what the file says, and what comes of it
@@ -317,54 +317,56 @@ ROWS_OF_EARLIER = {  # what the listing's row says, what the file says, and what
 }
 
 
-def test_a_row_that_is_older_than_the_file_does_not_decide(stood):
+def test_a_row_that_is_older_than_the_file_does_not_decide(adapters_on_all):
     """Of a commit the row may say what an earlier one said; what is odd is kept, and nothing is read twice for it."""
-    store, shell, changes, _ = stood
+    store, shell, changes, _ = adapters_on_all
     with LoopbackHub(store) as hub:
-        for number, (name, (said, named, _)) in enumerate(ROWS_OF_EARLIER.items()):
-            changes[name] = add_adapter(store, name, named, seed=200 + number)
+        for number, (name, (row_base, file_base, _)) in enumerate(ROWS_OF_EARLIER.items()):
+            changes[name] = add_adapter(store, name, file_base, seed=200 + number)
             row = {
                 "id": name,
                 "sha": hub.store.repository(name).revision().sha,
                 "library_name": "peft",
                 "tags": ["peft", f"base_model:adapter:{BASE}"],
                 "siblings": [{"rfilename": "adapter_config.json"}, {"rfilename": "adapter_model.safetensors"}],
-                "config": {"peft": {"base_model_name_or_path": said}},
+                "config": {"peft": {"base_model_name_or_path": row_base}},
             }
             settings = json.loads((store / f"{name}.repo.json").read_text())
             describe(store, name, **{**settings, "tags": []})  # else the current row is listed as well
             Listing(AtlasFolder(shell.folder / "atlas").listing(BASE)).add(row, "adapter", BASE)
         for _ in range(2):
-            ran = shell("index", "build", "--base", BASE, "--workers", "1", "--json", HF_ENDPOINT=hub.endpoint)
-            assert ran.code == 0, ran.err
-    assert ran.json["indexed"] == 0
-    found, stored = records(shell), verdicts(shell)
-    assert {name: stored[name] for name in ROWS_OF_EARLIER} == {name: one[2] for name, one in ROWS_OF_EARLIER.items()}
+            build = shell("index", "build", "--base", BASE, "--workers", "1", "--json", HF_ENDPOINT=hub.endpoint)
+            assert build.code == 0, build.err
+    assert build.json["indexed"] == 0
+    records_by_model, stored = records(shell), verdicts(shell)
+    assert {name: stored[name] for name in ROWS_OF_EARLIER} == {
+        name: verdict for name, (*_, verdict) in ROWS_OF_EARLIER.items()
+    }
     for name in ("fay/on-base", "fay/on-other", "fay/on-unknown", "fay/on-old-id"):
-        check(found[name], changes[name])
+        check(records_by_model[name], changes[name])
     own = changes["fay/on-tuned"]
     summed = {key: change + own.get(key, 0) for key, change in full_change(store, "ann/glue-0").items()}
-    check(found["fay/on-tuned"], summed)
+    check(records_by_model["fay/on-tuned"], summed)
     odd = shell("query", "sql", "SELECT model, oddities FROM fine_tunes WHERE model LIKE 'fay/%' ORDER BY 1", "--json")
     for row in odd.json:
-        said, _, _ = ROWS_OF_EARLIER[row["model"]]
-        is_odd = any(one.startswith(f"base_model: its listing row names {said}, ") for one in row["oddities"])
+        row_base, _, _ = ROWS_OF_EARLIER[row["model"]]
+        is_odd = any(text.startswith(f"base_model: its listing row names {row_base}, ") for text in row["oddities"])
         assert is_odd == (row["model"] != "fay/on-old-id"), row
 
 
 # What follows asks no Hub.
 
 
-def row(name: str, named: str | None = None, commit: str = "c" * 40, **more) -> dict:
-    files = [{"rfilename": "adapter_config.json"}] if named else [{"rfilename": "model.safetensors"}]
-    config = {"peft": {"base_model_name_or_path": named}} if named else {}
+def row(name: str, stated_base: str | None = None, commit: str = "c" * 40, **more) -> dict:
+    files = [{"rfilename": "adapter_config.json"}] if stated_base else [{"rfilename": "model.safetensors"}]
+    config = {"peft": {"base_model_name_or_path": stated_base}} if stated_base else {}
     return {"id": name, "sha": commit, "siblings": files, "config": config, **more}
 
 
 def listed(*rows: dict) -> list[ListedModel]:
     now = datetime.now(UTC)
     return [
-        ListedModel(one["id"], one, "adapter" if one["config"] else "finetune", "tag", BASE, now, now) for one in rows
+        ListedModel(row["id"], row, "adapter" if row["config"] else "finetune", "tag", BASE, now, now) for row in rows
     ]
 
 
@@ -375,48 +377,48 @@ def test_a_chain_of_any_length_ends():
     for _ in range(2):  # asking again does not turn it into an adapter of the base
         assert parents.of(models[0]) is None
         assert "a/step-0" in parents.unknown
-    found = parents.of(models[-3])
-    assert found.name == f"a/step-{DEEPEST + 2}@{'c' * 40}>a/step-{DEEPEST + 3}@{'c' * 40}"
+    parent = parents.of(models[-3])
+    assert parent.name == f"a/step-{DEEPEST + 2}@{'c' * 40}>a/step-{DEEPEST + 3}@{'c' * 40}"
 
 
 def test_ids_of_old_and_copies_are_the_base_wherever_they_are_named():
-    asked = []
+    questions = []
     hub = {
         "bert-old": row("google/bert-old"), "old-tiny": row(BASE), "x/gguf": row("x/gguf", tags=[f"base_model:quantized:{BASE}"]),
     }  # fmt: skip
 
     def ask(name):
-        asked.append(name)
+        questions.append(name)
         return hub.get(name)
 
-    for named, expected in (
-        ("old-tiny", None), ("x/gguf", None), ("bert-old", Parent("google/bert-old", "c" * 40, "finetune")),
+    for stated_base, expected in (
+        ("old-tiny", None), ("x/gguf", None), ("bert-old", ModelVersion(ModelRef("google/bert-old"), "c" * 40, "finetune")),
     ):  # fmt: skip
-        (model,) = listed(row("a/adapter", named))
+        (model,) = listed(row("a/adapter", stated_base))
         parents = Parents((BASE,), [model], ask)
         assert parents.of(model) == expected
         assert parents.unknown == {}
-    assert asked == ["old-tiny", "x/gguf", "bert-old"]
+    assert questions == ["old-tiny", "x/gguf", "bert-old"]
     (model,) = listed(row("a/adapter", "unsloth/tiny-4bit"))
     by_alias = ListedModel(**{**vars(model), "claimed_by": "alias:unsloth/tiny-4bit"})
     assert Parents((BASE,), [by_alias], ask).of(by_alias) is None
-    assert len(asked) == 3
+    assert len(questions) == 3
 
 
-def unit(parent: Parent | None = None) -> Unit:
+def unit(parent: ModelVersion | None = None) -> Unit:
     return Unit(ModelRef("a/adapter"), "c" * 40, BASE, "b" * 40, "adapter", Spec(), parent=parent)
 
 
 def test_the_parent_is_part_of_the_identity():
     identity = unit().identity
-    grounded = unit(Parent("a/tuned", "d" * 40, "finetune")).identity
+    grounded = unit(ModelVersion(ModelRef("a/tuned"), "d" * 40, "finetune")).identity
     assert grounded.digest != identity.digest
     assert Identity.from_row(json.loads(json.dumps(grounded.as_row(), default=vars))) == grounded
 
 
 def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     store = RecordStore(AtlasFolder(tmp_path / "atlas"))
-    grounded = unit(Parent("a/elsewhere", "d" * 40, "finetune")).identity
+    grounded = unit(ModelVersion(ModelRef("a/elsewhere"), "d" * 40, "finetune")).identity
     store.write(Record(unit().identity, (), created="2026-01-02"))
     store.write(Record(grounded, (), created="2026-01-01"))
     models = listed(row("a/adapter", "a/elsewhere"))
@@ -424,4 +426,4 @@ def test_without_the_hub_the_record_with_a_parent_is_kept(tmp_path):
     for parents in (None, Parents((BASE,), models, None)):
         (planned,) = plan(models, models, store, template, False, parents)
         assert planned.unit is None
-        assert planned.entry.record_key == grounded.digest
+        assert planned.record_key == grounded.digest

@@ -193,14 +193,14 @@ def test_tensors_that_are_saved_whole_are_listed(tmp_path: Path) -> None:
     )
     trained(roberta(), config).save_pretrained(tmp_path)
     checkpoint = open_checkpoint(ModelRef("x", folder=tmp_path), relation="adapter")
-    found = whole_weights(checkpoint)
-    assert "classifier.dense.weight" in found
-    assert "roberta.encoder.layer.1.intermediate.dense.weight" in found
-    assert not any("lora" in name or "modules_to_save" in name for name in found)
+    whole_names = whole_weights(checkpoint)
+    assert "classifier.dense.weight" in whole_names
+    assert "roberta.encoder.layer.1.intermediate.dense.weight" in whole_names
+    assert not any("lora" in name or "modules_to_save" in name for name in whole_names)
     assert set(read(tmp_path)) == {f"roberta.encoder.layer.{i}.attention.self.query" for i in (0, 1)}
     factors = adapter_plan(checkpoint).tensors
     assert sorted(factors) == sorted(name for name in checkpoint.tensors if ".lora_" in name)
-    assert not set(factors) & set(found)
+    assert not set(factors) & set(whole_names)
 
 
 def test_embedding_factors_and_biases_are_passed_over(tmp_path: Path) -> None:

@@ -57,28 +57,28 @@ def test_a_family_is_found_read_and_shown(shell):
     dry = shell(*command, "--dry-run", "--json")
     assert dry.code == 0, dry.err
     assert "there is no nobody/same-weights on the Hub; models that name it are still looked for" in dry.err
-    tree = {(one["steps"], one["relation"]): one["models"] for one in dry.json["dry_run"]["tree"]}
+    tree = {(row["steps"], row["relation"]): row["models"] for row in dry.json["dry_run"]["tree"]}
     assert tree == {
         (1, "finetune"): 13, (2, "finetune"): 1, (2, "adapter"): 3, (3, "merge"): 1, (3, "adapter"): 1, (4, "adapter"): 1,
     }  # fmt: skip
     assert "2 steps from the base: 1 finetune, 3 adapter" in dry.err
     assert f"the crawl made {dry.json['dry_run']['api_calls']} API requests; in 5 min the Hub allows 500" in dry.err
     direct = shell(*command, "--dry-run", "--json", "--no-descendants")
-    assert sum(one["models"] for one in direct.json["dry_run"]["tree"]) == 15
+    assert sum(row["models"] for row in direct.json["dry_run"]["tree"]) == 15
     bounded = shell(*command, "--dry-run", "--json", "--depth", "2")
     assert "models were not looked for" in bounded.err
 
-    ran = shell(*command, "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["discovered"], ran.json["indexed"]) == (20, 20)
+    build = shell(*command, "--json")
+    assert build.code == 0, build.err
+    assert (build.json["discovered"], build.json["indexed"]) == (20, 20)
     assert verdicts(shell) == {
         "eve/on-mirror": "base", "eve/on-4bit": "base", "eve/on-unnamed": "base",
         "eve/on-tuned-4bit": "finetune", "eve/on-third": "finetune",
     }  # fmt: skip
-    found = records(shell)
+    records_by_model = records(shell)
     for name in ("eve/on-mirror", "eve/on-4bit", "eve/on-unnamed"):
-        assert found[name].adapter_base.parent == ""
-        check(found[name], expected[name])
+        assert records_by_model[name].adapter_base.parent == ""
+        check(records_by_model[name], expected[name])
     with duckdb.connect(str(shell.folder / "atlas/atlas.duckdb"), read_only=True) as connection:
         paths = dict(connection.execute(
             "SELECT model, list_transform(path, lambda one: one.relation || ' ' || one.model) FROM models "
@@ -101,9 +101,9 @@ def test_a_family_is_found_read_and_shown(shell):
     shell.hub.reset_log()
     again = shell("index", "build", "--base", BASE, "--no-descendants", "--json")
     assert (again.json["indexed"], again.json["discovered"]) == (0, 16)
-    asked = {one.query for one in shell.hub.requests if "filter=" in one.query}
-    assert any("nobody%2Fsame-weights" in one for one in asked)
-    assert any("mia%2Ftiny-base-ungated" in one for one in asked)
+    queries = {request.query for request in shell.hub.requests if "filter=" in request.query}
+    assert any("nobody%2Fsame-weights" in query for query in queries)
+    assert any("mia%2Ftiny-base-ungated" in query for query in queries)
     wrong = shell("index", "build", "--base", BASE, "--same-as", "not an id")
     assert wrong.code == 2 or "is not a Hub id" in wrong.err
     # One of another type cannot be it, and is not remembered.
@@ -112,4 +112,4 @@ def test_a_family_is_found_read_and_shown(shell):
     assert "max/other is of type gpt2" in other.err
     shell.hub.reset_log()
     assert shell("index", "build", "--base", BASE, "--dry-run").code == 0
-    assert not [one for one in shell.hub.requests if "max%2Fother" in one.query]
+    assert not [request for request in shell.hub.requests if "max%2Fother" in request.query]

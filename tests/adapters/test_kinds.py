@@ -36,7 +36,7 @@ def stored(model: Any, folder: Path) -> BaseMatrices:
 
 def train(adapted: Any, steps: int = 3) -> None:
     torch.manual_seed(1)
-    optimiser = torch.optim.AdamW([one for one in adapted.parameters() if one.requires_grad], lr=2e-2)
+    optimiser = torch.optim.AdamW([value for value in adapted.parameters() if value.requires_grad], lr=2e-2)
     for _ in range(steps):
         tokens = torch.randint(5, 50, (4, 8))
         out = adapted(input_ids=tokens).logits.float()
@@ -48,45 +48,45 @@ def train(adapted: Any, steps: int = 3) -> None:
 def changes(folder: Path, base: BaseMatrices, **options: Any) -> tuple[dict[DeltaKey, torch.Tensor], set[DeltaKey]]:
     """δW of every matrix that the adapter changes, and the keys of those that are not factors."""
     checkpoint = open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")
-    found, functions = {}, set()
+    deltas, functions = {}, set()
     for delta in deltas_on(checkpoint, base, **options):
-        assert delta.key not in found
+        assert delta.key not in deltas
         if isinstance(delta, WeightDelta):
             functions.add(delta.key)
-            found[delta.key] = dense(delta, base.matrix(delta.key)).matrix
+            deltas[delta.key] = dense(delta, base.matrix(delta.key)).matrix
         else:
-            found[delta.key] = delta.scale * (delta.b @ delta.a)
-    return found, functions
+            deltas[delta.key] = delta.scale * (delta.b @ delta.a)
+    return deltas, functions
 
 
 def merged_changes(adapted: Any, before: dict[str, torch.Tensor], base: BaseMatrices) -> dict[DeltaKey, torch.Tensor]:
     """What PEFT's merge adds to each block matrix of the base."""
     after = adapted.merge_and_unload().state_dict()
-    found = {}
+    deltas = {}
     for matrix in base.layout.matrices:
-        (name,) = [one for one in before if one.endswith(matrix.tensor)]
-        found[matrix.key] = matrix.extract(after[name].double() - before[name].double())
-    return found
+        (name,) = [name for name in before if name.endswith(matrix.tensor)]
+        deltas[matrix.key] = matrix.extract(after[name].double() - before[name].double())
+    return deltas
 
 
 def check(folder: Path, base: BaseMatrices, expected: dict[DeltaKey, torch.Tensor], tolerance: float) -> set[DeltaKey]:
-    found, functions = changes(folder, base)
-    assert found
-    assert {key for key, change in expected.items() if change.norm() > 0} <= set(found)
+    deltas, functions = changes(folder, base)
+    assert deltas
+    assert {key for key, change in expected.items() if change.norm() > 0} <= set(deltas)
     for key, change in expected.items():
-        got = found.get(key, torch.zeros(change.shape))
-        assert (got - change).norm() <= tolerance * max(change.norm(), 1e-9), key
+        delta = deltas.get(key, torch.zeros(change.shape))
+        assert (delta - change).norm() <= tolerance * max(change.norm(), 1e-9), key
     return functions
 
 
 def peft_config(kind: str, architecture: str, settings: dict[str, Any]) -> Any:
     import peft
 
-    made = getattr(peft, f"{kind}Config")
+    config_class = getattr(peft, f"{kind}Config")
     targets = {"target_modules": ATTENTION[architecture]}
     if architecture == "gpt2" and kind not in ("LoHa", "LoKr", "HRA"):
         settings = {"fan_in_fan_out": True} | settings
-    return made(**(targets | settings))
+    return config_class(**(targets | settings))
 
 
 CASES = [
@@ -145,10 +145,10 @@ def test_against_peft(tmp_path: Path, name: str, kind: str, settings: dict[str, 
     torch.manual_seed(0)
     model = BUILDERS[architecture]()
     if "feedforward_modules" in settings:
-        inputs = [one for one in settings["feedforward_modules"] if one in ATTENTION[architecture]]
+        inputs = [name for name in settings["feedforward_modules"] if name in ATTENTION[architecture]]
         settings = settings | {"feedforward_modules": inputs}
     base = stored(model, tmp_path)
-    before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     adapted = get_peft_model(model, peft_config(kind, architecture, settings))
     train(adapted)
     adapted.save_pretrained(tmp_path / "adapter")
@@ -184,7 +184,7 @@ def test_in_bfloat16(tmp_path: Path, kind: str, settings: dict[str, Any]) -> Non
     adapted.save_pretrained(tmp_path / "adapter")
     saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert {tensor.dtype for name, tensor in saved.items() if ".layers." in name} == {torch.bfloat16}
-    before = {one: tensor.clone() for one, tensor in wide.state_dict().items()}
+    before = {key: tensor.clone() for key, tensor in wide.state_dict().items()}
     again = PeftModel.from_pretrained(wide, tmp_path / "adapter")
     check(tmp_path / "adapter", base, merged_changes(again, before, base), 2e-3)
 
@@ -197,13 +197,13 @@ def test_butterflies_of_several_steps(tmp_path: Path, monkeypatch: pytest.Monkey
     class Kernel:
         @staticmethod
         def forward(blocks: torch.Tensor) -> list[torch.Tensor]:
-            return [torch.stack([torch.block_diag(*one) for one in blocks])]
+            return [torch.stack([torch.block_diag(*group) for group in blocks])]
 
     monkeypatch.setattr(boft, "get_fbd_cuda", lambda: Kernel)
     torch.manual_seed(0)
     model = llama()
     base = stored(model, tmp_path)
-    before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     config = peft_config("BOFT", "llama", {
         "boft_block_size": 2, "boft_n_butterfly_factor": 3, "target_modules": ["q_proj", "k_proj", "down_proj"],
     })  # fmt: skip
@@ -238,8 +238,8 @@ def test_oft_of_peft_0_17_ends_its_series_otherwise(tmp_path: Path) -> None:
         rotation[4 * block : 4 * block + 4, 4 * block : 4 * block + 4] = series
     key = DeltaKey("", 1, "query")
     weight = base.matrix(key)
-    found, _ = changes(tmp_path / "adapter", base)
-    torch.testing.assert_close(found[key], (rotation @ weight.T).T - weight, rtol=1e-4, atol=1e-6)
+    deltas, _ = changes(tmp_path / "adapter", base)
+    torch.testing.assert_close(deltas[key], (rotation @ weight.T).T - weight, rtol=1e-4, atol=1e-6)
 
 
 def test_modules_to_save_are_whole_changes(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_modules_to_save_are_whole_changes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = roberta()
     base = stored(model, tmp_path)
-    before = {one: tensor.clone() for one, tensor in model.state_dict().items()}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     config = peft_config("Lora", "roberta", {"r": 2, "modules_to_save": ["intermediate.dense", "classifier"]})
     adapted = get_peft_model(model, config)
     train(adapted)

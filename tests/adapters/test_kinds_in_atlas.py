@@ -28,22 +28,22 @@ def weights_of(store: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def make_dora(store: Path, name: str, named: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def make_dora(store: Path, name: str, stated_base: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """A plain adapter with magnitudes; by matrix s·B·A and m."""
-    changes = add_adapter(store, name, named, seed=50)
+    changes = add_adapter(store, name, stated_base, seed=50)
     path = store / name / "adapter_model.safetensors"
     tensors = load_file(path)
     torch.manual_seed(9)
-    found = {}
+    changes_and_magnitudes = {}
     for layer in range(LAYERS):
         for target in TARGETS:
             magnitudes = 0.2 + torch.rand(WIDTH)
             tensors[f"{module(layer, target)}.lora_magnitude_vector"] = magnitudes
-            found[f"{layer}.{target}"] = (changes[f"{layer}.{target}"], magnitudes.double())
+            changes_and_magnitudes[f"{layer}.{target}"] = (changes[f"{layer}.{target}"], magnitudes.double())
     save_file(tensors, path)
     config = json.loads((store / name / "adapter_config.json").read_text())
     (store / name / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
-    return found
+    return changes_and_magnitudes
 
 
 def dora_change(weight: torch.Tensor, product: torch.Tensor, magnitudes: torch.Tensor) -> torch.Tensor:
@@ -54,9 +54,9 @@ def dora_change(weight: torch.Tensor, product: torch.Tensor, magnitudes: torch.T
 @pytest.fixture(scope="module")
 def atlas(tiny_store, tmp_path_factory):
     store = tiny_store(2, tmp_path_factory.mktemp("kinds") / "store")
-    made = {
-        name: make_dora(store, name, named)
-        for name, named in (("eve/dora", BASE), ("eve/on-tuned", "ann/glue-0"), ("eve/on-lora", "eve/lora"))
+    doras = {
+        name: make_dora(store, name, stated_base)
+        for name, stated_base in (("eve/dora", BASE), ("eve/on-tuned", "ann/glue-0"), ("eve/on-lora", "eve/lora"))
     }
     lora = add_adapter(store, "eve/lora", BASE, seed=60)
     # IA3 on the base: scales of the outputs of values, as PEFT writes them.
@@ -71,25 +71,28 @@ def atlas(tiny_store, tmp_path_factory):
     (folder / "adapter_config.json").write_text(json.dumps(config))
     describe(store, "eve/ia3", tags=["peft", f"base_model:adapter:{BASE}"], library_name="peft")
     with indexed(store) as shell:
-        yield store, shell, made, lora, scales
+        yield store, shell, doras, lora, scales
 
 
 def test_their_changes_are_those_of_the_formulas(atlas) -> None:
-    store, shell, made, lora, scales = atlas
-    found, weights = records(shell), weights_of(store)
-    check(found["eve/dora"], {key: dora_change(weights[key], *parts) for key, parts in made["eve/dora"].items()})
-    check(found["eve/ia3"], {key: weights[key] * (scale.double() - 1) for key, scale in scales.items()})
+    store, shell, doras, lora, scales = atlas
+    records_by_model, weights = records(shell), weights_of(store)
+    check(
+        records_by_model["eve/dora"],
+        {key: dora_change(weights[key], *parts) for key, parts in doras["eve/dora"].items()},
+    )
+    check(records_by_model["eve/ia3"], {key: weights[key] * (scale.double() - 1) for key, scale in scales.items()})
     tuned = full_change(store, "ann/glue-0")
     expected = {}
-    for key, parts in made["eve/on-tuned"].items():
-        below = tuned[key].double()
-        expected[key] = below + dora_change(weights[key] + below, *parts)
-    check(found["eve/on-tuned"], expected)
+    for key, parts in doras["eve/on-tuned"].items():
+        parent_change = tuned[key].double()
+        expected[key] = parent_change + dora_change(weights[key] + parent_change, *parts)
+    check(records_by_model["eve/on-tuned"], expected)
     on_lora = {
-        key: lora[key] + dora_change(weights[key] + lora[key], *parts) for key, parts in made["eve/on-lora"].items()
+        key: lora[key] + dora_change(weights[key] + lora[key], *parts) for key, parts in doras["eve/on-lora"].items()
     }
-    check(found["eve/on-lora"], on_lora)
-    assert {name: found[f"eve/{name}"].adapter_base.verdict for name in ("dora", "on-tuned", "on-lora")} == {
+    check(records_by_model["eve/on-lora"], on_lora)
+    assert {name: records_by_model[f"eve/{name}"].adapter_base.verdict for name in ("dora", "on-tuned", "on-lora")} == {
         "dora": "base", "on-tuned": "finetune", "on-lora": "finetune",
     }  # fmt: skip
 
@@ -108,9 +111,9 @@ def test_show_and_sql_say_the_kind(atlas) -> None:
 
 def test_lineage_and_profiles_read_the_same_change(atlas) -> None:
     """The parts that lineage compares, and the merged weights that a profile measures."""
-    store, shell, made, *_ = atlas
-    ran = shell("query", "lineage", "eve/dora", "--json")
-    assert ran.code == 0, ran.err
+    store, shell, doras, *_ = atlas
+    lineage = shell("query", "lineage", "eve/dora", "--json")
+    assert lineage.code == 0, lineage.err
     adapter = open_checkpoint(ModelRef("eve/dora", folder=store / "eve/dora"), relation="adapter")
     tensors, config = (
         load_file(store / BASE / "model.safetensors"),
@@ -120,5 +123,5 @@ def test_lineage_and_profiles_read_the_same_change(atlas) -> None:
     for key, weight in weights_of(store).items():
         layer, target = key.split(".")
         name = f"encoder.layer.{layer}.attention.self.{target}.weight"
-        change = dora_change(weight, *made["eve/dora"][key])
+        change = dora_change(weight, *doras["eve/dora"][key])
         torch.testing.assert_close(merged.tensors[name].double() - weight, change, rtol=1e-3, atol=1e-5)

@@ -75,12 +75,12 @@ def changes(folder: Path, base: BaseMatrices) -> dict[DeltaKey, torch.Tensor]:
 
 def factors(rank: int = 3) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    found = {}
+    tensors = {}
     for name in ("self_attn.q_proj", "mlp.down_proj"):
         out, width = SHAPES[name]
-        found[f"model.layers.1.{name}.lora_a"] = torch.randn(width, rank, generator=generator)
-        found[f"model.layers.1.{name}.lora_b"] = torch.randn(rank, out, generator=generator)
-    return found
+        tensors[f"model.layers.1.{name}.lora_a"] = torch.randn(width, rank, generator=generator)
+        tensors[f"model.layers.1.{name}.lora_b"] = torch.randn(rank, out, generator=generator)
+    return tensors
 
 
 ALPHA = {"rank": 3, "alpha": 16, "dropout": 0.0, "scale": 10.0}
@@ -101,12 +101,12 @@ def test_lora(tmp_path: Path, base: BaseMatrices, version: str) -> None:
     tensors = factors()
     folder = write(tmp_path, tensors)
     (folder / "adapter_config.json").write_text(json.dumps({"model": "m", "lora_parameters": ALPHA} | config))
-    found = changes(folder, base)
-    assert set(found) == {QUERY, DOWN}
+    deltas = changes(folder, base)
+    assert set(deltas) == {QUERY, DOWN}
     scale = 10.0 * (16 / 3 if is_multiplied and is_known else 1)
     for key, name in ((QUERY, "self_attn.q_proj"), (DOWN, "mlp.down_proj")):
         a, b = (tensors[f"model.layers.1.{name}.lora_{side}"] for side in "ab")
-        torch.testing.assert_close(found[key], (scale * b.T) @ a.T, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(deltas[key], (scale * b.T) @ a.T, rtol=1e-4, atol=1e-4)
     notes = adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes
     assert len(notes) == (not is_known)
     assert is_known or "5.33 times as large" in notes[0]
@@ -129,9 +129,9 @@ def test_settings_that_leave_nothing_open_are_not_noted(
     (folder / "adapter_config.json").write_text(json.dumps({"model": "m", "lora_parameters": settings}))
     a, b = (tensors[f"model.layers.1.self_attn.q_proj.lora_{side}"] for side in "ab")
     torch.testing.assert_close(changes(folder, base)[QUERY], (20.0 * b.T) @ a.T, rtol=1e-4, atol=1e-4)
-    found = adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes
-    assert len(found) == len(notes)
-    assert all(words in note for words, note in zip(notes, found, strict=True))
+    plan_notes = adapter_plan(open_checkpoint(ModelRef("a/b", folder=folder), relation="adapter")).notes
+    assert len(plan_notes) == len(notes)
+    assert all(words in note for words, note in zip(notes, plan_notes, strict=True))
 
 
 @pytest.mark.skipif(not ODD.is_dir(), reason="needs ../shared/data/wild/odd")
@@ -164,10 +164,10 @@ def test_dora(tmp_path: Path, base: BaseMatrices) -> None:
 def test_full_matrices_and_the_files_that_are_chosen(tmp_path: Path, base: BaseMatrices) -> None:
     saved = {f"model.layers.1.{name}.weight": torch.randn(shape) for name, shape in SHAPES.items()}
     folder = write(tmp_path, saved | {"model.norm.weight": torch.ones(WIDTH)}, fine_tune_type="full")
-    found = changes(folder, base)
-    assert len(found) == len(SHAPES)
+    deltas = changes(folder, base)
+    assert len(deltas) == len(SHAPES)
     expected = saved["model.layers.1.self_attn.q_proj.weight"] - base.matrix(QUERY)
-    torch.testing.assert_close(found[QUERY], expected)
+    torch.testing.assert_close(deltas[QUERY], expected)
     checkpoint = open_checkpoint(ModelRef("a/b", folder=folder), relation="finetune")
     assert (checkpoint.kind, adapter_plan(checkpoint).kind) == ("adapter", "whole matrices")
     assert stated_base(checkpoint.adapter_config) == "mlx-community/base-4bit"
@@ -236,9 +236,9 @@ def test_frozen_matrices_that_are_saved_beside_the_factors_change_nothing(tmp_pa
         f"{module}.weight": base.matrix(QUERY).clone(),
     }
     write_adapter(tmp_path, tensors, r=2, lora_alpha=2)
-    found = changes(tmp_path, base)
-    assert set(found) == {QUERY}
-    torch.testing.assert_close(found[QUERY], b @ a)
+    deltas = changes(tmp_path, base)
+    assert set(deltas) == {QUERY}
+    torch.testing.assert_close(deltas[QUERY], b @ a)
     write_adapter(tmp_path, tensors | {f"{module}.weight": base.matrix(QUERY) + 1}, r=2, lora_alpha=2)
     with pytest.raises(Skipped, match="twice"):
         list(once(deltas_on(open_checkpoint(ModelRef("a/b", folder=tmp_path), relation="adapter"), base)))

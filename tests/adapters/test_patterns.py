@@ -81,7 +81,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
     patterns = {key: number for number, key in enumerate(keys)}
     reason = ""
     try:
-        found = NamePatterns(patterns, "rank_pattern").find(name)
+        rank = NamePatterns(patterns, "rank_pattern").find(name)
     except Skipped as skip:
         reason = skip.reason
     if reason:
@@ -91,7 +91,7 @@ def test_any_pattern_matches_as_in_peft_or_is_refused(keys: list[str], name: str
         expected = meant(patterns, name)
     except re.error:
         return  # PEFT itself cannot read such an adapter
-    assert found == expected
+    assert rank == expected
 
 
 def test_matching_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,13 +185,13 @@ def test_an_adapters_pairs_are_worked_out_once(tmp_path: Path, monkeypatch: pyte
 
     folder = write_adapter(tmp_path, rank_pattern={"q": 4})
     checkpoint = open_checkpoint(ModelRef(str(folder), folder=folder), relation="adapter")
-    asked: list[str] = []
+    lookups: list[str] = []
     find = NamePatterns.find
-    monkeypatch.setattr(NamePatterns, "find", lambda patterns, name: (asked.append(name), find(patterns, name))[1])
+    monkeypatch.setattr(NamePatterns, "find", lambda patterns, name: (lookups.append(name), find(patterns, name))[1])
     assert list(adapter.adapter_plan(checkpoint).modules) == ["h.0.q"]
     assert len(adapter.adapter_plan(checkpoint).tensors) == 2
     assert len(list(adapter.read_modules(checkpoint))) == 1
-    assert asked == ["h.0.q"] * 2  # its rank and its alpha
+    assert lookups == ["h.0.q"] * 2  # its rank and its alpha
 
 
 def test_scale_is_the_papers(tmp_path: Path) -> None:

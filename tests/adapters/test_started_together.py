@@ -81,13 +81,13 @@ def groups(shell) -> dict[str, str | None]:
 
 
 def test_one_seed_is_one_initialisation_of_adapters_and_merged_ones_alike(shell):
-    found = groups(shell)
-    of_seed = {found[f"s{data}/seed-42"] for data in range(3)} | {found["own/merged"]}
-    other = {found[f"s{data}/seed-3407"] for data in range(3)}
+    initialisation_of = groups(shell)
+    of_seed = {initialisation_of[f"s{data}/seed-42"] for data in range(3)} | {initialisation_of["own/merged"]}
+    other = {initialisation_of[f"s{data}/seed-3407"] for data in range(3)}
     assert len(of_seed) == len(other) == 1
     assert None not in of_seed | other
     assert of_seed != other
-    assert found["own/seed"] is None
+    assert initialisation_of["own/seed"] is None
     assert json.loads(
         shell("query", "sql", "SELECT count(*) AS n FROM models WHERE duplicate_of IS NOT NULL", "--json").out
     )
@@ -108,8 +108,8 @@ def test_starts_are_found_and_told(shell):
 
 def test_models_of_other_seeds_and_the_same_data_are_nearer_than_those_of_the_same_seed(shell):
     for data in range(3):
-        found = json.loads(shell("query", "similar", f"s{data}/seed-42", "-k", "8", "--json").out)
-        by_model = {row["model"]: row["similarity"] for row in found}
+        similar = json.loads(shell("query", "similar", f"s{data}/seed-42", "-k", "8", "--json").out)
+        by_model = {row["model"]: row["similarity"] for row in similar}
         same_data = by_model[f"s{data}/seed-3407"]
         assert all(same_data > by_model.get(f"s{other}/seed-42", -1.0) for other in range(3) if other != data)
 
@@ -119,8 +119,8 @@ def test_show_and_compare_say_so_and_no_more(shell):
     assert "row_space" not in shown
     sentence = "It was made with the same initialisation as 3 others: one tool, one seed."
     assert sentence in shown["notes"]
-    ran = shell("query", "show", "s0/seed-42")
-    assert "one tool, one seed" in ran.out + ran.err
+    show = shell("query", "show", "s0/seed-42")
+    assert "one tool, one seed" in show.out + show.err
     assert json.loads(shell("query", "show", "own/seed", "--json").out)["initialisation"] is None
     both = json.loads(shell("query", "compare", "s0/seed-42", "s1/seed-42", "--json").out)
     assert "Both began at the same random numbers, uniform numbers of seed 42" in str(both["notes"])
@@ -131,7 +131,7 @@ def test_show_and_compare_say_so_and_no_more(shell):
 
 def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
     """Asked by its folder it is as similar to others as it is once it was added; the atlas agrees with its records."""
-    asked = json.loads(shell("query", "similar", "./later/seed-42", "--base", BASE, "-k", "5", "--json").out)
+    by_folder = json.loads(shell("query", "similar", "./later/seed-42", "--base", BASE, "-k", "5", "--json").out)
     compared = json.loads(shell("query", "compare", "./later/seed-42", "s0/seed-42", "--base", BASE, "--json").out)
     assert "Both began at the same random numbers" in str(compared["notes"])
     added = shell("index", "add", "./later/seed-42", "--base", BASE)
@@ -139,8 +139,8 @@ def test_a_model_that_is_not_in_the_atlas_is_centred_as_one_that_is(shell):
     (name,) = [model for model in groups(shell) if model.startswith("local:")]
     assert groups(shell)[name] == groups(shell)["s0/seed-42"]
     again = json.loads(shell("query", "similar", name, "-k", "5", "--json").out)
-    kept = [{row["model"]: round(row["similarity"], 2) for row in one} for one in (asked, again)]
-    assert kept[0] == kept[1]
+    rounded = [{row["model"]: round(row["similarity"], 2) for row in rows} for rows in (by_folder, again)]
+    assert rounded[0] == rounded[1]
     before = groups(shell)
     strict = shell("index", "verify", "--strict")
     assert strict.code == 0, strict.out + strict.err

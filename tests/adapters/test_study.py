@@ -21,11 +21,11 @@ def test_every_row_has_every_data_set_with_every_seed_by_many_accounts(architect
     runs = study.runs
     assert len(runs) == len(study.plan.runs)
     for row in set(study.shared.values()):
-        mine = [runs[model] for model, found in study.shared.items() if found == row]
-        assert Counter((run.dataset, run.seed) for run in mine).most_common(1)[0][1] == 1
-        assert len({run.dataset for run in mine}) >= 3
-        assert len({run.seed for run in mine}) == 2
-        assert {run.adapter.start for run in mine} == {run.seed for run in mine}
+        of_row = [runs[model] for model, row_of_model in study.shared.items() if row_of_model == row]
+        assert Counter((run.dataset, run.seed) for run in of_row).most_common(1)[0][1] == 1
+        assert len({run.dataset for run in of_row}) >= 3
+        assert len({run.seed for run in of_row}) == 2
+        assert {run.adapter.start for run in of_row} == {run.seed for run in of_row}
     for kind in ("seed", "dataset"):
         for value in {getattr(runs[model], kind) for model in study.shared}:
             accounts = {runs[model].author for model in study.shared if getattr(runs[model], kind) == value}
@@ -60,16 +60,16 @@ def test_triples_of_learnt_leave_out_adapters_that_learnt_nothing():
 
 
 def test_the_mean_of_a_seed_makes_triples_right_though_the_data_say_nothing():
-    members = [[place for place, run in enumerate(RUNS) if run.seed == seed] for seed in (1, 2)]
-    found = []
+    members = [[index for index, run in enumerate(RUNS) if run.seed == seed] for seed in (1, 2)]
+    shares = []
     for draw in range(40):
         noise = np.random.default_rng(draw).normal(size=(6, 400)).astype(np.float32)
-        for places in members:
-            noise[places] -= noise[places].mean(axis=0)
+        for indices in members:
+            noise[indices] -= noise[indices].mean(axis=0)
         noise /= np.linalg.norm(noise, axis=1, keepdims=True)
         assert triples(VectorTable(noise, 1), RUNS, [True] * 6)[3] == 1
-        found.append(against_chance(VectorTable(noise, 1), RUNS))
-    by_data, without_data = np.mean(found, axis=0)
+        shares.append(against_chance(VectorTable(noise, 1), RUNS))
+    by_data, without_data = np.mean(shares, axis=0)
     assert by_data == pytest.approx(0.5, abs=0.15)
     assert without_data == 1
     assert against_chance(VectorTable(vectors_by(lambda run: run.dataset), 1), RUNS) == (1, 0)

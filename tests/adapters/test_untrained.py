@@ -41,8 +41,8 @@ def shell(tiny_store, tmp_path_factory):
     add_untrained(store, UNTRAINED)
     add_untrained(store, TINY, 1e-12)
     with served_shell(store) as shell:
-        ran = shell("index", "build", "--base", BASE, "--read", "full")
-        assert ran.code == 0, ran.err
+        build = shell("index", "build", "--base", BASE, "--read", "full")
+        assert build.code == 0, build.err
         yield shell
 
 
@@ -52,8 +52,8 @@ def test_they_are_called_untrained_and_never_copies(shell):
     assert "copy of the base" not in shown.out
     assert "changes nothing measurable" in shell("query", "show", TINY).out
     for command in (("similar",), ("lineage",), ("layers",), ("compare", "ann/glue-0")):
-        ran = shell("query", command[0], UNTRAINED, *command[1:])
-        said = ran.out + ran.err
+        command_run = shell("query", command[0], UNTRAINED, *command[1:])
+        said = command_run.out + command_run.err
         assert "an untrained adapter of" in said or "untrained adapter of" in said, (command, said)
         assert "copy of" not in said, (command, said)
     (row,) = shell("query", "lineage", UNTRAINED, "--json").json
@@ -73,9 +73,9 @@ def test_they_are_nobodys_neighbours_and_notes_say_so(shell):
 
 
 def test_a_base_whose_only_models_are_untrained_is_consistent(shell):
-    ran = shell("index", "build", "--base", BASE, "--author", "eve", "--atlas", "alone", "--json")
-    assert (ran.json["indexed"], ran.json["failed"]) == (2, 0)
+    result = shell("index", "build", "--base", BASE, "--author", "eve", "--atlas", "alone", "--json")
+    assert (result.json["indexed"], result.json["failed"]) == (2, 0)
     for command in ("verify", "publish", "rebuild"):
-        ran = shell("index", command, "--atlas", "alone")
-        assert ran.code == 0, (command, ran.out, ran.err)
+        result = shell("index", command, "--atlas", "alone")
+        assert result.code == 0, (command, result.out, result.err)
     assert shell("index", "verify", "--atlas", "alone").code == 0

@@ -34,5 +34,5 @@ def write_adapter(folder: Path, tensors: dict[str, torch.Tensor] | None = None, 
 
 def change_config(folder: Path, **changes: Any) -> None:
     path = folder / "adapter_config.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**found, **changes}))
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, **changes}))

@@ -19,7 +19,7 @@ from tests.architecture.places import (
     XLM,
     bart_with,
     fused,
-    one,
+    single_stack,
     t5,
 )
 from tests.architecture.towers import NESTED
@@ -49,53 +49,53 @@ WANTED = {
     "xlm-roberta": BERT,
     "camembert": BERT,
     "electra": BERT,
-    "distilbert": one(
+    "distilbert": single_stack(
         "transformer.layer.*",
         "attention.q_lin attention.k_lin attention.v_lin attention.out_lin",
         "ffn.lin1 ffn.lin2",
     ),
-    "albert": one(
+    "albert": single_stack(
         "encoder.albert_layer_groups.*.albert_layers.*",
         "attention.query attention.key attention.value attention.dense",
         "ffn ffn_output",
         num_hidden_groups=2,
         inner_group_num=2,
     ),
-    "mpnet": one(
+    "mpnet": single_stack(
         "encoder.layer.*",
         "attention.attn.q attention.attn.k attention.attn.v attention.attn.o",
         "intermediate.dense output.dense",
     ),
-    "deberta-v2": one(
+    "deberta-v2": single_stack(
         "encoder.layer.*",
         "attention.self.query_proj attention.self.key_proj attention.self.value_proj attention.output.dense",
         "intermediate.dense output.dense",
     ),
-    "deberta": one(
+    "deberta": single_stack(
         "encoder.layer.*",
         fused("attention.self.in_proj", "attention.output.dense"),
         "intermediate.dense output.dense",
     ),
-    "modernbert": one("layers.*", fused("attn.Wqkv", "attn.Wo"), "mlp.Wi mlp.Wi mlp.Wo"),
+    "modernbert": single_stack("layers.*", fused("attn.Wqkv", "attn.Wo"), "mlp.Wi mlp.Wi mlp.Wo"),
     "gpt2": BIGCODE,
-    "gpt_neo": one(
+    "gpt_neo": single_stack(
         "h.*",
         "attn.attention.q_proj attn.attention.k_proj attn.attention.v_proj attn.attention.out_proj",
         "mlp.c_fc mlp.c_proj",
         **NEO,
     ),
-    "gpt_neox": one("layers.*", fused("attention.query_key_value", "attention.dense"), QKV_MLP),
+    "gpt_neox": single_stack("layers.*", fused("attention.query_key_value", "attention.dense"), QKV_MLP),
     "bloom": FALCON,
     "falcon": FALCON.but(num_kv_heads=2, new_decoder_architecture=True),
     "falcon multi-query": FALCON.but(multi_query=True, new_decoder_architecture=False, ffn_hidden_size=40),
     "falcon rw": FALCON.but(multi_query=False, new_decoder_architecture=False, alibi=True),
-    "opt": one("decoder.layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
+    "opt": single_stack("decoder.layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "gemma": LLAMA,
-    "phi3": one(
+    "phi3": single_stack(
         "layers.*",
         fused("self_attn.qkv_proj", "self_attn.o_proj"),
         "mlp.gate_up_proj mlp.gate_up_proj mlp.down_proj",
@@ -203,34 +203,38 @@ NEIGHBOURS = {
     "clip_text_model": CLIP,
     "clip_vision_model": CLIP,
     "siglip_vision_model": CLIP,
-    "codegen": one("h.*", fused("attn.qkv_proj", "attn.out_proj"), "mlp.fc_in mlp.fc_out", n_embd=32),
-    "ctrl": one(
+    "codegen": single_stack("h.*", fused("attn.qkv_proj", "attn.out_proj"), "mlp.fc_in mlp.fc_out", n_embd=32),
+    "ctrl": single_stack(
         "h.*",
         "multi_head_attention.Wq multi_head_attention.Wk multi_head_attention.Wv multi_head_attention.dense",
         "ffn.0 ffn.2",
     ),
     "gpt_bigcode": BIGCODE,
     "gpt_bigcode per head": BIGCODE.but(multi_query=False),
-    "gptj": one("h.*", "attn.q_proj attn.k_proj attn.v_proj attn.out_proj", "mlp.fc_in mlp.fc_out"),
-    "gpt_neox_japanese": one("layers.*", fused("attention.query_key_value", "attention.dense"), QKV_MLP),
-    "persimmon": one("layers.*", fused("self_attn.query_key_value", "self_attn.dense"), QKV_MLP, hidden_size=32),
-    "mpt": one("blocks.*", fused("attn.Wqkv", "attn.out_proj"), "ffn.up_proj ffn.down_proj"),
-    "modernbert-decoder": one("layers.*", "attn.q_proj attn.k_proj attn.v_proj attn.Wo", "mlp.Wi mlp.Wi mlp.Wo"),
+    "gptj": single_stack("h.*", "attn.q_proj attn.k_proj attn.v_proj attn.out_proj", "mlp.fc_in mlp.fc_out"),
+    "gpt_neox_japanese": single_stack("layers.*", fused("attention.query_key_value", "attention.dense"), QKV_MLP),
+    "persimmon": single_stack(
+        "layers.*", fused("self_attn.query_key_value", "self_attn.dense"), QKV_MLP, hidden_size=32
+    ),
+    "mpt": single_stack("blocks.*", fused("attn.Wqkv", "attn.out_proj"), "ffn.up_proj ffn.down_proj"),
+    "modernbert-decoder": single_stack(
+        "layers.*", "attn.q_proj attn.k_proj attn.v_proj attn.Wo", "mlp.Wi mlp.Wi mlp.Wo"
+    ),
     "nomic_bert": LLAMA,
     "openai-gpt": BIGCODE,
     "xlm": XLM,
     "flaubert": XLM,
-    "xglm": one("layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2", attention_heads=4, num_layers=3),
-    "biogpt": one("layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
+    "xglm": single_stack("layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2", attention_heads=4, num_layers=3),
+    "biogpt": single_stack("layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
     **dict.fromkeys(
         ["nemotron", "apertus", "arcee"],
-        one("layers.*", f"{PROJ} self_attn.o_proj", "mlp.up_proj mlp.down_proj"),
+        single_stack("layers.*", f"{PROJ} self_attn.o_proj", "mlp.up_proj mlp.down_proj"),
     ),
-    "starcoder2": one("layers.*", f"{PROJ} self_attn.o_proj", "mlp.c_fc mlp.c_proj"),
-    "phi": one("layers.*", f"{PROJ} self_attn.dense", "mlp.fc1 mlp.fc2"),
+    "starcoder2": single_stack("layers.*", f"{PROJ} self_attn.o_proj", "mlp.c_fc mlp.c_proj"),
+    "phi": single_stack("layers.*", f"{PROJ} self_attn.dense", "mlp.fc1 mlp.fc2"),
     **dict.fromkeys(
         ["glm", "glm4"],
-        one("layers.*", f"{PROJ} self_attn.o_proj", "mlp.gate_up_proj mlp.gate_up_proj mlp.down_proj"),
+        single_stack("layers.*", f"{PROJ} self_attn.o_proj", "mlp.gate_up_proj mlp.gate_up_proj mlp.down_proj"),
     ),
 }
 

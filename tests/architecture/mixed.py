@@ -39,20 +39,20 @@ class Mixed:
         return Mixed(self.parts | (parts or {}), self.config | config, layers or self.layers)
 
 
-def whole(family: str) -> Parts:
+def unfused(family: str) -> Parts:
     return lambda module: {family: module.weight}
 
 
 def rows(**sizes: int) -> Parts:
     """Rows one after the other; those named ``left_out`` belong to no family."""
 
-    def taken(module: nn.Module) -> dict[str, Tensor]:
+    def parts_of_module(module: nn.Module) -> dict[str, Tensor]:
         assert sum(sizes.values()) == len(module.weight)
         parts = dict(zip(sizes, module.weight.split(list(sizes.values())), strict=True))
         parts.pop("left_out", None)
         return parts
 
-    return taken
+    return parts_of_module
 
 
 def halves(first: str, second: str) -> Parts:
@@ -62,15 +62,15 @@ def halves(first: str, second: str) -> Parts:
 def by_head(heads: int, **sizes: int) -> Parts:
     """In each head its rows of each family, one family after the other."""
 
-    def taken(module: nn.Module) -> dict[str, Tensor]:
+    def parts_of_module(module: nn.Module) -> dict[str, Tensor]:
         heads_first = module.weight.unflatten(0, (heads, sum(sizes.values())))
         return dict(zip(sizes, heads_first.split(list(sizes.values()), dim=1), strict=True))
 
-    return taken
+    return parts_of_module
 
 
 def modules(prefix: str, names: str, families: str) -> dict[str, Parts]:
-    return {f"{prefix}.{name}": whole(family) for name, family in zip(names.split(), families.split(), strict=True)}
+    return {f"{prefix}.{name}": unfused(family) for name, family in zip(names.split(), families.split(), strict=True)}
 
 
 ATTENTION = modules("self_attn", "q_proj k_proj v_proj o_proj", "query key value output")
@@ -106,35 +106,35 @@ def shared(name: str) -> dict[str, Parts]:
 
 LINEAR = {
     "linear_attn.in_proj_qkv": rows(query=12, key=12, value=20),
-    "linear_attn.in_proj_z": whole("output_gate"),
-    "linear_attn.out_proj": whole("output"),
+    "linear_attn.in_proj_z": unfused("output_gate"),
+    "linear_attn.out_proj": unfused("output"),
 }
 QWEN = Mixed(ATTENTION | {"self_attn.q_proj": by_head(4, query=8, output_gate=8)} | LINEAR | DENSE)
 # Mamba-2: gate z, x, B, C and a step for each head.
 SSM = {
     "mamba.in_proj": rows(ssm_gate=48, ssm_input=48, ssm_b=8, ssm_c=8, left_out=4),
-    "mamba.out_proj": whole("ssm_output"),
+    "mamba.out_proj": unfused("ssm_output"),
 }
 FEED = modules("feed_forward", "gate_proj up_proj down_proj", GATED)
 TYPES = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 LATENT = {
-    "self_attn.q_a_proj": whole("query_a"),
-    "self_attn.q_b_proj": whole("query"),
-    "self_attn.kv_a_proj_with_mqa": whole("key_value_a"),
+    "self_attn.q_a_proj": unfused("query_a"),
+    "self_attn.q_b_proj": unfused("query"),
+    "self_attn.kv_a_proj_with_mqa": unfused("key_value_a"),
     "self_attn.kv_b_proj": by_head(4, key=6, value=8),
-    "self_attn.o_proj": whole("output"),
+    "self_attn.o_proj": unfused("output"),
 }
 GEMMA = Mixed(ATTENTION | DENSE, {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 40})
 GRANITE = {
     "shared_mlp.input_linear": halves("gate", "feedforward1"),
-    "shared_mlp.output_linear": whole("feedforward2"),
+    "shared_mlp.output_linear": unfused("feedforward2"),
     "block_sparse_moe.experts": experts,
 }
 LFM = {
     **modules("self_attn", "q_proj k_proj v_proj out_proj", "query key value output"),
     **modules("feed_forward", "w1 w3 w2", GATED),
     "conv.in_proj": rows(conv_b=24, conv_c=24, conv_input=24),
-    "conv.out_proj": whole("conv_output"),
+    "conv.out_proj": unfused("conv_output"),
 }
 MIXER = {
     "mixer.in_proj": rows(ssm_gate=48, ssm_input=48, ssm_b=16, ssm_c=16, left_out=4),
@@ -197,7 +197,7 @@ MIXED: dict[str, Mixed] = {
     "falcon_h1": Mixed(ATTENTION | SSM | FEED, {"mamba_d_ssm": 48}),
     "jamba": Mixed(
         ATTENTION | FEED
-        | {"mamba.in_proj": halves("ssm_input", "ssm_gate"), "mamba.out_proj": whole("ssm_output"),
+        | {"mamba.in_proj": halves("ssm_input", "ssm_gate"), "mamba.out_proj": unfused("ssm_output"),
            "feed_forward.experts": experts},
         {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
          "mamba_dt_rank": 4, "use_mamba_kernels": False},
@@ -205,25 +205,25 @@ MIXED: dict[str, Mixed] = {
     **dict.fromkeys(
         ["mamba", "falcon_mamba"],
         Mixed(
-            {"mixer.in_proj": halves("ssm_input", "ssm_gate"), "mixer.out_proj": whole("ssm_output")},
+            {"mixer.in_proj": halves("ssm_input", "ssm_gate"), "mixer.out_proj": unfused("ssm_output")},
             layers="backbone.layers",
         ),
     ),
     "mamba2": Mixed(
-        {"mixer.in_proj": MIXER["mixer.in_proj"], "mixer.out_proj": whole("ssm_output")},
+        {"mixer.in_proj": MIXER["mixer.in_proj"], "mixer.out_proj": unfused("ssm_output")},
         {"num_heads": 4, "n_groups": 2, "state_size": 8, "expand": 2, "head_dim": 12}, layers="backbone.layers",
     ),
     "zamba2": Mixed(
         {**SSM, **{f"shared_transformer.{path}": part for path, part in ATTENTION.items()},
          "shared_transformer.feed_forward.gate_up_proj": halves("gate", "feedforward1"),
-         "shared_transformer.feed_forward.down_proj": whole("feedforward2")},
+         "shared_transformer.feed_forward.down_proj": unfused("feedforward2")},
         {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "mamba_ngroups": 1, "mamba_headdim": 12,
          "n_mamba_heads": 4, "hybrid_layer_ids": [1, 3], "num_mem_blocks": 1},
     ),
     "minimax": Mixed(
         ATTENTION
-        | {"self_attn.qkv_proj": by_head(4, query=8, key=8, value=8), "self_attn.output_gate": whole("output_gate"),
-           "self_attn.out_proj": whole("output"), "mlp.experts": experts},
+        | {"self_attn.qkv_proj": by_head(4, query=8, key=8, value=8), "self_attn.output_gate": unfused("output_gate"),
+           "self_attn.out_proj": unfused("output"), "mlp.experts": experts},
         {"layer_types": TYPES, "block_size": 8},
     ),
     "recurrent_gemma": Mixed(
@@ -243,10 +243,10 @@ MIXED: dict[str, Mixed] = {
     **dict.fromkeys(["cohere2_moe", "mellum", "mimo_v2_flash"], QWEN_MOE),
     "glm4v_moe_text": SHARED_EXPERTS.but(layers="layers"),
     **dict.fromkeys(["glm4_moe", "dots1", "ernie4_5_moe", "exaone_moe", "solar_open", "hy_v3"], SHARED_EXPERTS),
-    "afmoe": SHARED_EXPERTS.but({"self_attn.gate_proj": whole("output_gate")}, num_dense_layers=1),
+    "afmoe": SHARED_EXPERTS.but({"self_attn.gate_proj": unfused("output_gate")}, num_dense_layers=1),
     "hunyuan_v1_moe": QWEN_MOE.but(shared("shared_mlp"), moe_topk=2),
     "deepseek_v2": DEEPSEEK,
-    "deepseek_v2 lite": DEEPSEEK.but({"self_attn.q_proj": whole("query")}, q_lora_rank=None),
+    "deepseek_v2 lite": DEEPSEEK.but({"self_attn.q_proj": unfused("query")}, q_lora_rank=None),
     **dict.fromkeys(["deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "axk1", "mistral4"], DEEPSEEK),
     **dict.fromkeys(["youtu", "minicpm3"], Mixed(LATENT | DENSE)),
     **dict.fromkeys(["laguna", "flint", "kolibri1"], QWEN_MOE.but(shared("shared_experts"))),
@@ -331,7 +331,7 @@ def parts_of(model: nn.Module, name: str) -> Iterator[tuple[int, str, Tensor]]:
     for path, module in model.get_submodule(mixed.layers).named_modules():
         layer, _, inside = path.partition(".")
         ending = inside if inside in mixed.parts else inside.partition(".")[2]
-        if ending in mixed.parts and (place := next(module.parameters()).data_ptr()) not in seen:
-            seen.add(place)
+        if ending in mixed.parts and (address := next(module.parameters()).data_ptr()) not in seen:
+            seen.add(address)
             for family, matrix in mixed.parts[ending](module).items():
                 yield int(layer), family, matrix

@@ -33,7 +33,7 @@ def crossed(layer: str, attention: str, stack_: dict[str, str]) -> dict[str, str
     return stack_ | {f"cross_{family}": f"{layer}.{path}" for family, path in names}
 
 
-def one(layer: str, attention: str, feedforward: str, **config: object) -> Live:
+def single_stack(layer: str, attention: str, feedforward: str, **config: object) -> Live:
     return Live({"": stack(layer, attention, feedforward)}, config)
 
 
@@ -44,12 +44,12 @@ def fused(path: str, output: str) -> str:
 PROJ = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
 GATED = "mlp.gate_proj mlp.up_proj mlp.down_proj"
 
-BERT = one(
+BERT = single_stack(
     "encoder.layer.*",
     "attention.self.query attention.self.key attention.self.value attention.output.dense",
     "intermediate.dense output.dense",
 )
-LLAMA = one("layers.*", f"{PROJ} self_attn.o_proj", GATED)
+LLAMA = single_stack("layers.*", f"{PROJ} self_attn.o_proj", GATED)
 BART = Live(
     {
         "encoder": stack("encoder.layers.*", f"{PROJ} self_attn.out_proj", "fc1 fc2"),
@@ -83,23 +83,23 @@ def t5(attention: str, feedforward: str, **config: object) -> Live:
     )
 
 
-VIT = one(
+VIT = single_stack(
     "layers.*",
     "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
     "mlp.fc1 mlp.fc2",
 )
-OLD_VIT = one(
+OLD_VIT = single_stack(
     "encoder.layer.*",
     "attention.attention.query attention.attention.key attention.attention.value attention.output.dense",
     "intermediate.dense output.dense",
 )
-DINOV2 = one(
+DINOV2 = single_stack(
     "encoder.layer.*",
     "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
     "mlp.fc1 mlp.fc2",
     mlp_ratio=2,
 )
-GATED_DINOV2 = one(
+GATED_DINOV2 = single_stack(
     "encoder.layer.*",
     "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
     GATED,
@@ -110,14 +110,14 @@ SPEECH = {
     "conv_dim": (24, 24), "conv_stride": (2, 2), "conv_kernel": (3, 3), "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
 }  # fmt: skip
-WAV2VEC2 = one(
+WAV2VEC2 = single_stack(
     "encoder.layers.*",
     "attention.q_proj attention.k_proj attention.v_proj attention.out_proj",
     "feed_forward.intermediate_dense feed_forward.output_dense",
     **SPEECH,
 )
-CLIP = one("encoder.layers.*", f"{PROJ} self_attn.out_proj", "mlp.fc1 mlp.fc2")
+CLIP = single_stack("encoder.layers.*", f"{PROJ} self_attn.out_proj", "mlp.fc1 mlp.fc2")
 QKV_MLP = "mlp.dense_h_to_4h mlp.dense_4h_to_h"
-FALCON = one("h.*", fused("self_attention.query_key_value", "self_attention.dense"), QKV_MLP)
-BIGCODE = one("h.*", fused("attn.c_attn", "attn.c_proj"), "mlp.c_fc mlp.c_proj")
-XLM = one("attentions.*", "q_lin k_lin v_lin out_lin", "/ffns.*.lin1 /ffns.*.lin2")
+FALCON = single_stack("h.*", fused("self_attention.query_key_value", "self_attention.dense"), QKV_MLP)
+BIGCODE = single_stack("h.*", fused("attn.c_attn", "attn.c_proj"), "mlp.c_fc mlp.c_proj")
+XLM = single_stack("attentions.*", "q_lin k_lin v_lin out_lin", "/ffns.*.lin1 /ffns.*.lin2")

@@ -42,13 +42,13 @@ def build(name: str, head: str = "") -> nn.Module:
 
 
 def read_after(
-    model: nn.Module, module: nn.Module, reader: nn.Module, length: int, place: int, size: float
+    model: nn.Module, module: nn.Module, reader: nn.Module, length: int, position: int, size: float
 ) -> torch.Tensor:
-    """What ``reader`` takes in, (rows, length, …), where run r adds ``size`` to output row r at ``place``."""
+    """What ``reader`` takes in, (rows, length, …), where run r adds ``size`` to output row r at ``position``."""
     seen: list[torch.Tensor] = []
     rows = module.weight.shape[1] if type(module).__name__ == "Conv1D" else module.weight.shape[0]
     change = torch.zeros(rows, length, rows, dtype=torch.float64)
-    change[:, place] = size * torch.eye(rows, dtype=torch.float64)
+    change[:, position] = size * torch.eye(rows, dtype=torch.float64)
     hooks = (
         module.register_forward_hook(lambda _module, _inputs, out: out + change.reshape(out.shape)),
         reader.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].clone())),
@@ -69,9 +69,9 @@ def fused_rows(model: nn.Module, families: list[str], module: nn.Module, reader:
     """
     model.double()
 
-    def effect(length: int, place: int, size: float) -> torch.Tensor:
-        still = read_after(model, module, reader, length, place, 0.0)
-        return (read_after(model, module, reader, length, place, size) - still)[:, -1]
+    def effect(length: int, position: int, size: float) -> torch.Tensor:
+        still = read_after(model, module, reader, length, position, 0.0)
+        return (read_after(model, module, reader, length, position, size) - still)[:, -1]
 
     if families == ["gate", "feedforward1"]:
         bends = (effect(1, 0, 2.0) - 2 * effect(1, 0, 1.0)).abs().amax(dim=1) > 1e-9
@@ -94,13 +94,13 @@ def fused_rows(model: nn.Module, families: list[str], module: nn.Module, reader:
 
 def modules_at(model: nn.Module, path: str) -> list[nn.Module]:
     """The modules that ``path`` names, in order; none where a part of it does not exist."""
-    found = [model]
+    modules = [model]
     for part in path.split("."):
         if part == "*":
-            found = [child for module in found for child in module]
+            modules = [child for module in modules for child in module]
         else:
-            found = [getattr(module, part) for module in found if getattr(module, part, None) is not None]
-    return found
+            modules = [getattr(module, part) for module in modules if getattr(module, part, None) is not None]
+    return modules
 
 
 def plant(model: nn.Module, name: str) -> dict[DeltaKey, torch.Tensor]:

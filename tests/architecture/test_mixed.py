@@ -35,11 +35,11 @@ def located(tensors: State, config: dict) -> Layout:
 
 
 def matrices(tensors: State, layout: Layout) -> dict[DeltaKey, Tensor]:
-    found = {}
+    extracted = {}
     for matrix in layout.matrices:
         stored = tensors[matrix.tensor]
-        found[matrix.key] = matrix.extract(stored.flatten(0, -2)[: matrix.leading] if matrix.leading else stored)
-    return found
+        extracted[matrix.key] = matrix.extract(stored.flatten(0, -2)[: matrix.leading] if matrix.leading else stored)
+    return extracted
 
 
 def refused(tensors: State, config: dict) -> Skipped:
@@ -49,7 +49,7 @@ def refused(tensors: State, config: dict) -> Skipped:
 
 
 @pytest.mark.parametrize(
-    "name", [*USUAL, *(pytest.param(one, marks=pytest.mark.slow) for one in MIXED if one not in USUAL)]
+    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.slow) for name in MIXED if name not in USUAL)]
 )
 def test_planted_deltas_are_read_back(name: str, tmp_path: Path) -> None:
     model = build(name)
@@ -68,32 +68,34 @@ def test_planted_deltas_are_read_back(name: str, tmp_path: Path) -> None:
     for key, delta in planted.items():
         torch.testing.assert_close(second[key] - first[key], delta, rtol=0, atol=1e-5, msg=str(key))
     # What a stored base keeps of the header is enough to find the matrices again.
-    kept = {name: base[name] for name in before.tensors}
-    assert located(kept, config) == before
+    base_tensors = {name: base[name] for name in before.tensors}
+    assert located(base_tensors, config) == before
 
 
-@pytest.mark.parametrize("name", [one for one in TOWERS if one != "gemma3n"])  # its vision tower needs timm
+@pytest.mark.parametrize("name", [name for name in TOWERS if name != "gemma3n"])  # its vision tower needs timm
 def test_the_language_model_beside_a_tower_is_found(name: str, tmp_path: Path) -> None:
     tensors, config = saved("", tmp_path / name, build_towers(name))
     alone = located(*saved(TOWERS[name][0], tmp_path / "text"))
-    found = located(tensors, config)
-    assert [(one.key, one.shape) for one in found.matrices] == [(one.key, one.shape) for one in alone.matrices]
-    assert all("language_model" in one.tensor for one in found.matrices)
+    layout = located(tensors, config)
+    assert [(matrix.key, matrix.shape) for matrix in layout.matrices] == [
+        (matrix.key, matrix.shape) for matrix in alone.matrices
+    ]
+    assert all("language_model" in matrix.tensor for matrix in layout.matrices)
 
 
 def test_a_query_of_qwen_3_5_acts_on_no_single_token_and_its_gate_does(tmp_path: Path) -> None:
     """Over one token the softmax is 1, so queries change nothing: an experiment, not the code, tells the rows apart."""
     model = build("qwen3_5_text")
-    (matrix,) = [one for one in located(*saved("", tmp_path, model)).matrices if str(one.key) == "3.query"]
+    (matrix,) = [matrix for matrix in located(*saved("", tmp_path, model)).matrices if str(matrix.key) == "3.query"]
     token = torch.tensor([[5]])
     weight = model.model.layers[3].self_attn.q_proj.weight
     chosen = matrix.rows.take(torch.arange(len(weight)))
-    others = torch.tensor(sorted(set(range(len(weight))) - set(chosen.tolist())))
+    other_rows = torch.tensor(sorted(set(range(len(weight))) - set(chosen.tolist())))
     with torch.no_grad():
         before = model(token).logits
         weight[chosen] += 1.0
         assert torch.allclose(model(token).logits, before, atol=1e-5)
-        weight[others] += 1.0
+        weight[other_rows] += 1.0
         assert not torch.allclose(model(token).logits, before, atol=1e-3)
 
 
@@ -103,10 +105,10 @@ def test_every_matrix_that_a_base_needs_is_missed(tmp_path: Path) -> None:
         tensors, config = saved(name, tmp_path / name)
         layout = located(tensors, config)
         for tensor in layout.tensors:
-            error = refused({other: one for other, one in tensors.items() if other != tensor}, config)
+            error = refused({other: value for other, value in tensors.items() if other != tensor}, config)
             assert (error.reason, tensor in error.detail) == ("missing_matrices", True)
         last = max(matrix.key.layer for matrix in layout.matrices)
-        cut = {other: one for other, one in tensors.items() if f".{last}." not in other}
+        cut = {other: value for other, value in tensors.items() if f".{last}." not in other}
         assert refused(cut, config).reason == "missing_matrices"
 
 
@@ -131,7 +133,7 @@ def test_layers_have_the_numbers_of_the_checkpoint(tmp_path: Path) -> None:
 def test_layers_that_predict_later_tokens_are_ignored(tmp_path: Path) -> None:
     """GLM-4-MoE and DeepSeek-V3 store them after the others (modeling_deepseek_v3.py ignores ``model.layers.61``)."""
     tensors, config = saved("deepseek_v3", tmp_path)
-    more = {name.replace("layers.3.", "layers.4."): one for name, one in tensors.items() if "layers.3." in name}
+    more = {name.replace("layers.3.", "layers.4."): tensor for name, tensor in tensors.items() if "layers.3." in name}
     assert located(tensors | more, config) == located(tensors, config)
 
 
@@ -140,7 +142,7 @@ def test_keys_and_values_that_are_not_used_are_ignored(tmp_path: Path) -> None:
     tensors, config = saved("gemma3n_text", tmp_path)
     layout = located(tensors, config)
     extra = {
-        f"model.layers.{layer}.self_attn.{one}_proj.weight": torch.ones(16, 24) for layer in (4, 5) for one in "kv"
+        f"model.layers.{layer}.self_attn.{name}_proj.weight": torch.ones(16, 24) for layer in (4, 5) for name in "kv"
     }
     assert located(tensors | extra, config) == layout
     # They were modules before transformers 5, so adapters may have factors for them.
@@ -150,7 +152,7 @@ def test_keys_and_values_that_are_not_used_are_ignored(tmp_path: Path) -> None:
     with pytest.raises(Skipped, match="no key"):
         load_architecture("qwen3_5").locate_modules(
             ["model.layers.0.self_attn.k_proj"],
-            Layout("", "model.", tuple(one for one in layout.matrices if one.key.family != "key")),
+            Layout("", "model.", tuple(matrix for matrix in layout.matrices if matrix.key.family != "key")),
         )
 
 
@@ -160,8 +162,8 @@ def test_experts_are_the_same_however_they_are_stored(tmp_path: Path) -> None:
     for layer in range(4):
         prefix = f"model.layers.{layer}.mlp.experts"
         gate, up, down = (
-            torch.stack([apart[f"{prefix}.{expert}.{one}_proj.weight"] for expert in range(3)])
-            for one in ("gate", "up", "down")
+            torch.stack([apart[f"{prefix}.{expert}.{part}_proj.weight"] for expert in range(3)])
+            for part in ("gate", "up", "down")
         )
         stacked[f"{prefix}.gate_up_proj"] = torch.cat([gate, up], dim=1)
         stacked[f"{prefix}.down_proj"] = down
@@ -171,8 +173,8 @@ def test_experts_are_the_same_however_they_are_stored(tmp_path: Path) -> None:
     assert all(torch.equal(first[key], second[key]) for key in first)
 
     other_way, config = saved("qwen3_vl_moe_text", tmp_path)
-    turned = {name: one.mT.contiguous() if ".experts." in name else one for name, one in other_way.items()}
-    first, second = matrices(other_way, located(other_way, config)), matrices(turned, located(turned, config))
+    transposed = {name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in other_way.items()}
+    first, second = matrices(other_way, located(other_way, config)), matrices(transposed, located(transposed, config))
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
@@ -188,7 +190,7 @@ def test_of_several_experts_the_first_is_read_and_all_are_checked_by_shape(tmp_p
 def test_experts_may_be_missing_only_where_they_are_quantised(tmp_path: Path) -> None:
     """openai/gpt-oss stores ``…_blocks`` and ``…_scales`` (mxfp4) instead."""
     tensors, config = saved("gpt_oss", tmp_path)
-    attention = {name: one for name, one in tensors.items() if ".experts." not in name}
+    attention = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     assert refused(attention, config).reason == "missing_matrices"
     layout = located(attention, config | {"quantised": True})
     assert {matrix.key.family for matrix in layout.matrices} == {"query", "key", "value", "output"}
@@ -223,25 +225,25 @@ def test_lora_factors_make_the_difference_of_the_merged_weights(name: str, tmp_p
     paths = [key.removeprefix("base_model.model.").removesuffix(ending) for key in stored if key.endswith(ending)]
     merged, _ = saved(name, tmp_path / "merged", model.merge_and_unload())
     first, second = matrices(base, layout), matrices(merged, located(merged, config))
-    made: dict[DeltaKey, Tensor] = {}
-    for path, found in load_architecture(config["model_type"]).locate_modules(paths, layout).items():
-        factors = [stored[f"base_model.model.{path}.lora_{one}.weight"] for one in "AB"]
-        for matrix in found:
+    deltas: dict[DeltaKey, Tensor] = {}
+    for path, module_matrices in load_architecture(config["model_type"]).locate_modules(paths, layout).items():
+        factors = [stored[f"base_model.model.{path}.lora_{part}.weight"] for part in "AB"]
+        for matrix in module_matrices:
             a, b = matrix.extract_lora(*factors)
-            assert matrix.key not in made
-            made[matrix.key] = 2.0 * (b @ a)
-    assert made
+            assert matrix.key not in deltas
+            deltas[matrix.key] = 2.0 * (b @ a)
+    assert deltas
     for key in first:
-        expected = made.get(key, torch.zeros_like(first[key]))
+        expected = deltas.get(key, torch.zeros_like(first[key]))
         torch.testing.assert_close(second[key] - first[key], expected, rtol=0, atol=1e-4, msg=str(key))
 
 
 def test_adapters_on_other_experts_than_the_first_are_left_out(tmp_path: Path) -> None:
     layout = located(*saved("mixtral", tmp_path))
     modules = [f"model.layers.0.block_sparse_moe.experts.{expert}.w1" for expert in range(3)]
-    (found,) = load_architecture("mixtral").locate_modules(modules, layout).items()
-    assert found[0] == modules[0]
-    assert [matrix.key for matrix in found[1]] == [DeltaKey("", 0, "expert_gate")]
+    (module_and_matrices,) = load_architecture("mixtral").locate_modules(modules, layout).items()
+    assert module_and_matrices[0] == modules[0]
+    assert [matrix.key for matrix in module_and_matrices[1]] == [DeltaKey("", 0, "expert_gate")]
 
 
 def test_a_saved_stack_of_experts_is_not_read_as_one_matrix(tmp_path: Path) -> None:

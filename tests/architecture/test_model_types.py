@@ -73,9 +73,9 @@ def built_again(count: int, seed: int) -> None:
         pytest.skip(f"the names were stored by transformers {stored_version()}")
     chosen = random.Random(seed).sample(sorted(name for name in entries() if "matrices" in entries()[name]), count)
     for model_type in chosen:
-        found = in_own_process(describe, model_type)
+        entry = in_own_process(describe, model_type)
         for key in ("class", "matrices", "config"):
-            assert found.get(key) == entries()[model_type].get(key), (model_type, found.get("reason"))
+            assert entry.get(key) == entries()[model_type].get(key), (model_type, entry.get("reason"))
 
 
 def test_a_few_types_are_built_again() -> None:

@@ -61,14 +61,14 @@ ROBERTA = {"model_type": "roberta", "num_hidden_layers": 2}
 def test_the_only_language_model_inside_is_meant(
     config: dict[str, Any], shapes: dict[str, tuple[int, ...]], chosen: str | None
 ) -> None:
-    whole = {"model_type": "locateanything", "num_hidden_layers": 99} | config
-    found = by_nested_config(whole, shapes)
-    assert found["model_type"] == (chosen or "locateanything")
+    outer = {"model_type": "locateanything", "num_hidden_layers": 99} | config
+    located_config = by_nested_config(outer, shapes)
+    assert located_config["model_type"] == (chosen or "locateanything")
     if chosen is None:
-        assert found == whole
+        assert located_config == outer
     else:
-        assert load_architecture(chosen).locate(shapes, found).depth == {"": 2}
-    known = {**whole, "model_type": "llama"}
+        assert load_architecture(chosen).locate(shapes, located_config).depth == {"": 2}
+    known = {**outer, "model_type": "llama"}
     assert by_nested_config(known, shapes) == known
 
 
@@ -83,7 +83,9 @@ def test_a_base_of_an_unknown_type_and_its_fine_tune(tmp_path: Path) -> None:
     assert locate_matrices(checkpoint, checkpoint.config) == base.layout
     (tmp_path / "config.json").write_text(json.dumps(config | {"language_config": {"model_type": "odd"}}))
     with pytest.raises(Skipped, match="'deepseek_vl_v9' has no architecture file"):
-        locate_matrices(*(lambda one: (one, one.config))(open_checkpoint(ModelRef("a/b", folder=tmp_path))))
+        locate_matrices(
+            *(lambda checkpoint: (checkpoint, checkpoint.config))(open_checkpoint(ModelRef("a/b", folder=tmp_path)))
+        )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_names_of_types_with_their_own_code(model_type: str, names: str, familie
     tensors = []
     for group in names.split():
         before, _, inside = group.partition("{")
-        tensors += [f"transformer.h.0.{before}{one}.weight" for one in inside.rstrip("}").split(",")]
+        tensors += [f"transformer.h.0.{before}{name}.weight" for name in inside.rstrip("}").split(",")]
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(tensors, (8, 8))
     if model_type == "jais":
         shapes |= {"transformer.h.0.attn.c_attn.weight": (8, 24), "transformer.h.0.attn.c_proj.weight": (8, 8)}

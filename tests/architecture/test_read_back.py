@@ -193,19 +193,19 @@ def test_lora_factors_make_the_difference_of_the_merged_weights(name: str, tmp_p
     merged, _ = saved(model.merge_and_unload(), tmp_path / "merged")
     differences = found_deltas(head_base, merged, located(head_base, head_config), located(merged, head_config))
 
-    found = load_architecture(str(config["model_type"])).locate_modules(list(factors), base_layout)
-    made: dict[DeltaKey, torch.Tensor] = {}
-    for path, matrices in found.items():
+    located_modules = load_architecture(str(config["model_type"])).locate_modules(list(factors), base_layout)
+    deltas: dict[DeltaKey, torch.Tensor] = {}
+    for path, matrices in located_modules.items():
         for matrix in matrices:
             a, b = matrix.extract_lora(*factors[path])
-            assert matrix.key not in made
-            made[matrix.key] = 2.0 * (b @ a)
-            assert made[matrix.key].shape == matrix.shape
-    assert set(found) <= set(factors)
-    assert made
+            assert matrix.key not in deltas
+            deltas[matrix.key] = 2.0 * (b @ a)
+            assert deltas[matrix.key].shape == matrix.shape
+    assert set(located_modules) <= set(factors)
+    assert deltas
     for key, difference in differences.items():
-        if key in made:
-            torch.testing.assert_close(made[key], difference, rtol=0, atol=1e-5, msg=str(key))
+        if key in deltas:
+            torch.testing.assert_close(deltas[key], difference, rtol=0, atol=1e-5, msg=str(key))
         else:
             assert float(difference.abs().max()) == 0, f"{key} was changed and not found"
 
@@ -219,9 +219,9 @@ def test_lora_modules_are_found_whatever_the_prefix_and_spelling(tmp_path: Path)
         "layers.1.attention.q_proj",
         "model.vit.layers.1.attention.q_proj",
     ):
-        found = architecture.locate_modules([path, "classifier"], layout)
-        assert list(found) == [path]
-        assert [matrix.key for matrix in found[path]] == [DeltaKey("", 1, "query")]
+        located_modules = architecture.locate_modules([path, "classifier"], layout)
+        assert list(located_modules) == [path]
+        assert [matrix.key for matrix in located_modules[path]] == [DeltaKey("", 1, "query")]
 
 
 def test_lora_modules_that_the_base_lacks_are_refused(tmp_path: Path) -> None:
@@ -262,14 +262,14 @@ def test_lora_modules_that_the_base_lacks_are_refused(tmp_path: Path) -> None:
 def test_a_module_that_fuses_what_the_base_stores_apart_is_divided_by_the_base(tmp_path: Path) -> None:
     base, config = saved(build("modernbert-decoder"), tmp_path)
     layout = located(base, config)
-    found = load_architecture("modernbert").locate_modules(["layers.0.attn.Wqkv"], layout)["layers.0.attn.Wqkv"]
-    assert [matrix.key.family for matrix in found] == ["query", "key", "value"]
-    sizes = [matrix.shape[0] for matrix in found]
+    parts = load_architecture("modernbert").locate_modules(["layers.0.attn.Wqkv"], layout)["layers.0.attn.Wqkv"]
+    assert [matrix.key.family for matrix in parts] == ["query", "key", "value"]
+    sizes = [matrix.shape[0] for matrix in parts]
     b = torch.randn(sum(sizes), 2)
-    for matrix, rows in zip(found, b.split(sizes), strict=True):
+    for matrix, rows in zip(parts, b.split(sizes), strict=True):
         assert torch.equal(matrix.extract_lora(torch.randn(2, matrix.shape[1]), b)[1], rows)
     with pytest.raises(Skipped):
-        found[0].extract_lora(torch.randn(2, found[0].shape[1]), b[:-1])
+        parts[0].extract_lora(torch.randn(2, parts[0].shape[1]), b[:-1])
 
 
 # --- the base against another model

@@ -109,12 +109,16 @@ def pair(name: str) -> torch.nn.Module:
 
 def planted(model: torch.nn.Module, parts: dict[str, Any], stack: str) -> dict[DeltaKey, Tensor]:
     """Change every matrix of ``parts``; what was added, (out, in)."""
-    found: dict[DeltaKey, Tensor] = {}
-    for number, (path, what) in enumerate(parts.items()):
-        at, what = (what[0], what[1]) if isinstance(what, tuple) and what[0].startswith("stage") else (stack, what)
-        families = what if isinstance(what, tuple) else (what,)
+    deltas: dict[DeltaKey, Tensor] = {}
+    for number, (path, families_of_path) in enumerate(parts.items()):
+        stack_of_path, families_of_path = (
+            (families_of_path[0], families_of_path[1])
+            if isinstance(families_of_path, tuple) and families_of_path[0].startswith("stage")
+            else (stack, families_of_path)
+        )
+        families = families_of_path if isinstance(families_of_path, tuple) else (families_of_path,)
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        hits = [(pattern.fullmatch(one), module) for one, module in model.named_modules()]
+        hits = [(pattern.fullmatch(name), module) for name, module in model.named_modules()]
         layers = {int(match[1]): module for match, module in hits if match}
         assert layers, path
         for layer, module in layers.items():
@@ -123,8 +127,8 @@ def planted(model: torch.nn.Module, parts: dict[str, Any], stack: str) -> dict[D
             with torch.no_grad():
                 weight += delta
             for family, rows in zip(families, delta.chunk(len(families)), strict=True):
-                found[DeltaKey(at, layer, family)] = rows
-    return found
+                deltas[DeltaKey(stack_of_path, layer, family)] = rows
+    return deltas
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -136,16 +140,16 @@ def test_both_halves_are_read_back(name: str, tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / folder)
         tensors = load_file(tmp_path / folder / "model.safetensors")
         saved.append((tensors, json.loads((tmp_path / folder / "config.json").read_text())))
-    layouts = [located(*one) for one in saved]
+    layouts = [located(tensors, config) for tensors, config in saved]
     compare(*layouts)
     first, second = (matrices(tensors, layout) for (tensors, _), layout in zip(saved, layouts, strict=True))
     assert first.keys() == added.keys()
     for key, delta in added.items():
         torch.testing.assert_close(second[key] - first[key], delta, rtol=0, atol=1e-5, msg=str(key))
     # Adapters name the modules in memory.
-    paths = [one for one, module in model.named_modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+    paths = [path for path, module in model.named_modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
     modules = load_architecture(saved[0][1]["model_type"]).locate_modules(paths, layouts[0])
-    assert {matrix.key for found in modules.values() for matrix in found} == added.keys()
+    assert {matrix.key for module_matrices in modules.values() for matrix in module_matrices} == added.keys()
 
 
 # --- models that bring their own code: files written to its definitions
@@ -168,13 +172,13 @@ def one_after_the_other(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def by_key(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """InternLM 2: (key heads, queries of each + 2, size of a head, width), a key's queries, then it, then its value."""
     heads = len(key) // SIZE
-    grouped = [one.reshape(heads, -1, SIZE, WIDTH) for one in (query, key, value)]
+    grouped = [part.reshape(heads, -1, SIZE, WIDTH) for part in (query, key, value)]
     return torch.cat(grouped, dim=1).reshape(-1, WIDTH)
 
 
 def by_head(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """ChatGLM-6B: (heads, 3 · size of a head, width)."""
-    return torch.cat([one.reshape(HEADS, SIZE, WIDTH) for one in (query, key, value)], dim=1).reshape(-1, WIDTH)
+    return torch.cat([part.reshape(HEADS, SIZE, WIDTH) for part in (query, key, value)], dim=1).reshape(-1, WIDTH)
 
 
 def apart(query: str, key: str, value: str) -> Callable[..., dict[str, Tensor]]:
@@ -239,7 +243,7 @@ TOWER = {
 
 @pytest.mark.parametrize("name", OWN_CODE)
 def test_models_that_bring_their_own_code_are_taken_apart(name: str) -> None:
-    layer_name, kv_heads, asked, output, feedforward, config = OWN_CODE[name]
+    layer_name, kv_heads, stored_attention, output, feedforward, config = OWN_CODE[name]
     torch.manual_seed(0)
     tensors: dict[str, Tensor] = {}
     expected: dict[DeltaKey, Tensor] = {}
@@ -248,10 +252,10 @@ def test_models_that_bring_their_own_code_are_taken_apart(name: str) -> None:
         three = attention(kv_heads)
         parts = dict(zip(("query", "key", "value"), three, strict=True)) | {"output": drawn(WIDTH, HEADS * SIZE)}
         tensors[f"{at}.{output}.weight"] = parts["output"]
-        if isinstance(asked, tuple):
-            tensors[f"{at}.{asked[0]}.weight"] = asked[1](*three)
+        if isinstance(stored_attention, tuple):
+            tensors[f"{at}.{stored_attention[0]}.weight"] = stored_attention[1](*three)
         else:
-            tensors |= {f"{at}.{path}.weight": tensor for path, tensor in asked(*three).items()}
+            tensors |= {f"{at}.{path}.weight": tensor for path, tensor in stored_attention(*three).items()}
         gate, up, down = feedforward
         parts |= {"feedforward1": drawn(FORWARD, WIDTH), "feedforward2": drawn(WIDTH, FORWARD)}
         tensors[f"{at}.{down}.weight"] = parts["feedforward2"]
@@ -269,7 +273,7 @@ def test_models_that_bring_their_own_code_are_taken_apart(name: str) -> None:
             tensors[f"{TOWER[name].format(layer)}.weight"] = drawn(5, 5)
         expected |= {DeltaKey("", layer, family): tensor for family, tensor in parts.items()}
     layout = located(tensors, {"model_type": name.split()[0]} | config)
-    found = matrices(tensors, layout)
-    assert found.keys() == expected.keys()
+    extracted = matrices(tensors, layout)
+    assert extracted.keys() == expected.keys()
     for key, matrix in expected.items():
-        assert torch.equal(found[key], matrix), key
+        assert torch.equal(extracted[key], matrix), key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.architecture.places import GATED, LLAMA, PROJ, Live, crossed, one, stack
+from tests.architecture.places import GATED, LLAMA, PROJ, Live, crossed, single_stack, stack
 
 SMALL = {"vocab_size": 40, "num_hidden_layers": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TEXT = SMALL | {
@@ -41,7 +41,7 @@ WRITES = Live({"": {family: f"text_model.{path}" for family, path in LLAMA.stack
 
 def stages(layer: str, attention: str, feedforward: str) -> dict[str, dict[str, str]]:
     """Four stages; ``attention``: a path with {} for the letters q, k, v and o, or nothing."""
-    found: dict[str, dict[str, str]] = {}
+    paths_by_stage: dict[str, dict[str, str]] = {}
     for number in range(4):
         paths = dict(zip(("feedforward1", "feedforward2"), feedforward.split(), strict=True))
         if attention:
@@ -49,8 +49,10 @@ def stages(layer: str, attention: str, feedforward: str) -> dict[str, dict[str, 
                 family: attention.format(letter)
                 for family, letter in zip(("query", "key", "value", "output"), "qkvo", strict=True)
             }
-        found[f"stage{number + 1}"] = {family: f"{layer.format(number)}.{path}" for family, path in paths.items()}
-    return found
+        paths_by_stage[f"stage{number + 1}"] = {
+            family: f"{layer.format(number)}.{path}" for family, path in paths.items()
+        }
+    return paths_by_stage
 
 
 NESTED = {
@@ -109,7 +111,7 @@ NESTED = {
             "deepstack_visual_indexes": [0],
         },
     ),
-    "dinov3_vit": one(
+    "dinov3_vit": single_stack(
         "layer.*",
         "attention.q_proj attention.k_proj attention.v_proj attention.o_proj",
         "mlp.up_proj mlp.down_proj",

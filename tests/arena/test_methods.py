@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score
 from indexer.names import DeltaKey
 from indexer.records.identity import Identity, Spec
 from indexer.records.record import DeltaRecord, Record
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.row_plan import lines_of
 from query.questions.purity.study import purity
 from scripts.tables import p_value

@@ -29,9 +29,9 @@ ROWS = 64
 class Planted:
     """Features of texts without a base: a text that names a data set looks like the models of that data set."""
 
-    kept = None
+    stored_null = None
 
-    def __init__(self, atlas, base, own=None, device="cpu"):
+    def __init__(self, atlas, base, own_texts=None, device="cpu"):
         self.population = read_population(atlas, base)
         self.random = np.random.default_rng(0)
 
@@ -40,19 +40,19 @@ class Planted:
         return Features(self._unit(self.random.normal(size=(40, length))), np.full((40, ROWS), 1 / ROWS, np.float32))
 
     def null(self):
-        return self.kept
+        return self.stored_null
 
     def keep_null(self, null):
-        self.kept = null
+        self.stored_null = null
 
     def pooled_rates(self):
         return np.full(ROWS, 1 / ROWS, np.float32)
 
-    def of(self, texts) -> Features:
+    def features_of(self, texts) -> Features:
         drawn = self.random.normal(size=self.population.vectors.shape[1]) * 0.05
-        for place, datasets in enumerate(self.population.datasets):
+        for row, datasets in enumerate(self.population.datasets):
             if any(name in texts.texts[0] for name in datasets):
-                drawn = drawn + self.population.vectors[place]
+                drawn = drawn + self.population.vectors[row]
         return Features(self._unit(drawn[None, :]), np.full((1, ROWS), 1 / ROWS, np.float32))
 
     def _unit(self, rows) -> np.ndarray:
@@ -75,31 +75,31 @@ def files(tmp_path):
 
 def test_the_models_of_a_data_set_stand_out(made, planted, files):
     with Atlas(made) as atlas:
-        found = atlas.ask(files / "imdb.txt", k=4)
-        assert {row.model.split("/")[1].split("-")[0] for row in found[:3]} == {"imdb"}
-        assert found.searched == 9
-        assert found.standing_out >= 3
-        assert "stand out as tuned on texts like those of" in found.headline
-        assert [row.rank for row in found] == [1, 2, 3, 4]
-        assert found[0].expected_by_chance == pytest.approx(9 * found[0].p_value)
+        answer = atlas.ask(files / "imdb.txt", k=4)
+        assert {row.model.split("/")[1].split("-")[0] for row in answer[:3]} == {"imdb"}
+        assert answer.searched == 9
+        assert answer.standing_out >= 3
+        assert "stand out as tuned on texts like those of" in answer.headline
+        assert [row.rank for row in answer] == [1, 2, 3, 4]
+        assert answer[0].expected_by_chance == pytest.approx(9 * answer[0].p_value)
         assert len(atlas.ask(files / "imdb.txt", where="author = 'ann'")) == 3
 
 
 def test_no_model_stands_out(made, planted, files):
     with Atlas(made) as atlas:
-        found = atlas.ask(files / "nothing.txt")
-    assert found.standing_out == 0
-    assert found.headline.startswith("No model stands out")
-    assert len(found) == 9
+        answer = atlas.ask(files / "nothing.txt")
+    assert answer.standing_out == 0
+    assert answer.headline.startswith("No model stands out")
+    assert len(answer) == 9
 
 
 def test_which_of_these_texts(made, planted, files):
     with Atlas(made) as atlas:
-        found = atlas.ask(model="ann/squad-0", among=[files])
-        assert found.answer == str(files / "squad.txt")
-        assert "was probably tuned on texts like those of squad.txt." in found.headline
-        assert found[0].file == found.answer
-        assert [row.is_answer for row in found] == [True, False, False, False]
+        answer = atlas.ask(model="ann/squad-0", among=[files])
+        assert answer.answer == str(files / "squad.txt")
+        assert "was probably tuned on texts like those of squad.txt." in answer.headline
+        assert answer[0].file == answer.answer
+        assert [row.is_answer for row in answer] == [True, False, False, False]
         (files / "other").mkdir()
         (files / "other" / "squad.txt").write_text("this is nothing\n" * 8)
         same_names = atlas.ask(model="ann/squad-0", among=[files, files / "other"])
@@ -111,21 +111,21 @@ def test_which_of_these_texts(made, planted, files):
 
 def test_later_questions_compute_only_what_is_asked(made, planted, files, monkeypatch):
     """The scores of the reference are computed once; a model that is read for the question is compared anew."""
-    kept, counted = {}, []
-    monkeypatch.setattr(Planted, "null", lambda self: kept.get("null"))
-    monkeypatch.setattr(Planted, "keep_null", lambda self, null: kept.update(null=null))
+    stored, counted = {}, []
+    monkeypatch.setattr(Planted, "null", lambda self: stored.get("null"))
+    monkeypatch.setattr(Planted, "keep_null", lambda self, null: stored.update(null=null))
     by_vectors = Candidates.by_vectors
     monkeypatch.setattr(
         Candidates,
         "by_vectors",
-        lambda self, groups: counted.append([len(one.blocks) for one in groups]) or by_vectors(self, groups),
+        lambda self, groups: counted.append([len(features.blocks) for features in groups]) or by_vectors(self, groups),
     )
     with Atlas(made) as atlas:
         first = atlas.ask(files / "imdb.txt", k=4)
         again = atlas.ask(files / "imdb.txt", k=4)
         assert counted == [[1, 40], [1]]
         assert list(again) == list(first)  # to the last digit
-        kept["null"] = replace(kept["null"], means=kept["null"].means[:, :-1])  # of another number of models
+        stored["null"] = replace(stored["null"], means=stored["null"].means[:, :-1])  # of another number of models
         atlas.ask(files / "imdb.txt")
         assert counted[2:] == [[1, 40]]
 
@@ -138,10 +138,10 @@ def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch)
         reader = Reader(atlas, BASE)
         assert reader.null() is None
         reader.keep_null(null)
-        found = reader.null()
-        assert found is not None
-        assert {name: one.tobytes() for name, one in found.arrays().items()} == {
-            name: one.tobytes() for name, one in null.arrays().items()
+        stored_null = reader.null()
+        assert stored_null is not None
+        assert {name: array.tobytes() for name, array in stored_null.arrays().items()} == {
+            name: array.tobytes() for name, array in null.arrays().items()
         }
         other = Reader(atlas, BASE)
         monkeypatch.setattr(AtlasReader, "state", property(lambda self: "another publish"))
@@ -155,9 +155,9 @@ def test_scores_of_the_reference_are_of_one_publish(made, tmp_path, monkeypatch)
 
 def test_the_command(made, planted, files):
     def ask(*words):
-        ran = CliRunner().invoke(main, ["ask", *map(str, words), "--atlas", str(made)])
-        assert ran.exit_code == 0, ran.stderr
-        return ran
+        result = CliRunner().invoke(main, ["ask", *map(str, words), "--atlas", str(made)])
+        assert result.exit_code == 0, result.stderr
+        return result
 
     rows = json.loads(ask(files / "glue.txt", "-k", "2", "--json").stdout)
     assert list(rows[0]) == ["rank", "model", "score", "p_value", "expected_by_chance", "by_vocabulary", "by_vectors",
@@ -176,17 +176,17 @@ def test_the_command(made, planted, files):
 def test_texts_may_be_given_as_a_list(made, planted):
     texts = ["this is imdb", "", "this is imdb  "] * 4
     with Atlas(made) as atlas:
-        found = atlas.ask(texts, 3)
-        assert found.texts == 8
-        assert "stand out as tuned on texts like these" in found.headline
-        assert found.to_df().shape == (3, 10)
+        likely = atlas.ask(texts, 3)
+        assert likely.texts == 8
+        assert "stand out as tuned on texts like these" in likely.headline
+        assert likely.to_df().shape == (3, 10)
         with pytest.raises(AtlasError, match="There is no text"):
             atlas.ask([" "])
     answer, error = Tools(made).answer("ask", {"texts": texts, "k": 3})
     assert error == ""
     assert answer is not None
-    assert [row["model"] for row in answer["models"]] == [row.model for row in found]
-    assert answer["standing_out"] == found.standing_out
+    assert [row["model"] for row in answer["models"]] == [row.model for row in likely]
+    assert answer["standing_out"] == likely.standing_out
 
 
 def test_wrong_questions_have_one_line(made, tmp_path, files):
@@ -202,9 +202,9 @@ def test_wrong_questions_have_one_line(made, tmp_path, files):
             atlas.ask(tmp_path / "none.txt")
         with pytest.raises(BadArgument, match="at least 1"):
             atlas.ask(files / "glue.txt", 0)
-    ran = CliRunner().invoke(main, ["ask", "--model", "x", "--atlas", str(made)])
-    assert ran.exit_code == 2
-    assert "use --model with --among FILE" in ran.stderr
+    result = CliRunner().invoke(main, ["ask", "--model", "x", "--atlas", str(made)])
+    assert result.exit_code == 2
+    assert "use --model with --among FILE" in result.stderr
 
 
 def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
@@ -222,7 +222,7 @@ def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
             Reader(atlas, BASE).reference()
         monkeypatch.setattr(Reader, "_moments", lambda self: None)
         with pytest.raises(AtlasError, match=r"org/tiny-base knows none of the tokens of snow\.txt"):
-            Reader(atlas, BASE).of(Texts("snow.txt", ("☃ ☄",), 1))
+            Reader(atlas, BASE).features_of(Texts("snow.txt", ("☃ ☄",), 1))
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_held_out_texts_of_a_family_find_its_models(built, family, tmp_path):
     """Every step with the base of the small family, once and from the cache; the file holds what nobody saw."""
     names = "LATIN SMALL LETTER {}, GREEK CAPITAL LETTER {}, CYRILLIC LETTER {}"
     letters = ["ALPHA", "BETA", "GAMMA", "DELTA WITH TONOS", "OMEGA", "SHORT I", "HARD SIGN", "YERU"]
-    lines = [names.format(one, other, one) for one in letters for other in letters[:4]]
+    lines = [names.format(first, second, first) for first in letters for second in letters[:4]]
     (tmp_path / "names.jsonl").write_text("\n".join(json.dumps({"body": line}) for line in lines))
     words = ("query", "ask", str(tmp_path / "names.jsonl"), "--field", "body", "--base", "tiny-roberta", "--json")
     first = built(*words)

@@ -44,7 +44,7 @@ def texts(seed: int, words: slice, count: int = 12) -> list[str]:
 
 
 REFERENCE, ASKED = texts(0, slice(None), 30), texts(1, slice(10, 30))
-WHOLE = inputs.Budget(200, 40, 512)  # all tokens of these
+ALL_TOKENS = inputs.Budget(200, 40, 512)  # all tokens of these
 
 
 @pytest.fixture(scope="module")
@@ -75,111 +75,112 @@ def gpt2(folder):
     return folder(GPT2Model, GPT2Config(vocab_size=94, n_positions=32, n_embd=256, n_layer=1, n_head=4))
 
 
-def vector(path, keys=KEYS, budget=WHOLE) -> np.ndarray:
+def vector(path, keys=KEYS, budget=ALL_TOKENS) -> np.ndarray:
     base = read_base(str(path), None, keys, LENGTH)
-    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=ALL_TOKENS)
     return base.blocks([base.encode(ASKED)], whitening, budget=budget)[0]
 
 
-def by_numpy(states, key: str, width: int, held=None) -> np.ndarray:
+def by_numpy(states, key: str, width: int, columns=None) -> np.ndarray:
     """The same block from the inputs (tokens, width) of both sets of texts, with whole matrices."""
 
     def power(matrix, exponent, least=0.0):
         values, vectors = np.linalg.eigh(matrix)
         return (vectors * np.maximum(values, least) ** exponent) @ vectors.T
 
-    reference, asked = (one if held is None else one[:, held] for one in states)
-    moments = [one.T @ one / len(one) for one in (reference, asked)]
+    reference, asked = (state if columns is None else state[:, columns] for state in states)
+    moments = [inputs_of_set.T @ inputs_of_set / len(inputs_of_set) for inputs_of_set in (reference, asked)]
     ridge = 0.01 * np.linalg.eigvalsh(moments[0])[-1]
     white = power(moments[0] + ridge * np.eye(len(moments[0])), -0.5)
-    roots = [power(white @ one @ white, 0.5) for one in moments]
+    roots = [power(white @ moment @ white, 0.5) for moment in moments]
     values, vectors = np.linalg.eigh(roots[1] - roots[0])
-    whole = np.zeros((width, len(values)))
-    whole[np.arange(width) if held is None else held] = vectors
-    return tensor_sketch(whole, whole, values, f"{DRAW}{key}", LENGTH)
+    full_vectors = np.zeros((width, len(values)))
+    full_vectors[np.arange(width) if columns is None else columns] = vectors
+    return tensor_sketch(full_vectors, full_vectors, values, f"{DRAW}{key}", LENGTH)
 
 
-def cosine(one, other) -> float:
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+def cosine(first, second) -> float:
+    return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
 
 
-def ids_of(some, start=(0,), end=(2,)):
-    return [[*start, *(4 + WORDS.index(word) for word in text.split()), *end] for text in some]
+def ids_of(text_set, start=(0,), end=(2,)):
+    return [[*start, *(4 + WORDS.index(word) for word in text.split()), *end] for text in text_set]
 
 
 def test_roberta_against_numpy(roberta):
     model = RobertaModel.from_pretrained(roberta).eval()
-    found = dict(zip(KEYS, vector(roberta), strict=True))
+    blocks = dict(zip(KEYS, vector(roberta), strict=True))
     for layer in (0, 1):
         states = []
-        for some in (REFERENCE, ASKED):
+        for text_set in (REFERENCE, ASKED):
             with torch.no_grad():  # one text at a time, so that nothing is padded
-                outputs = [model(torch.tensor([ids]), output_hidden_states=True) for ids in ids_of(some)]
-            states.append(np.concatenate([one.hidden_states[layer][0].double().numpy() for one in outputs]))
+                outputs = [model(torch.tensor([ids]), output_hidden_states=True) for ids in ids_of(text_set)]
+            states.append(np.concatenate([output.hidden_states[layer][0].double().numpy() for output in outputs]))
         for family in ("query", "key"):
-            if (key := f"{layer}.{family}") in found:
-                assert cosine(found[key], by_numpy(states, key, 48)) > 0.999
+            if (key := f"{layer}.{family}") in blocks:
+                assert cosine(blocks[key], by_numpy(states, key, 48)) > 0.999
     assert np.linalg.norm(vector(roberta), axis=1) == pytest.approx(np.ones(len(KEYS)))
 
 
 def test_gpt2_on_the_coordinates_that_its_vectors_have(gpt2):
-    held = coordinates((256, 256), True)
-    assert held is not None
+    columns = coordinates((256, 256), True)
+    assert columns is not None
     model = GPT2Model.from_pretrained(gpt2).eval()
     states = []
-    for some in (REFERENCE, ASKED):
+    for text_set in (REFERENCE, ASKED):
         with torch.no_grad():
             rows = [model.h[0].ln_1(model(torch.tensor([ids]), output_hidden_states=True).hidden_states[0])[0]
-                    for ids in ids_of(some)]  # fmt: skip
+                    for ids in ids_of(text_set)]  # fmt: skip
         states.append(torch.cat(rows).double().numpy())
     keys = ["0.query", "0.value"]
     for key, block in zip(keys, vector(gpt2, keys), strict=True):
-        assert cosine(block, by_numpy(states, key, 256, held)) > 0.999
+        assert cosine(block, by_numpy(states, key, 256, columns)) > 0.999
 
 
 def test_padding_and_batches_change_nothing(roberta, monkeypatch):
-    whole = vector(roberta)
+    expected = vector(roberta)
     monkeypatch.setattr(inputs, "BATCH_TOKENS", 1)
-    assert vector(roberta) == pytest.approx(whole, abs=1e-3)
+    assert vector(roberta) == pytest.approx(expected, abs=1e-3)
 
 
 def test_few_inputs_give_what_moments_give(roberta, monkeypatch):
     """Fewer inputs than a matrix has are compared without its moment; wide matrices always, with inputs evenly spaced."""
-    whole = vector(roberta)
+    expected = vector(roberta)
     monkeypatch.setattr(inputs, "WIDEST", 16)
     rows = vector(roberta)
-    assert rows == pytest.approx(whole, abs=1e-5)  # there are less than 512 inputs
+    assert rows == pytest.approx(expected, abs=1e-5)  # there are less than 512 inputs
     fewer = vector(roberta, budget=inputs.Budget(200, 40, 60))
-    assert np.mean([cosine(one, other) for one, other in zip(whole, fewer, strict=True)]) > 0.6
+    assert np.mean([cosine(expected_block, block) for expected_block, block in zip(expected, fewer, strict=True)]) > 0.6
 
 
 def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
     """Of n inputs of a matrix with more, the products among the inputs give what the moment gives."""
     base = read_base(str(roberta), None, KEYS, LENGTH)
-    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=WHOLE)
+    whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=ALL_TOKENS)
     (group,) = {base._groups[key] for key in ("0.query", "0.query")}
     white = Whitener(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
     rows = np.random.default_rng(0).standard_normal((40, 48)).astype(np.float32) @ white.vectors @ white.vectors.T
     few, many = (np.zeros((1, len(KEYS), LENGTH), np.float32) for _ in range(2))
     base._compare(group, [rows], white, few)
     base._compare(group, [np.concatenate([rows, rows])], white, many)  # more than 48
-    for key, one, other in zip(KEYS, few[0], many[0], strict=True):
+    for key, few_block, many_block in zip(KEYS, few[0], many[0], strict=True):
         if base._groups[key] == group:
-            assert cosine(one, other) > 0.9999
-            assert np.linalg.norm(one) == pytest.approx(np.linalg.norm(other), rel=1e-3)
+            assert cosine(few_block, many_block) > 0.9999
+            assert np.linalg.norm(few_block) == pytest.approx(np.linalg.norm(many_block), rel=1e-3)
 
 
 def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
     """Texts of several sets share batches; a set without texts, and one with fewer inputs than a matrix has, are there."""
     base = read_base(str(roberta), None, KEYS, LENGTH)
-    sets = [base.encode(some) for some in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
-    done: list[int] = []
-    whitening, together = base.reference(sets, 1, done.append)
-    assert sum(done) == sum(min(len(one), inputs.OF_A_SET.texts) for one in sets)
-    alone = np.concatenate([base.blocks([one], whitening, budget=inputs.OF_A_SET) for one in sets[1:]])
-    assert together[1:] == pytest.approx(alone, abs=1e-3)
-    only, _ = base.reference(sets[:1], 1)
-    assert only.roots == pytest.approx(whitening.roots, abs=1e-3)  # other sets do not move the reference's moments
+    sets = [base.encode(text_set) for text_set in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
+    counts: list[int] = []
+    whitening, blocks_together = base.reference(sets, 1, counts.append)
+    assert sum(counts) == sum(min(len(encoded), inputs.OF_A_SET.texts) for encoded in sets)
+    blocks_alone = np.concatenate([base.blocks([encoded], whitening, budget=inputs.OF_A_SET) for encoded in sets[1:]])
+    assert blocks_together[1:] == pytest.approx(blocks_alone, abs=1e-3)
+    moments_alone, _ = base.reference(sets[:1], 1)
+    # Other sets do not move the moments of the reference.
+    assert moments_alone.roots == pytest.approx(whitening.roots, abs=1e-3)
 
 
 def test_a_budget_limits_texts_tokens_and_inputs(roberta):
@@ -196,7 +197,7 @@ def test_a_budget_limits_texts_tokens_and_inputs(roberta):
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
     base = read_base(str(roberta), None, KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
-    whitening, _ = base.reference([encoded], 1, budget=WHOLE)
+    whitening, _ = base.reference([encoded], 1, budget=ALL_TOKENS)
     near = base.blocks([encoded], whitening)
     assert np.isfinite(near).all()  # the rest is rounding
     assert base.rates(encoded).sum() == pytest.approx(1)
@@ -211,8 +212,8 @@ def test_other_kinds_of_models(folder, kind):
         sizes = {"d_model": 48, "d_kv": 12, "d_ff": 96, "num_layers": 2, "num_heads": 4}
         path = folder(T5Model, T5Config(vocab_size=94, decoder_start_token_id=1, **sizes))
         keys = ["encoder.0.query", "encoder.1.feedforward2", "decoder.0.value", "decoder.1.cross_key"]
-    found = vector(path, keys)
-    assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(len(keys)))
+    vectors = vector(path, keys)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(len(keys)))
 
 
 def test_a_base_on_the_hub_is_downloaded_once(roberta, tmp_path, monkeypatch):
@@ -249,14 +250,14 @@ def test_what_cannot_run_has_one_line(folder, roberta):
 
 @pytest.mark.parametrize(("before", "worth", "during"), [(8, 48, 3), (1, 48, 3), (8, 512, 3), (1, 512, 1)])
 def test_a_pass_has_no_more_threads_than_the_quota(roberta, monkeypatch, before, worth, during):
-    base, seen = read_base(str(roberta), None, KEYS, LENGTH), []
+    base, threads = read_base(str(roberta), None, KEYS, LENGTH), []
     monkeypatch.setattr(inputs, "processors", lambda: 3)
     monkeypatch.setattr(inputs, "WORTH_THREADS", worth)
     usual = torch.get_num_threads()
     torch.set_num_threads(before)
     try:
-        base.reference([base.encode(REFERENCE)], 1, lambda count: seen.append(torch.get_num_threads()))
+        base.reference([base.encode(REFERENCE)], 1, lambda count: threads.append(torch.get_num_threads()))
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(usual)
-    assert set(seen) == {during}
+    assert set(threads) == {during}

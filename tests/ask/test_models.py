@@ -34,16 +34,16 @@ def test_vectors_are_compared_as_in_the_population(made, monkeypatch, tile) -> N
     monkeypatch.setattr(models, "_TILE_BYTES", tile)
     with Atlas(made) as atlas:
         population = distinct(read_population(atlas, BASE))
-        found = read_candidates(atlas, BASE, ROWS)
-        assert found.ids.tolist() == population.ids.tolist()
-        assert found.left_out == population.left_out
+        candidates = read_candidates(atlas, BASE, ROWS)
+        assert candidates.ids.tolist() == population.ids.tolist()
+        assert candidates.left_out == population.left_out
         features = drawn(3, population.vectors.shape[1])
         expected = similarities(features.blocks, population.vectors, population.blocks)
-        assert found.by_vectors([features])[0] == pytest.approx(expected, abs=1e-5)
-        some = found.only(np.array([1, 4]))
-        assert some.by_vectors([features])[0] == pytest.approx(expected[:, [1, 4]], abs=1e-5)
-        more = found.with_newcomer(population.vectors[2], -1, None)
-        assert more.by_vectors([features])[0] == pytest.approx(expected[:, [*range(len(found)), 2]], abs=1e-5)
+        assert candidates.by_vectors([features])[0] == pytest.approx(expected, abs=1e-5)
+        subset = candidates.only(np.array([1, 4]))
+        assert subset.by_vectors([features])[0] == pytest.approx(expected[:, [1, 4]], abs=1e-5)
+        more = candidates.with_newcomer(population.vectors[2], -1, None)
+        assert more.by_vectors([features])[0] == pytest.approx(expected[:, [*range(len(candidates)), 2]], abs=1e-5)
 
 
 def test_codes_that_an_atlas_should_not_hold_are_left_out(made, tmp_path) -> None:
@@ -59,9 +59,9 @@ def test_codes_that_an_atlas_should_not_hold_are_left_out(made, tmp_path) -> Non
                 "base_token_rows = 64 WHERE model_id = ?", [codes, scale, identity],
             )  # fmt: skip
     with Atlas(made) as atlas:
-        found = read_candidates(atlas, BASE, ROWS)
-        assert found.codes[0].tolist() == list(range(ROWS))
-        assert found.has_vocabulary.tolist()[:3] == [True, False, False]
+        candidates = read_candidates(atlas, BASE, ROWS)
+        assert candidates.codes[0].tolist() == list(range(ROWS))
+        assert candidates.has_vocabulary.tolist()[:3] == [True, False, False]
         assert not read_candidates(atlas, BASE, ROWS - 1).has_vocabulary.any()
 
 
@@ -75,20 +75,20 @@ def test_sizes_are_centred_among_their_kind(tmp_path) -> None:
     is_share = np.array([False] * 7 + [True] * 2)  # two models have no mean worth subtracting
     none = Vectors(np.zeros(0, np.int64), np.zeros((0, 8), np.float32))
     index = VectorIndex(OpenVectors(tmp_path, write_vectors(tmp_path, BASE, "input", none)))
-    found = Candidates(BASE, index, np.arange(9), codes, is_share)
+    candidates = Candidates(BASE, index, np.arange(9), codes, is_share)
     rates, reference = random.dirichlet(np.ones(ROWS), 2), random.dirichlet(np.ones(ROWS))
     groups, pooled = [Features(np.empty((2, 0), np.float32), rates.astype(np.float32))], reference.astype(np.float32)
-    (values,) = found.by_vocabulary(groups, pooled)
+    (values,) = candidates.by_vocabulary(groups, pooled)
     known = 2.0 ** ((codes - 1.0) / 8 - 26) * (codes > 0) * (codes < UNSURE)
-    own = [0, 1, 2, 4, 5, 6]
-    unit = known[own] / np.linalg.norm(known[own], axis=1, keepdims=True)
+    rows = [0, 1, 2, 4, 5, 6]
+    unit = known[rows] / np.linalg.norm(known[rows], axis=1, keepdims=True)
     unit = unit - unit.mean(axis=0)
-    asked = np.sqrt(rates) - np.sqrt(reference)
-    expected = asked @ unit.T / np.linalg.norm(asked, axis=1)[:, None] / np.linalg.norm(unit, axis=1)
-    assert values[:, own] == pytest.approx(expected, abs=1e-5)
+    deviations = np.sqrt(rates) - np.sqrt(reference)
+    expected = deviations @ unit.T / np.linalg.norm(deviations, axis=1)[:, None] / np.linalg.norm(unit, axis=1)
+    assert values[:, rows] == pytest.approx(expected, abs=1e-5)
     assert np.isnan(values[:, [3, 7, 8]]).all()
     evidence = TokenEvidence("exact", np.arange(ROWS), codes[1], False, 1.0, ROWS, ROWS, None, None)
-    more = found.with_newcomer(np.ones(8, np.float32), -1, evidence)
+    more = candidates.with_newcomer(np.ones(8, np.float32), -1, evidence)
     (values,) = more.by_vocabulary(groups, pooled)
     assert values.shape == (2, 10)
     assert not np.isnan(values[:, 9]).any()

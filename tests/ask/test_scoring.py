@@ -14,8 +14,8 @@ from query.questions.ask.scoring import score as score_against
 
 def score(kinds):
     """From the raw scores of the reference and of the asked sets, and the weight, of each kind."""
-    null, asked, weights = zip(*kinds, strict=True)
-    return score_against(Null.of_arrays(null_of(null, weights).arrays()), asked)
+    null, raw, weights = zip(*kinds, strict=True)
+    return score_against(Null.of_arrays(null_of(null, weights).arrays()), raw)
 
 
 def scores(random, sets: int, models: int) -> np.ndarray:
@@ -27,51 +27,54 @@ def scores(random, sets: int, models: int) -> np.ndarray:
 @pytest.mark.parametrize("models", [6, 40])
 def test_the_p_values_of_chance_are_uniform(models):
     random = np.random.default_rng(0)
-    found = []
+    p_values = []
     for _ in range(40):
-        both = [scores(random, 40, models) for _ in range(2)]
-        kinds = [(one[:34], one[34:], weight) for one, weight in zip(both, (0.7, 0.3), strict=True)]
-        found.append(score(kinds).p.ravel())
-    p = np.concatenate(found)
+        raw_scores = [scores(random, 40, models) for _ in range(2)]
+        kinds = [
+            (kind_scores[:34], kind_scores[34:], weight)
+            for kind_scores, weight in zip(raw_scores, (0.7, 0.3), strict=True)
+        ]
+        p_values.append(score(kinds).p.ravel())
+    p = np.concatenate(p_values)
     assert kstest(p, "uniform").statistic < 0.05
     assert 0.03 < (p < 0.05).mean() < 0.07
 
 
 def test_planted_models_have_the_smallest_p():
     random = np.random.default_rng(1)
-    one, other = scores(random, 35, 50), scores(random, 35, 50)
-    one[34, :5] += 2
-    other[34, :5] += 2
-    found = score([(one[:34], one[34:], 0.7), (other[:34], other[34:], 0.3)])
-    assert set(np.argsort(found.p[0], kind="stable")[:5]) == set(range(5))
-    assert standing_out(found.p[0], 0.2) in range(5, 8)
+    vocabulary, vectors = scores(random, 35, 50), scores(random, 35, 50)
+    vocabulary[34, :5] += 2
+    vectors[34, :5] += 2
+    scored = score([(vocabulary[:34], vocabulary[34:], 0.7), (vectors[:34], vectors[34:], 0.3)])
+    assert set(np.argsort(scored.p[0], kind="stable")[:5]) == set(range(5))
+    assert standing_out(scored.p[0], 0.2) in range(5, 8)
 
 
 def test_models_without_one_kind_of_evidence_are_compared_by_the_other():
     random = np.random.default_rng(2)
-    one, other = scores(random, 60, 30), scores(random, 60, 30)
-    one[:, 20:] = np.nan
-    other[:, 29] = one[:, 29] = np.nan
-    found = score([(one[:34], one[34:], 0.7), (other[:34], other[34:], 0.3)])
-    assert np.isnan(found.p[:, 29]).all()
-    assert not np.isnan(found.p[:, :29]).any()
-    assert 0.02 < (found.p[:, 20:29] < 0.05).mean() < 0.1
+    vocabulary, vectors = scores(random, 60, 30), scores(random, 60, 30)
+    vocabulary[:, 20:] = np.nan
+    vectors[:, 29] = vocabulary[:, 29] = np.nan
+    scored = score([(vocabulary[:34], vocabulary[34:], 0.7), (vectors[:34], vectors[34:], 0.3)])
+    assert np.isnan(scored.p[:, 29]).all()
+    assert not np.isnan(scored.p[:, :29]).any()
+    assert 0.02 < (scored.p[:, 20:29] < 0.05).mean() < 0.1
 
 
 def test_standard_scores_are_those_of_loops():
     random = np.random.default_rng(3)
-    null, asked = scores(random, 12, 7), scores(random, 2, 7)
+    null, raw = scores(random, 12, 7), scores(random, 2, 7)
 
-    def among(others, own):
-        z = (own - others.mean(axis=0)) / others.std(axis=0, ddof=1)
+    def among(others, row):
+        z = (row - others.mean(axis=0)) / others.std(axis=0, ddof=1)
         lower = np.median(z) - np.quantile(z, 0.1587)
         return (z - 7 / 12 * np.median(z)) / np.sqrt((7 * lower**2 + 5) / 12)
 
-    left_out = np.array([among(np.delete(null, place, axis=0), null[place]) for place in range(12)])
-    found = null_of([null], [1.0])
-    assert found.patterns[0][2] == pytest.approx(np.sort(left_out / left_out.std(), axis=None))
-    expected = np.array([among(null, one) for one in asked]) / left_out.std()
-    scored = score_against(found, [asked])
+    left_out = np.array([among(np.delete(null, row, axis=0), null[row]) for row in range(12)])
+    reference = null_of([null], [1.0])
+    assert reference.patterns[0][2] == pytest.approx(np.sort(left_out / left_out.std(), axis=None))
+    expected = np.array([among(null, row) for row in raw]) / left_out.std()
+    scored = score_against(reference, [raw])
     assert scored.z == pytest.approx(expected)
     higher = (left_out.ravel() / left_out.std() >= expected[..., None]).sum(axis=2)
     assert scored.p == pytest.approx((1 + higher) / (1 + 84))
@@ -86,9 +89,9 @@ def test_false_discoveries():
 
 def test_the_reference_texts_are_of_many_kinds():
     sets = reference_sets()
-    texts = [text for one in sets.values() for text in one]
+    texts = [text for texts_of_set in sets.values() for text in texts_of_set]
     assert len(sets) >= 30
     assert len(texts) == len(set(texts)) >= 300
-    assert all(len(one) >= 8 for one in sets.values())
-    own = reference_sets(Texts("mine", tuple(map(str, range(30))), 30))
-    assert [len(one) for one in own.values()] == [12, 12, 6]
+    assert all(len(texts_of_set) >= 8 for texts_of_set in sets.values())
+    own_sets = reference_sets(Texts("mine", tuple(map(str, range(30))), 30))
+    assert [len(texts_of_set) for texts_of_set in own_sets.values()] == [12, 12, 6]

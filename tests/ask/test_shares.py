@@ -34,39 +34,41 @@ UNIFORM = np.full(ROWS, 1 / ROWS)
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 0.5])
 def test_planted_shares(share: float) -> None:
-    both = kinds(2)
-    files = [file_of(rates, seed) for seed, rates in enumerate(both)]
+    kind_rates = kinds(2)
+    files = [file_of(rates, seed) for seed, rates in enumerate(kind_rates)]
     errors, covered = [], 0
     for seed in range(6):
-        found = shares_of(files, [1, 1], met_by(share * both[0] + (1 - share) * both[1], 1500, seed), UNIFORM)
-        assert found is not None
-        assert found.shares.sum() == pytest.approx(1)
-        assert (found.low <= found.shares).all()
-        assert (found.shares <= found.high).all()
-        errors.append(abs(found.shares[0] - share))
-        covered += found.low[0] - 1e-3 <= share <= found.high[0] + 1e-3
+        shares = shares_of(
+            files, [1, 1], met_by(share * kind_rates[0] + (1 - share) * kind_rates[1], 1500, seed), UNIFORM
+        )
+        assert shares is not None
+        assert shares.shares.sum() == pytest.approx(1)
+        assert (shares.low <= shares.shares).all()
+        assert (shares.shares <= shares.high).all()
+        errors.append(abs(shares.shares[0] - share))
+        covered += shares.low[0] - 1e-3 <= share <= shares.high[0] + 1e-3
     assert np.mean(errors) < 0.12
     assert covered >= 5
 
 
 def test_files_whose_tokens_are_read_in_part_count_in_full() -> None:
-    both = kinds(2)
-    files = [file_of(rates, seed) for seed, rates in enumerate(both)]
-    met = met_by(0.5 * both.sum(axis=0), 1500, 3)
-    found, half = shares_of(files, [1, 1], met, UNIFORM), shares_of(files, [0.5, 1], met, UNIFORM)
-    assert found is not None
+    kind_rates = kinds(2)
+    files = [file_of(rates, seed) for seed, rates in enumerate(kind_rates)]
+    met = met_by(0.5 * kind_rates.sum(axis=0), 1500, 3)
+    shares, half = shares_of(files, [1, 1], met, UNIFORM), shares_of(files, [0.5, 1], met, UNIFORM)
+    assert shares is not None
     assert half is not None
-    assert half.shares[0] == pytest.approx(2 * found.shares[0] / (2 * found.shares[0] + found.shares[1]))
+    assert half.shares[0] == pytest.approx(2 * shares.shares[0] / (2 * shares.shares[0] + shares.shares[1]))
 
 
 def test_other_text_is_not_given_to_the_files() -> None:
     rates = kinds(3)
-    files = [file_of(one, seed) for seed, one in enumerate(rates[:2])]
+    files = [file_of(file_rates, seed) for seed, file_rates in enumerate(rates[:2])]
     codes = np.stack([met_by(rates[2], 1500, seed) for seed in range(9)]).astype(np.uint8)
-    found = shares_of(files, [1, 1], met_by(0.3 * rates[0] + 0.7 * rates[2], 1500, 20), other_rates(codes))
-    assert found is not None
-    assert found.other > 0.4
-    assert found.shares[0] > 0.6
+    shares = shares_of(files, [1, 1], met_by(0.3 * rates[0] + 0.7 * rates[2], 1500, 20), other_rates(codes))
+    assert shares is not None
+    assert shares.other > 0.4
+    assert shares.shares[0] > 0.6
 
 
 def test_what_says_nothing() -> None:
@@ -82,7 +84,7 @@ def test_tokens_are_counted_where_rows_were_read() -> None:
         special_ids = (2,)
 
         def encode(self, text: str) -> list[int]:
-            return [int(one) for one in text.split()]
+            return [int(token) for token in text.split()]
 
     rows = np.array([2, 5, 9])
     evidence = TokenEvidence("exact", rows, np.ones(3, np.uint8), False, 1.0, 20, 20, None, None)

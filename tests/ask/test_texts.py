@@ -56,8 +56,8 @@ def test_every_kind_of_file_gives_the_same_texts(tmp_path):
         parquet(tmp_path, {"label": [1, 2, 3, 4], "text": [*THREE, None]}),
     ]
     for file in files:
-        found = read_texts(file)
-        assert (found.texts, found.total, found.notes) == (THREE, 3, ()), file
+        texts = read_texts(file)
+        assert (texts.texts, texts.total, texts.notes) == (THREE, 3, ()), file
 
 
 def test_a_field_is_named(tmp_path):
@@ -89,20 +89,20 @@ def test_stdin(monkeypatch):
 
 def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
     file = write(tmp_path, "a.txt", "\n".join(map(str, range(100_000))))
-    found = read_texts(file, most=1000)
-    numbers = [int(text) for text in found.texts]
+    texts = read_texts(file, most=1000)
+    numbers = [int(text) for text in texts.texts]
     steps = [after - before for before, after in pairwise(numbers)]
     assert len(numbers) == 1000
     assert max(steps) <= 2 * min(steps)
     assert numbers[0] < 200
     assert numbers[-1] > 99_800
-    assert found.total == 100_000
-    assert found.notes == (f"{file} holds 100,000 texts; 1,000 of them, evenly spaced, were used",)
+    assert texts.total == 100_000
+    assert texts.notes == (f"{file} holds 100,000 texts; 1,000 of them, evenly spaced, were used",)
     assert len(read_texts(file, most=None)) == 100_000
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.txt", b"", "holds no text"),
         ("a.txt", b" \n\n\t\n", "holds no text"),
@@ -127,8 +127,8 @@ def test_of_many_texts_some_are_kept_evenly_spaced(tmp_path):
         ("a.txt", b"x" * (query.models.texts.LONGEST_LINE + 5), "has more than 4 MiB"),
     ],
 )
-def test_what_is_no_text_gets_one_line(tmp_path, name, content, said):
-    with pytest.raises(AtlasError, match=said) as caught:
+def test_what_is_no_text_gets_one_line(tmp_path, name, content, message):
+    with pytest.raises(AtlasError, match=message) as caught:
         read_texts(write(tmp_path, name, content))
     assert "\n" not in str(caught.value)
 
@@ -156,30 +156,30 @@ def many(line: bytes, bad: bytes) -> bytes:
     ],
 )
 def test_a_text_that_cannot_be_read_costs_that_text(tmp_path, name, content, left_out, why):
-    found = read_texts(write(tmp_path, name, content))
-    assert len(found) >= 1
-    assert "".join(found.texts).isprintable() or name == "a.csv"
-    (note,) = found.notes
+    texts = read_texts(write(tmp_path, name, content))
+    assert len(texts) >= 1
+    assert "".join(texts.texts).isprintable() or name == "a.csv"
+    (note,) = texts.notes
     assert note.startswith(f"{left_out.split(' (')[0]} of {tmp_path / name} ")
     assert left_out.partition(" ")[2] in note.replace(f" of {tmp_path / name} were left out", "")
     assert why in note
 
 
 def test_a_file_of_which_more_cannot_be_read_is_refused(tmp_path):
-    for content, said in (
+    for content, message in (
         (b'"\\ud800"\n"\\udfff"\n', r"Line 1 of .* holds \\ud800, half of a surrogate pair"),
         (b'"a"\n' * 17 + b"x\n\n7\n", "Line 18 of .* is not JSON"),
     ):
-        with pytest.raises(AtlasError, match=said):
+        with pytest.raises(AtlasError, match=message):
             read_texts(write(tmp_path, "a.jsonl", content))
 
 
 def test_texts_that_are_given_are_looked_at_like_those_of_a_file():
-    found = given_texts(["a", "b \ud800", "c", "", "d\0"])
-    assert found.texts == ("a", "c", "d\0")
-    assert found.notes == (r"1 text of these texts was left out: text 2 holds \ud800, half of a surrogate pair, which is no character",)  # fmt: skip
-    for texts, said in (([], "no text"), (["\ud800"], "half of a surrogate"), (["a", None], "Text 2 is NoneType")):
-        with pytest.raises(AtlasError, match=said):
+    given = given_texts(["a", "b \ud800", "c", "", "d\0"])
+    assert given.texts == ("a", "c", "d\0")
+    assert given.notes == (r"1 text of these texts was left out: text 2 holds \ud800, half of a surrogate pair, which is no character",)  # fmt: skip
+    for texts, message in (([], "no text"), (["\ud800"], "half of a surrogate"), (["a", None], "Text 2 is NoneType")):
+        with pytest.raises(AtlasError, match=message):
             given_texts(texts)
 
 
@@ -190,15 +190,15 @@ def test_a_json_list_is_read_an_entry_at_a_time(tmp_path, monkeypatch):
     for indent in (None, 1):
         file = write(tmp_path, "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
         tracemalloc.start()
-        found = read_texts(file, most=100)
+        texts = read_texts(file, most=100)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert found.total == len(rows)
+        assert texts.total == len(rows)
         assert peak < 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('["a", "b"', r"line 1: expected ','"),
         ('["a",\n"b",]', "line 2: Expecting value"),
@@ -210,8 +210,8 @@ def test_a_json_list_is_read_an_entry_at_a_time(tmp_path, monkeypatch):
         ('["a", 1e999999999, ' + "9" * 5_000 + "]", "Exceeds the limit|not a text"),
     ],
 )
-def test_a_broken_list_gets_one_line(tmp_path, content, said):
-    with pytest.raises(AtlasError, match=said) as caught:
+def test_a_broken_list_gets_one_line(tmp_path, content, message):
+    with pytest.raises(AtlasError, match=message) as caught:
         read_texts(write(tmp_path, "a.json", content))
     assert "\n" not in str(caught.value)
 
@@ -221,15 +221,15 @@ def test_a_list_may_be_cut_anywhere_by_the_pieces_it_is_read_in(tmp_path, monkey
     for size in range(1, 30):
         monkeypatch.setattr(query.models.texts, "_PIECE", size)
         file = write(tmp_path, "a.json", json.dumps(values, indent=size % 3, ensure_ascii=size % 2 == 0))
-        assert read_texts(file).texts == tuple(one.strip() for one in values if one.strip())
+        assert read_texts(file).texts == tuple(value.strip() for value in values if value.strip())
 
 
 def test_all_texts_that_are_kept_take_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(query.models.texts, "_MOST_KEPT", 1 << 20)
-    found = read_texts(write(tmp_path, "a.txt", ("x" * 9_999 + "\n") * 1_000))
-    assert 50 <= len(found) <= 105
-    assert found.total == 1_000
-    assert "evenly spaced" in found.notes[0]
+    texts = read_texts(write(tmp_path, "a.txt", ("x" * 9_999 + "\n") * 1_000))
+    assert 50 <= len(texts) <= 105
+    assert texts.total == 1_000
+    assert "evenly spaced" in texts.notes[0]
 
 
 def test_a_long_text_is_cut_in_every_kind_of_file(tmp_path):
@@ -240,9 +240,9 @@ def test_a_long_text_is_cut_in_every_kind_of_file(tmp_path):
         write(tmp_path, "a.json", json.dumps([long])),
         parquet(tmp_path, {"text": [long]}),
     ):
-        found = read_texts(file)
-        assert [len(text) for text in found.texts] == [100_000], file
-        assert found.notes == (f"of 1 long text of {file} the first 100,000 characters were used",)
+        texts = read_texts(file)
+        assert [len(text) for text in texts.texts] == [100_000], file
+        assert texts.notes == (f"of 1 long text of {file} the first 100,000 characters were used",)
 
 
 def test_a_parquet_file_of_a_kilobyte_does_not_take_gigabytes(tmp_path):
@@ -255,24 +255,24 @@ def test_a_parquet_file_of_a_kilobyte_does_not_take_gigabytes(tmp_path):
             dictionary_pagesize_limit=1 << 30,
         )  # fmt: skip
         before = pa.default_memory_pool().max_memory()
-        found = read_texts(file, most=10)
-        assert found.total == 4_000
+        texts = read_texts(file, most=10)
+        assert texts.total == 4_000
         assert pa.default_memory_pool().max_memory() - before < 1 << 28
 
 
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, said in (("pipe", "it is a pipe"), ("", "it is a folder"), ("none", "There is no file")):
-        with pytest.raises(AtlasError, match=said):
+    for name, message in (("pipe", "it is a pipe"), ("", "it is a folder"), ("none", "There is no file")):
+        with pytest.raises(AtlasError, match=message):
             read_texts(tmp_path / name)
 
 
 def test_a_file_of_any_bytes_is_read_or_refused(tmp_path):
     draw = random.Random(0)
     parquet(tmp_path, {"text": list(THREE) * 50})
-    whole = (tmp_path / "a.parquet").read_bytes()
+    intact = (tmp_path / "a.parquet").read_bytes()
     for _ in range(60):
-        broken = bytearray(whole)
+        broken = bytearray(intact)
         for _ in range(draw.randint(1, 6)):
             broken[draw.randrange(4, len(broken))] = draw.randrange(256)
         with suppress(AtlasError):
@@ -283,12 +283,12 @@ def test_a_file_of_any_bytes_is_read_or_refused(tmp_path):
 def test_the_page_and_the_help_say_what_is_left_out(command):
     """Every limit of the code by its number."""
     most = {"ask": (ask.MOST_TEXTS, ask.MOST_TEXTS_OF_SHARES), "trace": (query.models.texts.MOST_TEXTS,)}[command]
-    shown = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"}).output
+    help_text = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"}).output
     document = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8").partition("## Which texts are left out")[2]
     for number in most:
         assert f"{number:,}" in document
-        assert f"{number:,}" in shown
+        assert f"{number:,}" in help_text
     assert f"{query.models.texts.LONGEST_TEXT:,}" in document
-    for words in (shown, document):
-        for what in ("half of a surrogate pair", "tenth", "evenly spaced"):
-            assert what in " ".join(words.split())
+    for words in (help_text, document):
+        for phrase in ("half of a surrogate pair", "tenth", "evenly spaced"):
+            assert phrase in " ".join(words.split())

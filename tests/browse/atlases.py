@@ -19,18 +19,18 @@ PROFILED, MERGED = 1, 3  # ids
 
 def write_browsed_atlas(folder: Path) -> Path:
     """The report's population, a model for each hostile string, lineage, predictions, a depth profile, backgrounds."""
-    kept = [one for one in population() if one.status == "indexed"]
+    reported = [model for model in population() if model.status == "indexed"]
     hostile = [
         replace(
-            one,
-            model=f"{evil}/{place}{evil}",
+            model,
+            model=f"{evil}/{number}{evil}",
             author=evil,
             datasets=(evil,) if evil else (),
             raw=(evil,) if evil else None,
         )
-        for place, (one, evil) in enumerate(zip(family(each=5, seed=5), EVIL, strict=True))
+        for number, (model, evil) in enumerate(zip(family(each=5, seed=5), EVIL, strict=True))
     ]
-    models = [*kept, *hostile]
+    models = [*reported, *hostile]
     write_atlas(folder, models, builds=BUILDS)
     with duckdb.connect(str(folder / "atlas.duckdb")) as connection:
         connection.execute(

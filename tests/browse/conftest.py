@@ -23,11 +23,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def served(folder):
     with Served(folder) as running:
-        yield running.placed()
+        yield running.wait_for_layout()
 
 
 @pytest.fixture
-def own(folder, tmp_path):
+def atlas_copy(folder, tmp_path):
     """A copy that a test may publish again."""
     return shutil.copytree(folder, tmp_path / "atlas")
 
@@ -49,6 +49,8 @@ def page(browser, served):
     browser.wait("document.querySelector('#legend button')")
     yield browser
     assert browser.console() == []
-    asked = [one for one in browser.requests() if not one.startswith(("about:", "data:"))]  # its own: icons of inputs
-    assert all(one.startswith(served.address) for one in asked)
+    addresses = [
+        address for address in browser.requests() if not address.startswith(("about:", "data:"))
+    ]  # its own: icons of inputs
+    assert all(address.startswith(served.address) for address in addresses)
     assert browser.run("return window.pwned === undefined && !document.querySelector('img, image, #planted, iframe')")

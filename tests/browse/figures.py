@@ -49,7 +49,7 @@ def main() -> None:
 
 def _measure(browser: Browser, folder: Path, models: int) -> None:
     with Served(folder) as running:
-        running.placed()
+        running.wait_for_layout()
         began = time.monotonic()
         size = len(running.ask("data")[2])
         print(f"{models:,} models: columns made in {time.monotonic() - began:.1f} s, {size / 1e6:.1f} MB")
@@ -58,20 +58,20 @@ def _measure(browser: Browser, folder: Path, models: int) -> None:
             browser.visit(running.address)
             browser.wait(DRAWN)
             opened.append(browser.run("return paintedAt"))
-        print(f"  {'from the address to the map':30} {_told(opened)}")
+        print(f"  {'from the address to the map':30} {_median_and_range(opened)}")
         for name, act in ACTS.items():
             script = f"const start = performance.now(); {act} draw(); pen.getImageData(0, 0, 1, 1); return performance.now() - start"
-            print(f"  {name:30} {_told([browser.run(script) for _ in range(TIMES)])}")
+            print(f"  {name:30} {_median_and_range([browser.run(script) for _ in range(TIMES)])}")
         print(f"  rows in the document: {browser.run('return scroller.querySelectorAll(`tbody tr`).length')}")
 
 
-def _told(milliseconds: list[float]) -> str:
+def _median_and_range(milliseconds: list[float]) -> str:
     return f"{statistics.median(milliseconds):6.0f} ms (from {min(milliseconds):.0f} to {max(milliseconds):.0f})"
 
 
 def _draw(browser: Browser, folder: Path, out: Path, model: str | None) -> None:
     with Served(folder, "--method", "tsne") as running:
-        running.placed()
+        running.wait_for_layout()
         browser.visit(running.address)
         browser.wait(DRAWN)
         if model:

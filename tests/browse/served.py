@@ -61,20 +61,20 @@ class Served:
         """The answer to a path under the token, or to one that begins with a slash as it is."""
         connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
         try:
-            whole = path if path.startswith("/") else f"/{self.token}/{path}"
-            connection.request(method, whole, headers={"Host": host or self.host})
+            full_path = path if path.startswith("/") else f"/{self.token}/{path}"
+            connection.request(method, full_path, headers={"Host": host or self.host})
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
         finally:
             connection.close()
 
     def json(self, path: str, **words: str) -> Any:
-        """What it says, as JSON."""
+        """The answer to a path, read as JSON."""
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in words.items())
         return json.loads(self.ask(f"{path}?{query}" if query else path)[2])
 
-    def placed(self) -> Served:
-        """Itself, once the map is made."""
+    def wait_for_layout(self) -> Served:
+        """Wait until the layout of the map is computed, or has failed; returns itself."""
         wait_for(lambda: self.json("state")["places"] != "working")
         return self
 
@@ -84,7 +84,7 @@ class Served:
 
 
 def publish_again(folder: Path) -> None:
-    """As a publish does it: a changed copy is renamed over the database."""
+    """Rename a changed copy over the database, as a publish does."""
     copy = folder / "next.duckdb"
     shutil.copyfile(folder / "atlas.duckdb", copy)
     with duckdb.connect(str(copy)) as connection:
@@ -95,12 +95,12 @@ def publish_again(folder: Path) -> None:
 
 def children(running: Served) -> list[str]:
     """Numbers of the processes that the command has started and that have not ended."""
-    found = []
+    numbers = []
     for number in (name for name in os.listdir("/proc") if name.isdigit()):
         state, parent = state_of(number)
         if parent == running.process.pid and state != "Z":
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def state_of(number: str) -> tuple[str, int]:

@@ -88,8 +88,8 @@ CASES = {**{name: ("POST /{t}/ask HTTP/1.1\r\nHost: {h}\r\n" + text, status) for
 def test_one_answer_with_the_right_status(served, name):
     text, status = CASES[name]
     began = time.monotonic()
-    ((found, head),) = answers(asking(served, text))
-    assert found == status
+    ((answer_status, head),) = answers(asking(served, text))
+    assert answer_status == status
     assert {f"{key}: {value}".lower().encode() for key, value in HEADERS.items()} <= set(head)
     assert time.monotonic() - began < PATIENCE / 2
     assert served.ask("state")[0] == 200
@@ -108,8 +108,8 @@ def test_requests_that_do_not_end_are_answered_and_the_rest_goes_on_meanwhile(se
                 connection.sendall(piece)
             assert served.ask("state")[0] == 200
             time.sleep(0.2)
-        found = [[status for status, _ in answers(connection)] for connection in opened]
-        assert found == [[408]] * 6 + [[200]]
+        statuses = [[status for status, _ in answers(connection)] for connection in opened]
+        assert statuses == [[408]] * 6 + [[200]]
         assert time.monotonic() - began < PATIENCE / 2
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.browse.atlases import MERGED
 from tests.browse.served import ENDLESS, FIRST, children, choose, model_page, opened
 from tests.browser import KEYS
-from tests.map_page.example import drawn, settle, shown
+from tests.map_page.example import drawn, settle, shown_heading
 from tests.patience import wait_for
 from tests.report.conftest import EVIL
 
@@ -20,7 +20,7 @@ def test_what_is_there_at_first(page):
     assert page.text("h1") == page.run("return document.title") == "42 fine-tunes of org/base"
     assert "PCA" in page.text("#subtitle")
     assert "left out: 2 copies of the base, 1 unrelated to the base, 1 duplicate" in page.text("#subtitle")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     assert page.texts("#legend button")[:3] == ["data/set0\n8", "data/set1\n8", "data/set2\n7"]
     assert page.texts("#shown thead th") == [
         "model", "dataset", "relation", "cluster", "author", "licence", "predicted", "downloads ↓", "likes", "created",
@@ -32,13 +32,13 @@ def test_what_is_there_at_first(page):
                        "for (let i = 0; i < p.length; i += 4) s.add(p[i] * 65536 + p[i+1] * 256 + p[i+2]); return s.size")  # fmt: skip
     page.console()  # the browser advises on reading pixels
     assert colours > 20
-    assert {"data/set0", "data/set2"} <= {one["text"] for one in page.run("return names")}  # next to their groups
+    assert {"data/set0", "data/set2"} <= {name["text"] for name in page.run("return names")}  # next to their groups
 
 
 def test_histograms_facets_map_and_table_filter_each_other(page):
     before = drawn(page)
     page.click("#filters details:nth-child(1) input[type=checkbox]", 0)
-    assert shown(page) == "Models shown (8 of 42)"
+    assert shown_heading(page) == "Models shown (8 of 42)"
     assert drawn(page) != before
     assert page.texts("#filters details:nth-child(2) .option") == ["finetune\n8", "adapter\n0"]
     bars = "return [...document.querySelectorAll('.histogram:nth-child(3) .now')].filter((bar) => bar.style.height !== '0%').length"
@@ -57,16 +57,16 @@ def test_histograms_facets_map_and_table_filter_each_other(page):
         "return numbers[3].values.filter((v) => v !== null && v >= arguments[0] && v <= arguments[1]).length", low, high
     )
     assert 0 < models < 40
-    assert shown(page) == f"Models shown ({models} of 42)"
+    assert shown_heading(page) == f"Models shown ({models} of 42)"
     assert page.text("#active span") == "Narrowed by norm"
     dates = page.run(
         "return [part('least-created').type, part('least-created').labels.length, part('least-created').ariaLabel]"
     )
     assert dates == ["date", 0, "created, at least"]
     page.click("#clear")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     page.run("const i = part('least-created'); i.value = '2026-02-20'; i.dispatchEvent(new Event('input'))")
-    assert shown(page) == "Models shown (9 of 42)"
+    assert shown_heading(page) == "Models shown (9 of 42)"
     page.run("writeView()")
     assert page.run("return location.hash") == "#created=2026-02-20.."
 
@@ -84,7 +84,7 @@ def test_a_condition_in_sql_filters(page, served):
     opened(page, address)
     page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
     page.click("#clear")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
     assert page.run("return part('where').value") == ""
     assert all("400" in line for line in page.console())  # the refused condition
 
@@ -138,7 +138,12 @@ def test_the_view_is_in_the_address(page, served):
     address = page.run("return location.href")
     assert address.startswith(served.address + "#model=author0%2Fset0-0&dataset=data%2Fset0&likes=1..5&sort=-norm")
     assert address.endswith("&page=model")
-    seen = (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme"), page.text("#model-page h2"))
+    contents = (
+        page.texts("#shown tbody th"),
+        page.text("#selected h2"),
+        page.text("#theme"),
+        page.text("#model-page h2"),
+    )
     opened(page, address)
     page.wait("document.querySelector('#model-page dl')")
     assert (
@@ -146,11 +151,11 @@ def test_the_view_is_in_the_address(page, served):
         page.text("#selected h2"),
         page.text("#theme"),
         page.text("#model-page h2"),
-    ) == seen
+    ) == contents
     page.run("writeView()")
     assert page.run("return location.href") == address
     opened(page, served.address + "#page=magic&model=%FF&where=&likes=x..y&base=no/such&sort=&created=never..")
-    assert shown(page) == "Models shown (42 of 42)"
+    assert shown_heading(page) == "Models shown (42 of 42)"
 
 
 def test_hostile_names_are_text(page, served):
@@ -159,7 +164,7 @@ def test_hostile_names_are_text(page, served):
     assert any("\\u202e" in name for name in names)
     assert not any(character in name for name in names for character in "\u202e\u2028\u200b\ufeff\x1b\x07")
     assert max(map(len, names)) <= 300
-    for place, evil in enumerate(EVIL[:6] + EVIL[10:11] + EVIL[13:14]):
+    for number, evil in enumerate(EVIL[:6] + EVIL[10:11] + EVIL[13:14]):
         i = page.run(
             "return data.models.findIndex((name, i) => i > 25 && name.startsWith(arguments[0].slice(0, 4)))", evil
         )
@@ -175,7 +180,7 @@ def test_hostile_names_are_text(page, served):
             "return [...document.querySelectorAll('a')].every((a) => "
             "a.href.startsWith('https://huggingface.co/') || a.href.startsWith(arguments[0] + '#model='))",
             served.address,
-        ), place
+        ), number
         page.run("writeView(); readView()")
         assert page.run("return state.selected") == i
     page.run("openOverlay('sql'); statement.value = 'SELECT model, author FROM models'; return runStatement()")
@@ -190,10 +195,10 @@ def test_the_header_of_the_names_stays_above_them(page):
     page.size(900, 800)
     page.run("scroller.scrollLeft = 300; scroller.scrollTop = 400")
     settle(page)
-    places = page.run(
+    lefts = page.run(
         "return ['thead th', 'tbody tr[aria-rowindex] th'].map((one) => scroller.querySelector(one).getBoundingClientRect().left)"
     )
-    assert places == [page.run("return scroller.getBoundingClientRect().left")] * 2
+    assert lefts == [page.run("return scroller.getBoundingClientRect().left")] * 2
     assert page.run("return scroller.scrollLeft") == 300
     seen = "const b = scroller.querySelector('thead th').getBoundingClientRect(); return document.elementFromPoint(b.left + 9, b.top + 9)"
     assert page.run(f"{seen}.innerText") == "model"
@@ -208,13 +213,13 @@ def test_neither_models_nor_names_lie_under_the_buttons(page, width, height):
     box = page.run("const b = part('zoom').getBoundingClientRect(), c = canvas.getBoundingClientRect(); "
                    "return [b.left - c.left, b.bottom - c.top]")  # fmt: skip
     radius = page.run("return radius()")
-    places = page.run("return mixed.map((i) => [screenX(i), screenY(i)])")
-    assert len(places) == 38
-    for x, y in places:
+    points = page.run("return mixed.map((i) => [screenX(i), screenY(i)])")
+    assert len(points) == 38
+    for x, y in points:
         assert 20 < x < width - 20
         assert x + radius < box[0] or y - radius > box[1]
-    for one in page.run("return names"):
-        assert one["x"] + one["width"] / 2 < box[0] or one["y"] - one["height"] / 2 > box[1], one["text"]
+    for name in page.run("return names"):
+        assert name["x"] + name["width"] / 2 < box[0] or name["y"] - name["height"] / 2 > box[1], name["text"]
 
 
 def test_names_are_links_that_open_in_a_tab(page, served):
@@ -341,9 +346,9 @@ def test_everything_without_a_mouse(page):
     page.run("document.querySelector('#shown tbody a').focus()")
     first = page.run("return document.activeElement.innerText")
     page.run("window.at = () => document.activeElement.dataset.place")
-    for key, place in (("down", "1"), ("down", "2"), ("up", "1")):
+    for key, index in (("down", "1"), ("down", "2"), ("up", "1")):
         page.type("#shown tbody a:focus", KEYS[key])
-        assert page.run("return at()") == place
+        assert page.run("return at()") == index
     page.type("#shown tbody a:focus", KEYS["enter"])
     assert page.text("#selected h2") == page.run("return data.models[sorted[1]]") != first
     page.run("part('all-known').focus()")

@@ -80,25 +80,32 @@ def test_the_columns_are_those_of_the_atlas(served, folder):
     names = indexed(folder)
     assert len(answer["models"]) == len(names) == 42
     assert [name for name in answer["models"] if name in names][:3] == names[:3]
-    facets = {one["name"]: one for one in answer["facets"]}
+    facets = {facet["name"]: facet for facet in answer["facets"]}
     assert set(facets) >= {"dataset", "author", "licence", "relation", "cluster", "predicted", "oddity"}
     odd = facets["oddity"]
-    of = [{odd["names"][code] for code in codes} for codes in odd["codes"]]
-    assert [names[row] for row in range(len(names)) if "copy of the base" in of[row]] == ["kim/copy0", "kim/copy1"]
+    oddities_of = [{odd["names"][code] for code in codes} for codes in odd["codes"]]
+    assert [names[row] for row in range(len(names)) if "copy of the base" in oddities_of[row]] == [
+        "kim/copy0",
+        "kim/copy1",
+    ]
     placed = [x is not None for x in answer["x"]]
-    assert [names[row] for row, here in enumerate(placed) if not here] == [
+    assert [names[row] for row, is_placed in enumerate(placed) if not is_placed] == [
         "kim/again", "kim/stranger", "kim/copy0", "kim/copy1",
     ]  # fmt: skip
-    numbers = {one["name"]: one["values"] for one in answer["numbers"]}
+    numbers = {number["name"]: number["values"] for number in answer["numbers"]}
     assert numbers["norm"][:3] == pytest.approx([0.001, 0.002, 0.003])
     assert numbers["rank"][0] == pytest.approx((sum(range(2, 8)) + 6 * 5) / 12)
     assert answer["parents"][MERGED - 1][0] == [1, names[1], "merge, weight 0.60; card: not declared"]
     near = [answer["neighbours"][0][::2], answer["neighbours"][0][1::2], answer["backgrounds"][0]]
     listed = served.json("model/1")["neighbours"]
-    assert [answer["ids"][row] for row in near[0]] == [one["id"] for one in listed[:10]]
-    assert near[1][:10] == pytest.approx([one["similarity"] for one in listed[:10]], abs=1e-4)
+    assert [answer["ids"][row] for row in near[0]] == [neighbour["id"] for neighbour in listed[:10]]
+    assert near[1][:10] == pytest.approx([neighbour["similarity"] for neighbour in listed[:10]], abs=1e-4)
     assert near[2][:10] == pytest.approx(
-        [one["background"] if one["background"] > one["background_floor"] else -999 for one in listed[:10]], rel=5e-3
+        [
+            neighbour["background"] if neighbour["background"] > neighbour["background_floor"] else -999
+            for neighbour in listed[:10]
+        ],
+        rel=5e-3,
     )
 
 
@@ -108,12 +115,12 @@ def test_what_is_known_of_a_model(served):
     assert (len(answer["layers"]["deltas"]), len(answer["layers"]["families"])) == (12, 2)
     assert [len(answer["depth"][whose]) for whose in ("layers", "base")] == [6, 6]
     assert answer["evaluations"][0]["dataset_raw"] == EVIL[0]
-    assert [one["id"] for one in answer["lineage"]["children"]] == [MERGED]
+    assert [child["id"] for child in answer["lineage"]["children"]] == [MERGED]
     answer = served.json(f"model/{MERGED}")
-    assert [(one["id"], one["coefficient"]) for one in answer["lineage"]["parents"]] == [(2, 0.6), (1, 0.4)]
+    assert [(parent["id"], parent["coefficient"]) for parent in answer["lineage"]["parents"]] == [(2, 0.6), (1, 0.4)]
     assert answer["lineage"]["declared"] == ["far/away"]
     assert answer["depth"] is None
-    assert [one["dataset"] for one in served.json("model/2")["predictions"]] == ["data/set0", EVIL[0]]
+    assert [prediction["dataset"] for prediction in served.json("model/2")["predictions"]] == ["data/set0", EVIL[0]]
 
 
 def test_a_prediction_is_asked_by_number(served):
@@ -149,9 +156,9 @@ def test_an_answer_in_sql_has_every_column_row_and_entry(served):
     assert ([len(row) for row in answer["rows"]], len(answer["columns"])) == ([600, 600], 600)
 
 
-def test_what_a_page_leaves_out_is_counted(own):
+def test_what_a_page_leaves_out_is_counted(atlas_copy):
     """A list of the page of a model ends where nobody would read on, and says so; layers never end early."""
-    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+    with duckdb.connect(str(atlas_copy / "atlas.duckdb")) as connection:
         connection.execute("INSERT INTO tags SELECT 2, format('tag{:04}', n) FROM range(700) AS found(n)")
         connection.execute(
             "INSERT INTO lineage SELECT model_id, 'e', 2, 'tuned from', NULL, 1, 0, 'confirmed', 'known', '', [], 9, now(), 0.99 "
@@ -166,7 +173,7 @@ def test_what_a_page_leaves_out_is_counted(own):
             "INSERT INTO deltas (model_id, stack, layer, family, out_features, in_features, norm, relative_norm, energy, "
             "singular_values, rank_50) SELECT 2, '', n, 'query', 8, 8, 1, 0.01, 0.5, [1.0], 1 FROM range(20, 620) AS found(n)"
         )
-    with Served(own) as running:
+    with Served(atlas_copy) as running:
         answer = running.json("model/2")
     assert (len(answer["tags"]), answer["left"]) == (
         500,
@@ -179,15 +186,15 @@ def test_what_a_page_leaves_out_is_counted(own):
 @pytest.mark.slow
 def test_errors_are_in_a_browsers_words(served, folder):
     """A reader of the page has no options and no arguments."""
-    asked = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),
+    requests = [("sql", "SELECT nope FROM models"), ("sql", "SELECT * FROM nope"), ("sql", ""), ("sql", "x" * 20_001),
              ("where", "flavour = 3"), ("where", ""), ("where", "1 = "), ("sql", "SELECT repeat('x', 1000000) FROM range(90)"),
              ("sql", ENDLESS.replace("10000000000", "1000000000000000000000"))]  # fmt: skip
-    answer = [served.json(path, q=text)["error"] for path, text in asked]
+    answer = [served.json(path, q=text)["error"] for path, text in requests]
     answer += [served.json(f"{path}/0")["error"] for path in ("model", "predict")]
-    for one in answer:
-        assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", one), one
-        assert len(one) > 20
-        assert one.endswith((".", "!", "?", ")", '"')), one
+    for message in answer:
+        assert not re.search(r"--|`|query sql|query \w+ |DESCRIBE|\bwhere\b '", message), message
+        assert len(message) > 20
+        assert message.endswith((".", "!", "?", ")", '"')), message
     with Served(folder, seconds=1.0) as running:
         late = running.json("sql", q="SELECT len(range(100000000)), " + ENDLESS.removeprefix("SELECT "))["error"]
     assert late in (
@@ -196,27 +203,32 @@ def test_errors_are_in_a_browsers_words(served, folder):
     )
 
 
-def test_a_new_generation_is_noticed_and_shown_after_a_reload(own):
-    with Served(own) as running:
-        assert running.placed().json("state") == {"generation": 3, "isOvertaken": False, "places": "ready", "why": ""}
-        publish_again(own)
+def test_a_new_generation_is_noticed_and_shown_after_a_reload(atlas_copy):
+    with Served(atlas_copy) as running:
+        assert running.wait_for_layout().json("state") == {
+            "generation": 3,
+            "isOvertaken": False,
+            "places": "ready",
+            "why": "",
+        }
+        publish_again(atlas_copy)
         assert running.json("state")["isOvertaken"]
         assert running.json("state")["generation"] == 3
         assert running.columns()["generation"] == 3
         assert running.ask()[0] == 200  # for each page that is loaded
-        running.placed()
+        running.wait_for_layout()
         answer = running.columns()
         assert answer["generation"] == 4
-        assert next(one for one in answer["numbers"] if one["name"] == "downloads")["values"][0] == 123456
+        assert next(number for number in answer["numbers"] if number["name"] == "downloads")["values"][0] == 123456
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_it_ends_on_request(folder, number, code):
     running = Served(folder)
     assert running.ask()[0] == 200
-    ended, said = running.end(number)
-    assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
-    assert len(said.splitlines()) == 2
+    code_at_end, printed = running.end(number)
+    assert (code_at_end, printed.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
+    assert len(printed.splitlines()) == 2
 
 
 @contextmanager
@@ -225,25 +237,25 @@ def asking(running, *paths):
     host, port = running.host.split(":")
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in paths]
-        for one, path in zip(opened, paths, strict=True):
-            one.sendall(f"GET /{running.token}/{path} HTTP/1.1\r\nHost: {running.host}\r\n\r\n".encode())
-            one.settimeout(PATIENCE)
+        for connection, path in zip(opened, paths, strict=True):
+            connection.sendall(f"GET /{running.token}/{path} HTTP/1.1\r\nHost: {running.host}\r\n\r\n".encode())
+            connection.settimeout(PATIENCE)
         yield opened
 
 
 @pytest.mark.parametrize("path", ["sql", "where"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_statement_does_not_delay_the_end(folder, number, code, path):
-    running = Served(folder).placed()
+    running = Served(folder).wait_for_layout()
     question = ENDLESS if path == "sql" else f"({ENDLESS}) > 0"
     with asking(running, *[f"{path}?q={quote(question, safe='')}"] * 60):
         started = wait_for(lambda: children(running))
         began = time.monotonic()
-        ended, said = running.end(number)
+        code_at_end, printed = running.end(number)
         assert time.monotonic() - began < 15  # a statement may take 20 s
-    assert (ended, said.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
-    assert len(said.splitlines()) == 2
-    wait_for(lambda: all(state_of(one)[0] == "Z" for one in started))
+    assert (code_at_end, printed.splitlines()[-1]) == (code, "Stopped: the page is no longer served.")
+    assert len(printed.splitlines()) == 2
+    wait_for(lambda: all(state_of(child)[0] == "Z" for child in started))
 
 
 @pytest.fixture(scope="module")
@@ -258,11 +270,14 @@ def test_nothing_else_delays_the_end(large, tmp_path, seconds):
     assert running.ask("icon.svg")[0] == 200
     with asking(running, "data", "predict/5", "state"):
         time.sleep(seconds)
-        began, found = time.monotonic(), children(running)
-        ended, said = running.end(signal.SIGINT)
+        began, processes = time.monotonic(), children(running)
+        code_at_end, printed = running.end(signal.SIGINT)
         assert time.monotonic() - began < 15
-    assert (ended, said.splitlines()) == (130, ["press Ctrl-C to stop", "Stopped: the page is no longer served."])
-    wait_for(lambda: all(state_of(one)[0] == "Z" for one in found))
+    assert (code_at_end, printed.splitlines()) == (
+        130,
+        ["press Ctrl-C to stop", "Stopped: the page is no longer served."],
+    )
+    wait_for(lambda: all(state_of(child)[0] == "Z" for child in processes))
 
 
 def test_a_client_that_leaves_ends_its_statement(served):
@@ -270,7 +285,7 @@ def test_a_client_that_leaves_ends_its_statement(served):
     with asking(served, *[statement] * 12):
         wait_for(lambda: len(children(served)) == 2)
         first = children(served)
-    wait_for(lambda: all(state_of(one)[0] == "Z" for one in first))
+    wait_for(lambda: all(state_of(child)[0] == "Z" for child in first))
     began = time.monotonic()
     assert served.json("sql", q="SELECT 1 AS a")["rows"] == [[1]]
     assert time.monotonic() - began < 15
@@ -313,11 +328,11 @@ def test_half_a_request_is_not_waited_for(served):
 
 
 def test_only_local_connections_on_a_free_port(folder):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ran = query(folder, "browse", "--no-open", "--port", str(port))
-        assert (ran.code, ran.out) == (1, "")
-        assert ran.err == f"Error: Port {port} is in use. Omit --port to use any free port.\n"
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
+        result = query(folder, "browse", "--no-open", "--port", str(port))
+        assert (result.code, result.out) == (1, "")
+        assert result.err == f"Error: Port {port} is in use. Omit --port to use any free port.\n"
     with Served(folder, "--base", "org/base") as running:
         assert running.printed.endswith("/#base=org%2Fbase")
         assert running.host.startswith("127.0.0.1:")
@@ -344,9 +359,9 @@ def test_a_browser_is_started_with_a_ticket_that_is_good_once(folder, tmp_path, 
 
 def test_bad_input_is_one_line(folder, tmp_path):
     for options in (["--base", "no/such"], ["--port", "99999"], ["--method", "magic"]):
-        ran = query(folder, "browse", "--no-open", *options)
-        assert ran.code in (1, 2)
-        assert "Error: " in ran.err
-        assert "Traceback" not in ran.err
-    ran = query(tmp_path, "browse", "--no-open")
-    assert (ran.code, len(ran.err.splitlines())) == (1, 1)
+        result = query(folder, "browse", "--no-open", *options)
+        assert result.code in (1, 2)
+        assert "Error: " in result.err
+        assert "Traceback" not in result.err
+    result = query(tmp_path, "browse", "--no-open")
+    assert (result.code, len(result.err.splitlines())) == (1, 1)

@@ -10,7 +10,7 @@ import pytest
 from query.contract.figures import THEMES
 from tests.browse.atlases import OTHER
 from tests.browse.served import FIRST, Served, choose, model_page, opened, publish_again
-from tests.map_page.example import settle, shown
+from tests.map_page.example import settle, shown_heading
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_only_rows_in_sight_are_in_the_document(page):
 
 
 @pytest.mark.slow
-def test_a_new_generation_is_announced_and_shown(browser, own):
-    with Served(own) as running:
-        running.placed()
+def test_a_new_generation_is_announced_and_shown(browser, atlas_copy):
+    with Served(atlas_copy) as running:
+        running.wait_for_layout()
         opened(browser, running.address + f"#model={quote(FIRST, safe='')}")
         assert browser.run("return part('notice').hidden")
-        publish_again(own)
+        publish_again(atlas_copy)
         browser.run("return look()")
         assert browser.text("#notice span") == "The atlas was published again since this page was made."
         browser.click("#notice button")
@@ -80,8 +80,8 @@ def test_a_new_generation_is_announced_and_shown(browser, own):
 
 
 @pytest.mark.slow
-def test_another_base_and_one_without_a_map(browser, own):
-    with duckdb.connect(str(own / "atlas.duckdb")) as connection:
+def test_another_base_and_one_without_a_map(browser, atlas_copy):
+    with duckdb.connect(str(atlas_copy / "atlas.duckdb")) as connection:
         connection.execute("INSERT INTO bases (base, \"commit\", aliases) VALUES (?, 'c', [])", [OTHER])
         connection.execute(
             "INSERT INTO fine_tunes (model_id, model, base, author, status, relation) "
@@ -89,8 +89,8 @@ def test_another_base_and_one_without_a_map(browser, own):
             [OTHER],
         )
         connection.execute("INSERT INTO records (model_id, record_key) VALUES (900, 'k'), (901, 'k')")
-    with Served(own) as running:
-        running.placed()
+    with Served(atlas_copy) as running:
+        running.wait_for_layout()
         opened(browser, running.address)
         assert browser.texts("#base option") == ["org/base", OTHER]
         assert browser.text("h1") == "42 fine-tunes of org/base"
@@ -114,13 +114,13 @@ def test_until_the_map_is_made_the_rest_works(browser, served, folder, monkeypat
     with Served(folder) as running:
         opened(browser, running.address + "#dataset=data%2Fset0")
         waiting = browser.run("return data.places") == "working"
-        assert shown(browser) == "Models shown (8 of 42)"
+        assert shown_heading(browser) == "Models shown (8 of 42)"
         if waiting:
             assert browser.run("return part('unplaced').hidden === false && !mixed.length")
         browser.wait(
             "globalThis.pageData?.places === 'ready' && document.querySelector('#legend button') && mixed.length"
         )
-        assert shown(browser) == "Models shown (8 of 42)"
+        assert shown_heading(browser) == "Models shown (8 of 42)"
     browser.console()
 
 
@@ -132,12 +132,12 @@ def test_of_many_models(browser, tmp_path, models):
     from tests.browse.atlases import write_many
 
     with Served(write_many(tmp_path / "atlas", models)) as running:
-        running.placed()
+        running.wait_for_layout()
         browser.size(1280, 860)
         opened(browser, running.address)
-        assert shown(browser) == f"Models shown ({models:,} of {models:,})"
+        assert shown_heading(browser) == f"Models shown ({models:,} of {models:,})"
         browser.click("#filters details:nth-child(1) input[type=checkbox]", 0)
-        assert f"of {models:,})" in shown(browser)
+        assert f"of {models:,})" in shown_heading(browser)
         assert browser.run("sortBy('norm', true); return document.querySelectorAll('#shown tbody tr').length") < 100
         browser.run("scroller.scrollTop = scroller.scrollHeight")
         browser.wait("document.querySelector('#shown tbody tr[aria-rowindex=\"2\"]') === null")

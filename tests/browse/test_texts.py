@@ -30,11 +30,11 @@ def post(served: Served, path: str, body: bytes) -> tuple[int, dict]:
 
 def test_the_trace_of_a_model(served):
     status, _, content = served.ask("trace/1")
-    found = json.loads(content)
+    tracing = json.loads(content)
     assert status == 200
-    assert found["class"] == "frozen"
-    assert "it was frozen" in found["headline"]
-    assert found["notes"]
+    assert tracing["class"] == "frozen"
+    assert "it was frozen" in tracing["headline"]
+    assert tracing["notes"]
     status, _, content = served.ask("trace/99999")
     assert status == 400
     assert "no record of a model" in json.loads(content)["error"]
@@ -42,20 +42,20 @@ def test_the_trace_of_a_model(served):
 
 def test_a_text_is_bounded_and_an_error_is_one_line(served):
     address = f"/{served.token}/ask"
-    status, found = post(served, address, b"x" * 300_000)
+    status, answer = post(served, address, b"x" * 300_000)
     assert status == 413
-    assert "200,000 bytes" in found["error"]
-    status, found = post(served, address, b" \n \n")
+    assert "200,000 bytes" in answer["error"]
+    status, answer = post(served, address, b" \n \n")
     assert status == 400
-    assert found["error"].startswith("There is no text.")
+    assert answer["error"].startswith("There is no text.")
 
 
 @pytest.mark.slow
 def test_a_base_that_cannot_be_had_is_one_line(served):
     address = f"/{served.token}/ask"
-    status, found = post(served, address, "some text\n\xe9t\xe9".encode("latin1") * 9)  # its base is nowhere
+    status, answer = post(served, address, "some text\n\xe9t\xe9".encode("latin1") * 9)  # its base is nowhere
     assert status == 400
-    assert "\n" not in found["error"]
+    assert "\n" not in answer["error"]
 
 
 def test_only_texts_are_posted_and_only_with_the_token(served):

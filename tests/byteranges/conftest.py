@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from indexer.errors import Failed
-from indexer.network.hub_requests import RetryPolicy
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits, install_session
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import cleared, set_endpoint

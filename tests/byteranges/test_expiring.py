@@ -14,7 +14,7 @@ import pytest
 
 from indexer.network.rate_limit import RateLimiter
 from indexer.network.remote_file import RemoteFile
-from indexer.network.session import RetryingTransport
+from indexer.network.session import HubTransport
 from scripts.loopback_hub import LoopbackHub
 from scripts.loopback_hub.answers import Answer, Request
 from tests.byteranges.conftest import CONTENT, SHA, cdn_requests, failure_of, remote
@@ -201,7 +201,7 @@ def test_retries_of_one_range_are_not_spent_on_another() -> None:
         is_bad = asked[-1] == "bytes=0-9" or asked.count(asked[-1]) < 3
         return httpx2.Response(503 if is_bad else 206)
 
-    transport = RetryingTransport(httpx2.MockTransport(answer), QUICK, RateLimiter())
+    transport = HubTransport(httpx2.MockTransport(answer), QUICK, RateLimiter())
 
     def status(span: str) -> int:
         request = httpx2.Request("GET", "http://127.0.0.1/file", headers={"Range": span})

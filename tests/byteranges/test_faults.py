@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from indexer.errors import Failed
-from indexer.network.direct import MinThroughput
-from indexer.network.hub_requests import RetryPolicy, fetch_small, is_own
+from indexer.network.hub_requests import fetch_small, is_own
 from indexer.network.remote_file import RemoteFile, has_expired
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits, install_session
+from indexer.network.transport import MinThroughput
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.conftest import CONTENT, OTHER, QUICK, SESSION_LIMITS, SHA, cdn_requests, failure_of, remote
 from tests.hubs import set_endpoint

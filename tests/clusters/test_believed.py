@@ -23,20 +23,20 @@ from tests.tiny_hub import BASE, DATASETS
 
 def test_structureless_vectors_make_clusters_that_are_not_believed():
     cloud = np.random.default_rng(0).normal(size=(50, 200))
-    found = clusters(population(cloud, [f"set{i % 4}" for i in range(50)]), draws=99)
-    assert found.clusters  # a method that must find clusters finds them here too
-    (row,) = [row for row in found.agreement if row.against == "cloud"]
+    result = clusters(population(cloud, [f"set{i % 4}" for i in range(50)]), draws=99)
+    assert result.clusters  # a method that must find clusters finds them here too
+    (row,) = [row for row in result.agreement if row.against == "cloud"]
     assert row.p_value > 0.05
-    assert any("structureless" in note for note in found.notes)
+    assert any("structureless" in note for note in result.notes)
 
 
 def test_known_clusters_are_believed():
     vectors, truth = clustered_vectors([8, 6, 5], outliers=5, tightness=0.75)
-    found = clusters(population(vectors, names(truth)), draws=99)
-    (row,) = [row for row in found.agreement if row.against == "cloud"]
+    result = clusters(population(vectors, names(truth)), draws=99)
+    (row,) = [row for row in result.agreement if row.against == "cloud"]
     assert row.p_value == 0.01
-    assert row.chance < row.value == found.to_dict()["silhouette"]
-    assert found.notes == ()
+    assert row.chance < row.value == result.to_dict()["silhouette"]
+    assert result.notes == ()
 
 
 def test_a_cloud_has_the_mean_and_the_covariance_of_the_vectors():
@@ -76,17 +76,17 @@ SMALL = {
 @pytest.mark.filterwarnings("error")
 def test_small_atlases_get_sensible_answers(case, method):
     vectors, datasets, note = SMALL[case]
-    found = clusters(population(vectors, datasets), method=method, draws=19)
-    json.dumps(found.to_dict(), allow_nan=False)
-    json.dumps(found.table(), allow_nan=False)
-    assert found.to_dict()["models"] == len(datasets)
-    assert len(found.to_df()) == len(found.labels) == len(datasets)
-    assert sum(cluster.size for cluster in found.clusters) + found.outliers == len(datasets)
+    result = clusters(population(vectors, datasets), method=method, draws=19)
+    json.dumps(result.to_dict(), allow_nan=False)
+    json.dumps(result.table(), allow_nan=False)
+    assert result.to_dict()["models"] == len(datasets)
+    assert len(result.to_df()) == len(result.labels) == len(datasets)
+    assert sum(cluster.size for cluster in result.clusters) + result.outliers == len(datasets)
     if method == "hdbscan" or "dataset" in case or "equal" in note:
-        assert any(note in remark or note in remark.lower() for remark in ("", *found.notes))
+        assert any(note in remark or note in remark.lower() for remark in ("", *result.notes))
     if method == "kmeans" and datasets:
-        assert found.clusters
-        assert not found.outliers
+        assert result.clusters
+        assert not result.outliers
 
 
 def test_one_dataset_or_none_has_no_agreement():
@@ -100,10 +100,10 @@ def test_one_dataset_or_none_has_no_agreement():
 
 def test_datasets_of_one_uploader_each_are_pointed_out():
     vectors, truth = clustered_vectors([6, 5])
-    found = clusters(population(vectors, names(truth), [f"author{t}" for t in truth]), draws=9)
-    assert found.to_dict()["ari"] == pytest.approx(1)
-    assert found.value("datasets", "ari", "cross_author") is None
-    assert any("two authors" in note for note in found.notes)
+    result = clusters(population(vectors, names(truth), [f"author{t}" for t in truth]), draws=9)
+    assert result.to_dict()["ari"] == pytest.approx(1)
+    assert result.value("datasets", "ari", "cross_author") is None
+    assert any("two authors" in note for note in result.notes)
     shared = clusters(population(vectors, names(truth), [f"author{i}" for i in range(11)]), draws=9)
     assert not any("two authors" in note for note in shared.notes)
     alone = clusters(population(vectors, names(truth), ["ann"] * 11), draws=9)
@@ -115,8 +115,8 @@ def test_datasets_of_one_uploader_each_are_pointed_out():
 
 def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
     vectors, truth = clustered_vectors([6, 5], outliers=2, tightness=0.75)
-    found = clusters(population(vectors, names(truth)), draws=99)
-    as_json = found.to_dict()
+    result = clusters(population(vectors, names(truth)), draws=99)
+    as_json = result.to_dict()
     assert {
         "clusters",
         "ari",
@@ -132,15 +132,15 @@ def test_the_answer_has_the_documented_keys_and_a_row_for_every_model():
         "notes",
     } <= set(as_json)
     assert list(as_json["clusters"][0])[:5] == ["cluster", "size", "datasets", "authors", "central"]
-    assert [row["model_id"] for row in as_json["outlier_models"]] == [m.model_id for m in found.outlier_models]
+    assert [row["model_id"] for row in as_json["outlier_models"]] == [m.model_id for m in result.outlier_models]
     rows = {(row["labels"], row["measure"]) for row in as_json["agreement"]}
     assert rows == {
         *itertools.product(["datasets", "authors"], ["ari", "ami", "homogeneity", "completeness", "silhouette"]),
         ("clusters", "silhouette"),
     }
-    frame = found.to_df()
-    assert list(frame["cluster"]) == list(found.labels.values())
-    assert list(frame["model_id"]) == list(found.labels) == sorted(found.labels)
+    frame = result.to_df()
+    assert list(frame["cluster"]) == list(result.labels.values())
+    assert list(frame["model_id"]) == list(result.labels) == sorted(result.labels)
     assert frame["strength"].between(0, 1).all()
     assert frame["is_central"].sum() == 2
 
@@ -186,8 +186,8 @@ def test_min_size_is_kept():
 
 def test_many_models_start_k_means_fewer_times(monkeypatch):
     started = []
-    settled = methods._settled
-    monkeypatch.setattr(methods, "_settled", lambda *given: started.append(1) or settled(*given))
+    converged = methods._converged
+    monkeypatch.setattr(methods, "_converged", lambda *arguments: started.append(1) or converged(*arguments))
     points = coordinates(clustered_vectors([6, 5])[0].astype(np.float32))
     by_centres(points, 2, 0)
     monkeypatch.setattr(methods, "_MANY", 10)
@@ -206,8 +206,8 @@ def test_density_looks_at_one_neighbour_less_than_the_smallest_cluster_has():
 
 def test_importing_it_waits_for_no_heavy_library():
     code = "import sys, query.questions.clusters.study; print([m for m in ('sklearn', 'scipy', 'pandas', 'torch') if m in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 # ---- on the command line ----
@@ -220,9 +220,9 @@ def shell(made_of_twelve):
 
 @pytest.mark.slow
 def test_the_command_finds_the_known_datasets(shell):
-    ran = shell("query", "clusters", "--json")
-    assert ran.code == 0, ran.err
-    as_json = ran.json
+    result = shell("query", "clusters", "--json")
+    assert result.code == 0, result.err
+    as_json = result.json
     assert as_json["base"] == BASE
     assert as_json["ari"] == 1
     assert {name for cluster in as_json["clusters"] for name in cluster["datasets"]} == set(DATASETS)
@@ -230,11 +230,11 @@ def test_the_command_finds_the_known_datasets(shell):
 
 @pytest.mark.slow
 def test_the_table_fits_eighty_columns_and_repeats_nothing(shell):
-    ran = shell("query", "clusters", "--base", BASE, "--method", "kmeans", "--details")
-    assert ran.code == 0, ran.err
-    assert max(map(len, ran.out.splitlines()[1:])) <= 80  # the first line is a sentence
+    result = shell("query", "clusters", "--base", BASE, "--method", "kmeans", "--details")
+    assert result.code == 0, result.err
+    assert max(map(len, result.out.splitlines()[1:])) <= 80  # the first line is a sentence
     for text in ("3 clusters", *DATASETS, "cross_author", "against cloud"):
-        assert text in ran.out
+        assert text in result.out
 
 
 @pytest.mark.slow
@@ -256,7 +256,7 @@ def test_sixty_columns_still_have_tables(shell):
 
 
 def test_a_setting_of_the_other_method_is_refused(shell):
-    ran = shell("query", "clusters", "--count", "3")
-    assert ran.code == 1
-    assert len(ran.err.splitlines()) == 1
-    assert "--method kmeans" in ran.err
+    result = shell("query", "clusters", "--count", "3")
+    assert result.code == 1
+    assert len(result.err.splitlines()) == 1
+    assert "--method kmeans" in result.err

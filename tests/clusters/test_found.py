@@ -17,22 +17,22 @@ from tests.clusters.populations import clustered_vectors, names, partition, popu
 @pytest.mark.parametrize(("sizes", "outliers"), [([3, 3], 0), ([8, 5, 4], 4), ([40, 25, 12, 6, 4], 20)])
 def test_known_clusters_and_outliers_are_found_exactly(sizes, outliers):
     vectors, truth = clustered_vectors(sizes, outliers, tightness=0.75)
-    found = clusters(population(vectors, names(truth)), draws=99)
-    assert partition(range(1, len(truth) + 1), found.labels.values()) == partition(range(1, len(truth) + 1), truth)
-    assert [cluster.size for cluster in found.clusters] == sorted(sizes, reverse=True)
-    assert found.to_dict()["ari"] == pytest.approx(1)
-    assert found.to_dict()["outliers"] == found.outliers == outliers
-    assert found.method == "hdbscan"
-    assert found.min_size == 3
+    result = clusters(population(vectors, names(truth)), draws=99)
+    assert partition(range(1, len(truth) + 1), result.labels.values()) == partition(range(1, len(truth) + 1), truth)
+    assert [cluster.size for cluster in result.clusters] == sorted(sizes, reverse=True)
+    assert result.to_dict()["ari"] == pytest.approx(1)
+    assert result.to_dict()["outliers"] == result.outliers == outliers
+    assert result.method == "hdbscan"
+    assert result.min_size == 3
 
 
 @pytest.mark.parametrize("count", [None, 5])
 def test_kmeans_finds_known_clusters_and_their_number(count):
     vectors, truth = clustered_vectors([30, 12, 9, 6, 4])
-    found = clusters(population(vectors, names(truth)), method="kmeans", count=count, draws=19)
-    assert partition(found.labels, found.labels.values()) == partition(found.labels, truth)
-    assert found.count == 5
-    assert found.outlier_models == []
+    result = clusters(population(vectors, names(truth)), method="kmeans", count=count, draws=19)
+    assert partition(result.labels, result.labels.values()) == partition(result.labels, truth)
+    assert result.count == 5
+    assert result.outlier_models == []
 
 
 def test_a_long_sweep_stays_one_cluster():
@@ -43,10 +43,10 @@ def test_a_long_sweep_stays_one_cluster():
     noise = draw.normal(size=(100, 6))
     sweep = along[0] + 0.5 * (noise / np.linalg.norm(noise, axis=1, keepdims=True)) @ along
     vectors, truth = np.concatenate([vectors, sweep]), np.concatenate([truth, [6] * 100])
-    found = clusters(population(vectors, names(truth)), draws=9)
-    assert found.clusters[0].size >= 95
-    assert found.clusters[0].share == 1
-    assert len(found.clusters) == 7
+    result = clusters(population(vectors, names(truth)), draws=9)
+    assert result.clusters[0].size >= 95
+    assert result.clusters[0].share == 1
+    assert len(result.clusters) == 7
 
 
 def test_spherical_kmeans_reaches_the_best_of_all_partitions():
@@ -64,15 +64,15 @@ def test_the_number_of_clusters_is_chosen_without_looking_at_the_datasets():
     vectors, truth = clustered_vectors([10] * 4)
     points = coordinates(vectors.astype(np.float32))
     assert by_best_centres(points, 0)[0].max() + 1 == 4
-    one_each = clusters(population(vectors, [f"set{i}" for i in range(40)]), method="kmeans", draws=1)
-    assert one_each.count == clusters(population(vectors, names(truth)), method="kmeans", draws=1).count == 4
+    by_own_label = clusters(population(vectors, [f"set{i}" for i in range(40)]), method="kmeans", draws=1)
+    assert by_own_label.count == clusters(population(vectors, names(truth)), method="kmeans", draws=1).count == 4
 
 
 def test_kmeans_gives_fewer_clusters_where_fewer_vectors_differ():
     vectors = np.repeat(np.eye(3), 4, axis=0)
-    found = clusters(population(vectors), method="kmeans", count=6, draws=1)
-    assert len(found.clusters) == 3
-    assert any("Only 3 clusters" in note for note in found.notes)
+    result = clusters(population(vectors), method="kmeans", count=6, draws=1)
+    assert len(result.clusters) == 3
+    assert any("Only 3 clusters" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("shape", [(9, 40), (40, 9), (5, 5), (1, 7)])
@@ -91,23 +91,23 @@ def test_the_smallest_cluster_grows_slowly():
 
 @given(st.integers(1, 5000))
 def test_numbers_of_clusters_to_try_are_sensible(models):
-    tried = tried_counts(models)
-    assert tried == sorted(set(tried))
-    assert tried[-1] <= max(2, models // 3)
-    assert tried[-1] <= min(models, 100)
+    counts = tried_counts(models)
+    assert counts == sorted(set(counts))
+    assert counts[-1] <= max(2, models // 3)
+    assert counts[-1] <= min(models, 100)
 
 
 # ---- numbers and middles ----
 
 
 @given(st.lists(st.integers(-1, 5), max_size=30))
-def test_clusters_are_numbered_by_size_then_by_first_member(found):
-    found = np.array(found, dtype=np.intp)
-    new = numbered(found)
-    assert ((found < 0) == (new < 0)).all()
-    old = sorted(set(found[found >= 0].tolist()), key=lambda c: (-(found == c).sum(), np.flatnonzero(found == c)[0]))
+def test_clusters_are_numbered_by_size_then_by_first_member(codes):
+    codes = np.array(codes, dtype=np.intp)
+    numbers = numbered(codes)
+    assert ((codes < 0) == (numbers < 0)).all()
+    old = sorted(set(codes[codes >= 0].tolist()), key=lambda c: (-(codes == c).sum(), np.flatnonzero(codes == c)[0]))
     for number, name in enumerate(old):
-        assert (new[found == name] == number).all()
+        assert (numbers[codes == name] == number).all()
 
 
 @settings(max_examples=15, deadline=None)
@@ -131,32 +131,32 @@ def test_other_ids_give_the_same_clusters_with_numbers_by_the_rule(order, by_den
 def test_middle_cohesion_and_isolation_are_those_of_a_double_loop():
     vectors, truth = clustered_vectors([9, 6], outliers=4, tightness=0.75, seed=3)
     models = population(vectors, names(truth))
-    found = clusters(models, draws=1)
+    result = clusters(models, draws=1)
     exact = models.vectors.astype(np.float64)
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
     cosine = exact @ exact.T
-    for cluster in found.clusters:
-        rows = [i - 1 for i, number in found.labels.items() if number == cluster.cluster]
+    for cluster in result.clusters:
+        rows = [i - 1 for i, number in result.labels.items() if number == cluster.cluster]
         centre = exact[rows].sum(axis=0) / np.linalg.norm(exact[rows].sum(axis=0))
         assert cluster.central == models.models[max(rows, key=lambda row: exact[row] @ centre)]
         assert cluster.central == models.models[max(rows, key=lambda row: np.mean(cosine[row, rows]))]
         pairs = [cosine[i, j] for i, j in itertools.combinations(rows, 2)]
         assert cluster.cohesion == pytest.approx(np.mean(pairs))
-    assert [m.model for m in found.members if m.is_central] == [
-        m.model for m in found.members if m.model in {cluster.central for cluster in found.clusters}
+    assert [m.model for m in result.members if m.is_central] == [
+        m.model for m in result.members if m.model in {cluster.central for cluster in result.clusters}
     ]
-    outside = [i - 1 for i, number in found.labels.items() if number < 0]
+    outside = [i - 1 for i, number in result.labels.items() if number < 0]
     isolation = {row: max(cosine[row, other] for other in range(len(exact)) if other != row) for row in outside}
-    assert [m.model_id - 1 for m in found.outlier_models] == sorted(outside, key=lambda row: isolation[row])
-    for member in found.outlier_models:
+    assert [m.model_id - 1 for m in result.outlier_models] == sorted(outside, key=lambda row: isolation[row])
+    for member in result.outlier_models:
         assert member.nearest == pytest.approx(isolation[member.model_id - 1])
-    assert all(m.nearest is None for m in found.members if m.cluster >= 0)
+    assert all(m.nearest is None for m in result.members if m.cluster >= 0)
 
 
 def test_equal_members_make_the_first_of_them_the_middle():
-    found = clusters(population(np.repeat(np.eye(4)[:2], 5, axis=0)), draws=1)
-    assert [cluster.central for cluster in found.clusters] == ["author0/model1", "author5/model6"]
-    assert [cluster.cohesion for cluster in found.clusters] == pytest.approx([1, 1])
+    result = clusters(population(np.repeat(np.eye(4)[:2], 5, axis=0)), draws=1)
+    assert [cluster.central for cluster in result.clusters] == ["author0/model1", "author5/model6"]
+    assert [cluster.cohesion for cluster in result.clusters] == pytest.approx([1, 1])
 
 
 def test_what_is_in_a_cluster_is_counted_and_its_silent_members_get_a_guess():
@@ -165,8 +165,8 @@ def test_what_is_in_a_cluster_is_counted_and_its_silent_members_get_a_guess():
     named = [{"glue", "glue/mrpc"}, "imdb", "glue/mrpc", "glue/mrpc", None, None, *[None] * 4, "imdb", None, "imdb"]
     authors = ["ann", "bob", "ann", "ann", "bob", "cyd", *["dan"] * 4, "eve", "eve", "fay"]
     relations = ["finetune", "adapter", *["finetune"] * 11]
-    found = clusters(population(vectors, named, authors, relations=relations), draws=9)
-    first, second = found.clusters
+    result = clusters(population(vectors, named, authors, relations=relations), draws=9)
+    first, second = result.clusters
     assert first.datasets == {"glue/mrpc": 3, "imdb": 1}
     assert list(first.authors.items()) == [("ann", 3), ("bob", 2), ("cyd", 1)]
     assert first.relations == {"finetune": 5, "adapter": 1}
@@ -174,21 +174,21 @@ def test_what_is_in_a_cluster_is_counted_and_its_silent_members_get_a_guess():
     assert first.undocumented == ("bob/model5", "cyd/model6")
     assert (second.size, second.documented, second.probably, second.share) == (4, 0, None, None)
     assert len(second.undocumented) == 4
-    assert [member.dataset for member in found.members[:2]] == ["glue/mrpc", "imdb"]
-    assert found.members[0].datasets == ("glue", "glue/mrpc")
+    assert [member.dataset for member in result.members[:2]] == ["glue/mrpc", "imdb"]
+    assert result.members[0].datasets == ("glue", "glue/mrpc")
 
 
 def test_agreement_is_with_the_dataset_a_model_stands_for():
     vectors, truth = clustered_vectors([6, 5])
-    found = clusters(population(vectors, [{"glue", f"glue/task{t}"} for t in truth]), draws=9)
-    assert found.value("datasets", "ari") == pytest.approx(1)
-    assert [cluster.datasets for cluster in found.clusters] == [{"glue/task0": 6}, {"glue/task1": 5}]
+    result = clusters(population(vectors, [{"glue", f"glue/task{t}"} for t in truth]), draws=9)
+    assert result.value("datasets", "ari") == pytest.approx(1)
+    assert [cluster.datasets for cluster in result.clusters] == [{"glue/task0": 6}, {"glue/task1": 5}]
 
 
 def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
     vectors, truth = clustered_vectors([6, 5], tightness=0.75)
     count = len(truth)
-    found = clusters(
+    result = clusters(
         population(
             vectors,
             names(truth),
@@ -199,7 +199,7 @@ def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
         ),
         draws=1,
     )
-    assert found.to_dict()["left_out"] == {
+    assert result.to_dict()["left_out"] == {
         "copies": 1,
         "untrained": 0,
         "unrelated": 1,
@@ -207,5 +207,5 @@ def test_copies_unrelated_models_and_duplicates_are_left_out_and_counted():
         "sampled": 0,
         "without": 0,
     }
-    assert list(found.labels) == [4, *range(6, count + 1)]
-    assert found.to_dict()["models"] == count - 4
+    assert list(result.labels) == [4, *range(6, count + 1)]
+    assert result.to_dict()["models"] == count - 4

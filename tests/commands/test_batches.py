@@ -15,9 +15,10 @@ import pytest
 from indexer.builds.profile_worker import ProfileUnit
 from indexer.console.stdin import read_stdin
 from indexer.errors import AtlasError, ModelError
-from indexer.profiles.single import Reference, read_now
+from indexer.profiles.single import read_now
 from indexer.profiles.store import ProfileIdentity
 from indexer.publish.stored_answers import PREDICTIONS, exported_answers, write_answers
+from indexer.records.identity import ModelVersion
 from indexer.regular_files import MOST_FILES, files_below
 from indexer.sources.registry import ModelRef
 from indexer.upkeep.maintenance import rebuild
@@ -222,6 +223,6 @@ def test_a_folder_here_is_not_read_for_a_model_of_the_atlas(atlas, run, tmp_path
             ModelRef.of_atlas(name)
     assert ModelRef.of_atlas("ann/glue-0") == ModelRef("ann/glue-0")
     unit = ProfileUnit(ProfileIdentity("fine_tune", "ann/glue-0", "c", "org/base", "b"), "finetune", None, 0)
-    assert unit.source.reference == ModelRef("ann/glue-0")
+    assert unit.version.model == ModelRef("ann/glue-0")
     with pytest.raises(AtlasError, match="cannot be run"):
-        read_now(Reference("~", "c", "finetune", "org/base", "c"))
+        read_now(ModelVersion(ModelRef("~"), "c", parent=ModelVersion(ModelRef("org/base"), "c")))

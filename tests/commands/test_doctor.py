@@ -11,13 +11,11 @@ from huggingface_hub import constants
 
 from indexer import doctor
 from indexer.errors import AtlasError
-from indexer.network.hub_requests import RetryPolicy
 from indexer.network.session import HttpLimits
 from tests.hubs import RawServer, add_repo, http, served, tags, use_endpoint
 
 BASE = "org/base"
 WEIGHTS = (100).to_bytes(8, "little") + b"{}" + b"x" * 200_000
-RETRIES = RetryPolicy(retries=1, first_wait=0.01)
 QUICK = HttpLimits(first_wait=0.01, longest_wait=0.02, read_seconds=5, retries=1, longest_rate_limit_wait=0.01)
 
 
@@ -35,8 +33,6 @@ def root(tmp_path_factory):
 @pytest.fixture
 def hub(root, monkeypatch):
     monkeypatch.setattr("indexer.builds.doctor.LIMITS", QUICK)
-    monkeypatch.setattr("indexer.builds.doctor._RETRIES", RETRIES)
-    monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RETRIES)
     with served(root, monkeypatch, page_size=3, tokens={"hf_good": []}, narrow_tokens=["hf_narrow"]) as running:
         yield running
 
@@ -48,17 +44,18 @@ def steps(found) -> dict[str, bool]:
 def test_a_hub_that_works_takes_a_dozen_requests(hub):
     found = doctor(BASE, BASE)
     assert found.ok
-    assert list(steps(found)) == [
-        "endpoint", "clock", "token", "rate limits", "children", "listing", "cursor", "model", "small file", "resolve",
-        "range", "throughput",
-    ]  # fmt: skip
+    assert list(steps(found)) == ["endpoint", "token", "listing", "model", "weights", "throughput"]
     assert all(steps(found).values())
     assert found.requests == len(hub.requests) <= 12
     said = {one.step: one.found for one in found.steps}
-    assert "5 finetune" in said["children"]
+    assert "the clock agrees" in said["endpoint"]
+    assert "of 500 in 5 min" in said["endpoint"]
+    assert "5 finetune" in said["listing"]
     assert "3 rows" in said["listing"]
-    assert "for 60 min" in said["resolve"]
-    assert "of 500 in 5 min" in said["rate limits"]
+    assert "2 further rows" in said["listing"]
+    assert "config.json is served (model_type bert)" in said["model"]
+    assert "for 60 min" in said["weights"]
+    assert "1,024 bytes, exactly as requested" in said["weights"]
     assert json.loads(json.dumps(found.to_dict()))["ok"] is True
 
 
@@ -70,23 +67,23 @@ FAULTS = [
     # (what is done to requests, the step that fails, a word of its finding, whether a build can work)
     ({"path": "^/api/models\\?limit=1&", "status": 503}, "endpoint", "503", False),
     ({"path": "^/api/models\\?limit=1&", "malformed_json": True}, "endpoint", "not like a Hub", False),
-    ({"path": "^/api/models\\?limit=1&", "headers": {"Date": ago(hours=2)}}, "clock", " h ahead of", True),
-    ({"path": "^/api/models\\?limit=1&", "headers": {"RateLimit": '"api";r=0;t=60'}}, "rate limits", "0 of", True),
-    ({"path": "childrenModelCount", "status": 400}, "children", "no count", True),
+    ({"path": "^/api/models\\?limit=1&", "headers": {"Date": ago(hours=2)}}, "endpoint", " h ahead of", True),
+    ({"path": "^/api/models\\?limit=1&", "headers": {"RateLimit": '"api";r=0;t=60'}}, "endpoint", "0 of", True),
+    ({"path": "childrenModelCount", "status": 400}, "listing", "no count", True),
     ({"path": "filter=base_model", "status": 429, "retry_after": 0}, "listing", "rate limit", False),
     ({"path": "filter=base_model", "status": 504}, "listing", "504", False),
     ({"path": "filter=base_model", "malformed_json": True}, "listing", "not JSON", False),
-    ({"path": "cursor=", "status": 400}, "cursor", "400", False),
-    ({"path": "filter=base_model", "headers": {"Link": '<http://evil.invalid/api/models>; rel="next"'}}, "cursor",
+    ({"path": "cursor=", "status": 400}, "listing", "400", False),
+    ({"path": "filter=base_model", "headers": {"Link": '<http://evil.invalid/api/models>; rel="next"'}}, "listing",
      "elsewhere", False),
     ({"path": "^/api/models/org/base\\?blobs", "status": 404}, "model", "404", False),
-    ({"path": "resolve-cache", "status": 500}, "small file", "500", False),
-    ({"path": "resolve/.*/config", "status": 403}, "small file", "403", False),
-    ({"path": "resolve/.*/model", "status": 403}, "resolve", "403", False),
-    ({"path": "resolve/.*/model", "headers": {"X-Linked-Size": None}}, "resolve", "size", False),
-    ({"path": "/repos/", "status": 403}, "range", "Access denied", False),
-    ({"path": "/repos/", "ignore_range": True}, "range", "whole", False),
-    ({"path": "/repos/", "gzip": True}, "range", "encoded", False),
+    ({"path": "resolve-cache", "status": 500}, "model", "500", False),
+    ({"path": "resolve/.*/config", "status": 403}, "model", "403", False),
+    ({"path": "resolve/.*/model", "status": 403}, "weights", "403", False),
+    ({"path": "resolve/.*/model", "headers": {"X-Linked-Size": None}}, "weights", "size", False),
+    ({"path": "/repos/", "status": 403}, "weights", "Access denied", False),
+    ({"path": "/repos/", "ignore_range": True}, "weights", "whole", False),
+    ({"path": "/repos/", "gzip": True}, "weights", "encoded", False),
 ]  # fmt: skip
 
 
@@ -97,7 +94,7 @@ def test_each_fault_is_found_where_it_is_with_what_to_do(hub, fault, step, words
     failed = [one for one in found.steps if not one.ok]
     assert failed[0].step == step
     assert words in failed[0].found
-    assert failed[0].advice or step in ("small file", "listing", "resolve", "range", "model", "cursor")
+    assert failed[0].advice or step in ("listing", "model", "weights")
     assert found.ok == ok
     assert all(one.found.isprintable() and "\n" not in one.found for one in found.steps)
 

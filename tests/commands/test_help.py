@@ -12,7 +12,7 @@ import pytest
 
 from indexer.cli import main as index
 from indexer.hub_ids import is_hub_id
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from query.faces.cli import main as query
 from tests.conftest import ROOT
 from tests.patience import PATIENCE
@@ -40,6 +40,9 @@ def test_representations_come_from_the_registry(run):
     printed = " ".join(out.split())
     assert all(name in printed for name in REPRESENTATIONS)
     assert "[table|json|jsonl|csv]" in printed
+    _, out, _ = run("index", "represent", "--help")
+    printed = " ".join(out.split())
+    assert all(name in printed for name in REPRESENTATIONS)
 
 
 def test_k_means_one_thing(run):

@@ -166,7 +166,7 @@ def test_an_id_is_not_looked_up_where_the_hub_cannot_be_reached(tmp_path, monkey
     def fail(*_):
         raise AssertionError("the Hub was asked")
 
-    monkeypatch.setattr("indexer.network.session.RetryingTransport.handle_request", fail)
+    monkeypatch.setattr("indexer.network.session.HubTransport.handle_request", fail)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.delenv("http_proxy", raising=False)

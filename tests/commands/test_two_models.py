@@ -8,8 +8,10 @@ import duckdb
 import numpy as np
 import pytest
 
+from indexer.errors import AtlasError
 from indexer.records.store import RecordStore
 from query import Atlas
+from tests.database import execute
 
 
 def record_of(atlas, model):
@@ -67,6 +69,26 @@ def test_a_comparison_is_that_of_the_vectors(atlas, run):
     assert "similarity" in out
     assert "datasets" in out
     assert run("query", "compare", "ann/glue-0", "ann/nobody", "--atlas", atlas.root)[0] == 1
+
+
+@pytest.mark.parametrize("deltas", ["NULL", "[]", "['0.query', NULL]", "['0.nothing']"])
+def test_matrices_that_the_atlas_does_not_name_are_a_line(atlas, deltas):
+    execute(atlas.database, f"UPDATE bases SET deltas = {deltas}")
+    with Atlas(atlas.root) as opened:
+        for ask in (
+            lambda: opened.compare("glue-0", "bob/glue-1"),
+            lambda: opened.similar("glue-0", explain=True),
+            lambda: opened.rank(),
+        ):
+            with pytest.raises(AtlasError, match="does not say which matrices org/tiny-base has") as raised:
+                ask()
+            assert "index rebuild" in str(raised.value)
+
+
+def test_vectors_without_a_block_for_each_matrix_are_a_line(atlas):
+    execute(atlas.database, "UPDATE bases SET deltas = deltas[:-2]")
+    with Atlas(atlas.root) as opened, pytest.raises(AtlasError, match="do not have a block for each of its"):
+        opened.compare("glue-0", "bob/glue-1")
 
 
 def test_a_similarity_that_more_models_may_move_far_says_so(atlas):

@@ -86,7 +86,7 @@ FINE_TUNES |= {"bob/rounded-copy"}  # whether it is a copy in every matrix, only
 def examined(atlas, base=BASE, *, counts_only=False, **options):
     """Crawl into the atlas as a build does: what is listed, and what was said."""
     said = []
-    chosen = BuildOptions.parse(discover="weights", **options)
+    chosen = BuildOptions(discover="weights", **options)
     one = Build(AtlasFolder(atlas), resolve_base(base), chosen, Watcher(lambda event: said.append(event.message)))
     update_listing(one, counts_only=counts_only)
     return one, said
@@ -253,7 +253,7 @@ ODD_ROWS = [
 
 def test_rows_that_are_odd_are_no_candidates(store, monkeypatch, tmp_path):
     with served(store, monkeypatch):
-        options = BuildOptions.parse(discover="weights")
+        options = BuildOptions(discover="weights")
         examination = Examination(Build(AtlasFolder(tmp_path / "atlas"), resolve_base(BASE), options), {}, True)
         assert examination(ODD_ROWS) == [None] * len(ODD_ROWS)
         assert examination.candidates == 0
@@ -283,7 +283,7 @@ def test_new_uploads_that_name_nothing_are_said_to_need_weights(tmp_path, monkey
     add_repo(root, "a/xlm-base-old", {"config.json": {"_name_or_path": "x/y"}})
     said = []
     with served(root, monkeypatch):
-        chosen = BuildOptions.parse(discover="names")
+        chosen = BuildOptions(discover="names")
         one = Build(
             AtlasFolder(tmp_path / "atlas"),
             resolve_base(BASE),

@@ -68,7 +68,6 @@ def test_the_readme_of_a_model_that_a_tool_made_is_read_once(store, tmp_path, mo
 
 @pytest.mark.slow
 def test_a_readme_that_cannot_be_read_now_is_left_for_the_next_build(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("indexer.network.hub_requests.RetryPolicy.wait", lambda policy, attempt: None)
     describe(store, FIRST, SENTENCE.format("fortune_cookies dataset"), "trl")
     atlas, said = tmp_path / "atlas", []
     with served(store, monkeypatch) as hub:

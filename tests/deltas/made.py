@@ -48,15 +48,15 @@ def changed(tensors: Tensors, size: float, seed: int = 2, only: str = "") -> Ten
     """With normal noise added to each matrix whose name holds ``only``: a change of the flattest spectrum."""
     generator = torch.Generator().manual_seed(seed)
     return {
-        name: one + size * torch.randn(one.shape, generator=generator) if only in name else one
-        for name, one in tensors.items()
+        name: tensor + size * torch.randn(tensor.shape, generator=generator) if only in name else tensor
+        for name, tensor in tensors.items()
     }
 
 
 def cast(tensors: Tensors, *dtypes: torch.dtype) -> Tensors:
     """Through one dtype after the other, as a chain of uploads does it."""
     for dtype in dtypes:
-        tensors = {name: one.to(dtype) for name, one in tensors.items()}
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     return tensors
 
 
@@ -80,12 +80,12 @@ def save_shards(folder: Path, tensors: Tensors, width: int = 128) -> Path:
     (folder / "model.safetensors").unlink()
     names = sorted(tensors, reverse=True)
     parts = (names[: len(names) // 2], names[len(names) // 2 :])
-    where = {}
+    file_of_tensor = {}
     for number, part in enumerate(parts, start=1):
         file = f"model-0000{number}-of-00002.safetensors"
         save_file({name: tensors[name] for name in part}, folder / file)
-        where |= dict.fromkeys(part, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+        file_of_tensor |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": file_of_tensor}))
     return folder
 
 

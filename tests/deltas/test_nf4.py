@@ -36,7 +36,7 @@ def dynamic_levels() -> np.ndarray:
     positive = [
         10.0 ** -(6 - bits) * (0.1 + 0.9 * (number + 0.5) / 2**bits) for bits in range(7) for number in range(2**bits)
     ]
-    return np.array(sorted([0.0, 1.0, *positive, *(-one for one in positive)]))
+    return np.array(sorted([0.0, 1.0, *positive, *(-level for level in positive)]))
 
 
 def nearest(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
@@ -54,22 +54,22 @@ def rounded_to_nf4(weight: torch.Tensor, *, double: bool) -> torch.Tensor:
         for part in np.split(scales - scales.mean(), range(256, len(scales), 256)):
             parts.append(nearest(part / np.abs(part).max(), dynamic_levels()) * np.abs(part).max())
         scales = np.concatenate(parts) + mean
-    found = np.concatenate([code * scale for code, scale in zip(codes, scales, strict=True)])
-    return torch.tensor(found.reshape(weight.shape), dtype=FP32)
+    rounded = np.concatenate([code * scale for code, scale in zip(codes, scales, strict=True)])
+    return torch.tensor(rounded.reshape(weight.shape), dtype=FP32)
 
 
 def stored(weight: torch.Tensor, *others: torch.Tensor, transposed: bool = False):
     """A base that holds a matrix, or several that are fused in one tensor."""
     parts = [weight, *others]
-    total, start, places = sum(len(one) for one in parts), 0, []
-    for number, one in enumerate(parts):
-        rows = Rows(1, total, start, start + len(one)) if others else None
+    total, start, matrices = sum(len(tensor) for tensor in parts), 0, []
+    for number, tensor in enumerate(parts):
+        rows = Rows(1, total, start, start + len(tensor)) if others else None
         key = DeltaKey("", 0, ("query", "key", "value")[number])
-        places.append(Matrix(key, "t", tuple(one.shape), transposed, rows))
-        start += len(one)
-    matrices = {place.key: one for place, one in zip(places, parts, strict=True)}
-    layout = SimpleNamespace(by_key={place.key: place for place in places}, by_tensor={"t": places})
-    return SimpleNamespace(layout=layout, scales={}, matrix=matrices.__getitem__), [place.key for place in places]
+        matrices.append(Matrix(key, "t", tuple(tensor.shape), transposed, rows))
+        start += len(tensor)
+    weights = {matrix.key: tensor for matrix, tensor in zip(matrices, parts, strict=True)}
+    layout = SimpleNamespace(by_key={matrix.key: matrix for matrix in matrices}, by_tensor={"t": matrices})
+    return SimpleNamespace(layout=layout, scales={}, matrix=weights.__getitem__), [matrix.key for matrix in matrices]
 
 
 @pytest.mark.parametrize("double", [False, True], ids=["nf4", "nf4 double"])
@@ -79,13 +79,13 @@ def test_values_are_those_of_the_definition(double, shape):
     weight = torch.randn(shape) * torch.rand(shape[0], 1)
     base, (key,) = stored(weight)
     expected = rounded_to_nf4(weight, double=double)
-    found = nf4.on_grid(base, key, None, first=None, double=double)
-    assert torch.allclose(found, expected, atol=1e-6)
+    values = nf4.on_grid(base, key, None, first=None, double=double)
+    assert torch.allclose(values, expected, atol=1e-6)
     lines = np.array([0, 2, 5])
     for _ in range(2):  # computed, and remembered
-        assert torch.equal(nf4.on_grid(base, key, lines, first=None, double=double), found[lines])
+        assert torch.equal(nf4.on_grid(base, key, lines, first=None, double=double), values[lines])
     base, (key,) = stored(weight, transposed=True)
-    assert torch.equal(nf4.on_grid(base, key, lines, first=None, double=double), found[:, lines])
+    assert torch.equal(nf4.on_grid(base, key, lines, first=None, double=double), values[:, lines])
 
 
 def test_a_fused_module_was_quantised_whole():
@@ -105,20 +105,20 @@ def test_values_are_those_of_bitsandbytes():
         weight = (0.03 * torch.randn(256, 512)).to(dtype)
         for double in (False, True):
             codes, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=double)
-            theirs = functional.dequantize_4bit(codes, state)
+            expected = functional.dequantize_4bit(codes, state)
             base, (key,) = stored(weight)
-            ours = nf4.on_grid(base, key, None, first=None, double=double).to(dtype)
+            values = nf4.on_grid(base, key, None, first=None, double=double).to(dtype)
             # On processors it rounds scales to 16 bits first: one in a thousand is at the next level.
-            assert float((ours != theirs).float().mean()) < (0.005 if double else 1e-9)
+            assert float((values != expected).float().mean()) < (0.005 if double else 1e-9)
 
 
 def lora(tensors: made.Tensors, size: float, rank: int = 4) -> made.Tensors:
     generator = torch.Generator().manual_seed(9)
     return {
         name: size
-        * torch.randn(len(one), rank, generator=generator)
-        @ torch.randn(rank, one.shape[1], generator=generator)
-        for name, one in tensors.items()
+        * torch.randn(len(tensor), rank, generator=generator)
+        @ torch.randn(rank, tensor.shape[1], generator=generator)
+        for name, tensor in tensors.items()
     }
 
 
@@ -129,13 +129,13 @@ def lora(tensors: made.Tensors, size: float, rank: int = 4) -> made.Tensors:
 def test_what_was_learnt_on_a_dequantised_base_is_the_delta(tmp_path, double, stored_as, first, saved):
     weights = made.cast(made.weights(), stored_as)
     base = made.base_of(tmp_path, weights)
-    noisy = {name: rounded_to_nf4(one.to(first), double=double).to(saved) for name, one in weights.items()}
+    noisy = {name: rounded_to_nf4(tensor.to(first), double=double).to(saved) for name, tensor in weights.items()}
     learnt = lora(weights, 2e-4)
-    tuned = {name: (one.float() + learnt[name]).to(saved) for name, one in noisy.items()}
+    tuned = {name: (tensor.float() + learnt[name]).to(saved) for name, tensor in noisy.items()}
     record = made.record_of(made.save(tmp_path / "tuned", tuned), base)
     assert record.base_grid == ("nf4 double" if double else "nf4")
-    for delta, (name, one) in zip(record.deltas, learnt.items(), strict=True):
-        error = float((tuned[name].float() - weights[name].float() - one).norm())  # of NF4, and of the saved dtype
+    for delta, (name, tensor) in zip(record.deltas, learnt.items(), strict=True):
+        error = float((tuned[name].float() - weights[name].float() - tensor).norm())  # of NF4, and of the saved dtype
         exact = tuned[name].float() - noisy[name].float()
         assert delta.norm == pytest.approx(float(exact.norm()), rel=1e-3)
         assert error > 4 * delta.norm
@@ -146,7 +146,7 @@ def test_what_was_learnt_on_a_dequantised_base_is_the_delta(tmp_path, double, st
 def test_a_dequantised_copy_is_a_copy_and_says_so(tmp_path):
     weights = made.cast(made.weights(), BF16)
     base = made.base_of(tmp_path, weights)
-    copy = {name: rounded_to_nf4(one, double=False).to(BF16) for name, one in weights.items()}
+    copy = {name: rounded_to_nf4(tensor, double=False).to(BF16) for name, tensor in weights.items()}
     record = made.record_of(made.save(tmp_path / "copy", copy), base)
     assert (record.is_copy, record.base_grid) == (True, "nf4")
 
@@ -154,8 +154,8 @@ def test_a_dequantised_copy_is_a_copy_and_says_so(tmp_path):
 def test_matrices_that_the_copy_left_in_16_bits_are_compared_with_the_base(tmp_path):
     weights = made.cast(made.weights(), BF16)
     base = made.base_of(tmp_path, weights)
-    mixed = {name: rounded_to_nf4(one, double=True).to(BF16) if "query" in name or "dense" in name else one
-             for name, one in weights.items()}  # fmt: skip
+    mixed = {name: rounded_to_nf4(tensor, double=True).to(BF16) if "query" in name or "dense" in name else tensor
+             for name, tensor in weights.items()}  # fmt: skip
     record = made.record_of(made.save(tmp_path / "mixed", mixed), base)
     assert [delta.norm for delta in record.deltas] == [0.0] * 12
     assert record.base_grid == "nf4 double"
@@ -166,14 +166,14 @@ def test_other_changes_are_never_taken_for_a_grid(size):
     weights = made.weights(64, seed=5)
     for dtype in (BF16, FP16, FP32):
         choice = RoundingChoice()
-        for name, one in made.changed(weights, size).items():
+        for name, tensor in made.changed(weights, size).items():
             before = weights[name].to(dtype)
             base, (key,) = stored(before)
 
             def grid(first, kind, base=base, key=key):
                 return nf4.on_grid(base, key, None, first=first, double=kind == "nf4 double")
 
-            assert torch.equal(choice.reference(one.to(dtype), before, grid), before.float())
+            assert torch.equal(choice.reference(tensor.to(dtype), before, grid), before.float())
         assert choice.grid == ""
 
 
@@ -182,7 +182,7 @@ def test_other_changes_are_never_taken_for_a_grid(size):
 def test_the_quick_look_finds_what_the_comparison_with_all_grids_finds(monkeypatch, first, double):
     """One grid says whether to compare all: also for a large change, uneven weights, and another grid than that one."""
     generator = torch.Generator().manual_seed(11)
-    found: dict[bool, list[str]] = {True: [], False: []}
+    grids: dict[bool, list[str]] = {True: [], False: []}
     for size in (0.0, 0.02, 0.05, 0.07, 0.08, 0.09, 0.12, 0.3):  # of the weights' size; the error of NF4 is .09
         for tail in (1, 5):
             weight = torch.randn(96, 128, generator=generator)
@@ -201,18 +201,18 @@ def test_the_quick_look_finds_what_the_comparison_with_all_grids_finds(monkeypat
                             base, key, None, first=first, double=kind == "nf4 double"
                         ),
                     )  # fmt: skip
-                found[quick].append(choice.grid)
-    assert found[True] == found[False]
-    assert found[True].count("nf4 double" if double else "nf4") >= 6
-    assert "" in found[True]
+                grids[quick].append(choice.grid)
+    assert grids[True] == grids[False]
+    assert grids[True].count("nf4 double" if double else "nf4") >= 6
+    assert "" in grids[True]
 
 
 def test_a_grid_is_looked_for_in_few_matrices():
     weights, calls = made.weights(64, seed=6), []
     choice = RoundingChoice()
     for number in range(20):
-        for name, one in made.changed(weights, 6e-3, seed=number).items():
-            choice.reference(one, weights[name], lambda *pair, one=weights[name]: calls.append(pair) or one)
+        for name, tensor in made.changed(weights, 6e-3, seed=number).items():
+            choice.reference(tensor, weights[name], lambda *pair, tensor=weights[name]: calls.append(pair) or tensor)
     assert 0 < len(calls) <= 6 * 6
 
 
@@ -229,7 +229,9 @@ def test_a_sample_of_a_model_saved_by_transformers(tmp_path):
     model = LlamaForCausalLM(config).to(BF16)
     model.save_pretrained(tmp_path / "base")
     base = base_of_folder(tmp_path / "base", tmp_path / "base.safetensors")
-    blocks = {name: one for name, one in load_file(tmp_path / "base/model.safetensors").items() if "_proj" in name}
+    blocks = {
+        name: tensor for name, tensor in load_file(tmp_path / "base/model.safetensors").items() if "_proj" in name
+    }
     learnt = lora(blocks, 3e-4)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -237,7 +239,7 @@ def test_a_sample_of_a_model_saved_by_transformers(tmp_path):
                 noisy = rounded_to_nf4(blocks[name], double=True).to(BF16).float()
                 parameter.copy_((noisy + learnt[name]).to(BF16))
     model.save_pretrained(tmp_path / "tuned")
-    exact = float(torch.stack([one.norm() for one in learnt.values()]).norm())
+    exact = float(torch.stack([tensor.norm() for tensor in learnt.values()]).norm())
     for sample in (False, True):
         unit = Unit(
             model=ModelRef("tuned", folder=tmp_path / "tuned"), commit="c" * 40, base=made.BASE,

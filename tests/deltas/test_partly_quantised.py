@@ -68,19 +68,19 @@ def record(base: Path, tuned: Path, sample: bool = False) -> Record:
         return vectorise(unit, stored)
 
 
-def families(found: Record) -> set[str]:
-    return {delta.key.family for delta in found.deltas}
+def families(record: Record) -> set[str]:
+    return {delta.key.family for delta in record.deltas}
 
 
 def test_attention_is_read_where_the_base_has_quantised_experts(models: tuple[Path, Path]) -> None:
     base, tuned = models
     before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
     quantise(base, MXFP4)
-    found = record(base, tuned)
-    assert families(found) == FAMILIES
+    tuned_record = record(base, tuned)
+    assert families(tuned_record) == FAMILIES
     name = "model.layers.2.self_attn.q_proj.weight"
     expected = float((after[name] - before[name]).norm())
-    (delta,) = [one for one in found.deltas if one.key == DeltaKey("", 2, "query")]
+    (delta,) = [delta for delta in tuned_record.deltas if delta.key == DeltaKey("", 2, "query")]
     assert delta.norm == pytest.approx(expected, rel=1e-5)
     np.testing.assert_allclose(delta.s[0], expected, rtol=1e-4)  # it has rank one
 
@@ -96,13 +96,13 @@ def test_experts_that_cannot_be_read_are_left_out(models: tuple[Path, Path]) -> 
 def test_experts_are_read_where_both_have_them(models: tuple[Path, Path], sample: bool) -> None:
     base, tuned = models
     before, after = load_file(base / "model.safetensors"), load_file(tuned / "model.safetensors")
-    found = record(base, tuned, sample)
-    assert families(found) == FAMILIES | EXPERTS
-    assert found.block_bytes == sum(4 * delta.shape[0] * delta.shape[1] for delta in found.deltas)
+    tuned_record = record(base, tuned, sample)
+    assert families(tuned_record) == FAMILIES | EXPERTS
+    assert tuned_record.block_bytes == sum(4 * delta.shape[0] * delta.shape[1] for delta in tuned_record.deltas)
     name = "model.layers.1.mlp.experts.gate_up_proj"
     change = (after[name] - before[name])[0]  # (in, out), columns of gate and up in turn
     for family, part in (("expert_gate", change[:, ::2]), ("expert_feedforward1", change[:, 1::2])):
-        (delta,) = [one for one in found.deltas if one.key == DeltaKey("", 1, family)]
+        (delta,) = [delta for delta in tuned_record.deltas if delta.key == DeltaKey("", 1, family)]
         assert delta.norm == pytest.approx(float(part.norm()), rel=1e-5)
         np.testing.assert_allclose(delta.s, torch.linalg.svdvals(part)[:4], rtol=1e-2)
 

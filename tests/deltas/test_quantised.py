@@ -57,11 +57,11 @@ def test_the_change_of_a_fine_tune_of_a_base_in_few_bits_is_exact(
     names = checkpoint.tensors
     loaded = {name: tensor.clone() for name, tensor in checkpoint.stream(list(names))}  # as a library loads it
     tuned = {name: tensor.to(torch.bfloat16) for name, tensor in planted(loaded, LLAMA)[0].items()}
-    found = deltas(written(tmp_path / "tuned", tuned), base)
-    assert len(found) == 14
+    deltas_found = deltas(written(tmp_path / "tuned", tuned), base)
+    assert len(deltas_found) == 14
     for matrix in base.layout.matrices:
         expected = tuned[matrix.tensor].float() - loaded[matrix.tensor].float()
-        assert torch.equal(found[matrix.key], expected)
+        assert torch.equal(deltas_found[matrix.key], expected)
 
 
 @pytest.mark.parametrize(("store", "settings"), [(fp8_blocks, FP8), (mlx(8), MLX8)])
@@ -72,9 +72,9 @@ def test_what_did_not_change_is_zero_although_it_was_rounded(
     base = stored(written(tmp_path / "base", original), tmp_path)
     tuned = planted(original, r"layers\.1\.self_attn\.q_proj")[0]
     checkpoint = written(tmp_path / "tuned", tuned, store, **settings)
-    found = deltas(checkpoint, base)
-    changed = found.pop(DeltaKey("", 1, "query"))
-    assert not any(float(delta.abs().max()) for delta in found.values())
+    deltas_found = deltas(checkpoint, base)
+    changed = deltas_found.pop(DeltaKey("", 1, "query"))
+    assert not any(float(delta.abs().max()) for delta in deltas_found.values())
     true = (
         tuned["model.layers.1.self_attn.q_proj.weight"] - original["model.layers.1.self_attn.q_proj.weight"]
     ).float()
@@ -84,9 +84,9 @@ def test_what_did_not_change_is_zero_although_it_was_rounded(
     layout = layout_against(checkpoint, base)
     some, _ = sampled_deltas(checkpoint, layout, base)
     for each in some:
-        whole = changed if each.key == DeltaKey("", 1, "query") else found[each.key]
+        full_delta = changed if each.key == DeltaKey("", 1, "query") else deltas_found[each.key]
         assert each.lines is None
-        assert torch.equal(each.matrix, whole)
+        assert torch.equal(each.matrix, full_delta)
     assert checkpoint.dtype == ("fp8" if store is fp8_blocks else "mlx (8 bits)")
 
 

@@ -18,7 +18,7 @@ from indexer.deltas.base import store_base
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.difference import ALIKE, difference_of, norms_fit, signature_of, signatures_from
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from indexer.records.weight_sample import agree, sampled_positions
 from indexer.sources.registry import ModelRef
 from tests.conftest import BASE
@@ -34,15 +34,15 @@ UPLOADS = {
 LIMIT = 1e-3
 
 
-def similarity(one, other) -> float:
+def similarity(first_record, second_record) -> float:
     first, second = signatures_from(
-        [signature_of(record.vectors[REPRESENTATIONS["input"].tag]) for record in (one, other)]
+        [signature_of(record.vectors[REPRESENTATIONS["input"].tag]) for record in (first_record, second_record)]
     )
     return float(first @ second)
 
 
-def is_one(one, other) -> bool:
-    return similarity(one, other) >= ALIKE and difference_of(one, other) <= LIMIT
+def is_one(first_record, second_record) -> bool:
+    return similarity(first_record, second_record) >= ALIKE and difference_of(first_record, second_record) <= LIMIT
 
 
 def uploads(folder, base, weights):
@@ -71,7 +71,7 @@ def real(family, tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     checkpoint = open_checkpoint(ModelRef("base", folder=family / BASE))
     base = store_base(checkpoint, made.BASE, made.BASE_COMMIT, folder / "base.safetensors")
-    found = {}
+    records = {}
     for number, path in enumerate(sorted(family.glob("*/*/model.safetensors"))):
         model, name = path.parent.relative_to(family).as_posix(), path.parent.name
         try:
@@ -84,11 +84,11 @@ def real(family, tmp_path_factory):
             (copy / "config.json").write_bytes((path.parent / "config.json").read_bytes())
             made.save_file(made.cast(tensors, *chain), copy / "model.safetensors", metadata={"format": "pt"})
             try:
-                found.setdefault(model, {})[form] = made.record_of(copy, base)
+                records.setdefault(model, {})[form] = made.record_of(copy, base)
             except Skipped:
-                found.pop(model, None)
+                records.pop(model, None)
                 break
-    return {model: forms for model, forms in found.items() if not forms["original"].is_copy}
+    return {model: forms for model, forms in records.items() if not forms["original"].is_copy}
 
 
 @pytest.mark.slow
@@ -96,10 +96,10 @@ def test_every_real_model_is_one_with_each_of_its_casts_and_these_with_one_anoth
     assert len(real) >= 20
     assert sum(set(forms) == set(UPLOADS) for forms in real.values()) >= 10
     missed = [
-        (model, one, other)
+        (model, form, other_form)
         for model, forms in real.items()
-        for one, other in itertools.combinations(forms, 2)
-        if not is_one(forms[one], forms[other]) or not is_one(forms[other], forms[one])
+        for form, other_form in itertools.combinations(forms, 2)
+        if not is_one(forms[form], forms[other_form]) or not is_one(forms[other_form], forms[form])
     ]
     assert missed == []
 
@@ -107,10 +107,10 @@ def test_every_real_model_is_one_with_each_of_its_casts_and_these_with_one_anoth
 @pytest.mark.slow
 def test_no_real_model_is_one_with_another_in_whatever_form(real):
     merged = [
-        (one, other)
-        for (one, first), (other, second) in itertools.combinations(real.items(), 2)
-        for here, there in itertools.product(first, second)
-        if is_one(first[here], second[there])
+        (model, other_model)
+        for (model, forms), (other_model, other_forms) in itertools.combinations(real.items(), 2)
+        for form, other_form in itertools.product(forms, other_forms)
+        if is_one(forms[form], other_forms[other_form])
     ]
     copies = {pair for pair in merged if difference_of(real[pair[0]]["original"], real[pair[1]]["original"]) < 1e-6}
     assert set(merged) == copies
@@ -123,17 +123,19 @@ def test_a_step_more_is_another_model_in_whatever_form(planted, tmp_path, learnt
     weights, base, uploads_of = planted
     tuned = made.changed(weights, learnt)  # the flattest spectrum: factors carry no information here
     further = {
-        name: one + step * torch.randn(one.shape, generator=torch.Generator().manual_seed(5)).sign()
-        for name, one in tuned.items()
+        name: tensor + step * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)).sign()
+        for name, tensor in tuned.items()
     }
     first, second = uploads_of(learnt), uploads(tmp_path, base, further)
-    for one, other in itertools.combinations(first, 2):
-        assert difference_of(first[one], first[other]) <= LIMIT, (one, other)
+    for form, other_form in itertools.combinations(first, 2):
+        assert difference_of(first[form], first[other_form]) <= LIMIT, (form, other_form)
     is_within_limit = difference_of(first["original"], second["original"]) <= LIMIT  # a thousandth of what was learnt
     assert is_within_limit == (step < 2e-2 * learnt)
-    for one, other in itertools.product(UPLOADS, repeat=2):
-        assert difference_of(first[one], second[other]) > LIMIT or is_within_limit, (one, other)
-        assert not agree(first[one].sample, first[one].precision, second[other].sample, second[other].precision)
+    for form, other_form in itertools.product(UPLOADS, repeat=2):
+        assert difference_of(first[form], second[other_form]) > LIMIT or is_within_limit, (form, other_form)
+        assert not agree(
+            first[form].sample, first[form].precision, second[other_form].sample, second[other_form].precision
+        )
 
 
 @pytest.mark.slow
@@ -142,13 +144,13 @@ def test_where_hardly_a_weight_was_changed_the_sample_alone_says_nothing(tmp_pat
     base = made.base_of(tmp_path, weights)
     records = []
     for seed in (1, 2):
-        tuned = {name: one.clone() for name, one in weights.items()}
+        tuned = {name: tensor.clone() for name, tensor in weights.items()}
         name = f"encoder.layer.{seed - 1}.attention.self.query.weight"
         tuned[name][seed, seed] += 1
         records.append(made.record_of(made.save(tmp_path / str(seed), tuned), base))
-    one, other = records
-    assert agree(one.sample, one.precision, other.sample, other.precision)
-    assert difference_of(one, other) > 0.5
+    first, second = records
+    assert agree(first.sample, first.precision, second.sample, second.precision)
+    assert difference_of(first, second) > 0.5
 
 
 @pytest.mark.slow
@@ -156,8 +158,8 @@ def test_rounding_adds_less_to_a_norm_than_is_allowed_and_a_longer_training_more
     for size in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
         forms = planted[2](size)
         for form in forms.values():
-            for one, other in zip(forms["original"].deltas, form.deltas, strict=True):
-                assert norms_fit(one.norm, other.norm, one.base_norm)
+            for original, rounded in zip(forms["original"].deltas, form.deltas, strict=True):
+                assert norms_fit(original.norm, rounded.norm, original.base_norm)
     assert not norms_fit(0.02, 0.0206, 1.0)
     assert not norms_fit(0.0, 0.005, 1.0)
 
@@ -201,13 +203,13 @@ def test_casts_by_other_authors_are_duplicates_in_either_order(tiny_store, tmp_p
         unpublished
     )
     with indexed(store) as shell:
-        ran = shell("query", "sql", "SELECT model, first_upload FROM duplicates ORDER BY model", "--json")
-        asked = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
+        duplicates = shell("query", "sql", "SELECT model, first_upload FROM duplicates ORDER BY model", "--json")
+        predicted = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
         shutil.rmtree(shell.folder / "atlas" / "records")
         without_records = shell("query", "predict", str(unpublished), "--base", "org/tiny-base")
-    assert "bob/squad-1 has the same weights and names squad" in " ".join((asked.out + asked.err).split())
+    assert "bob/squad-1 has the same weights and names squad" in " ".join((predicted.out + predicted.err).split())
     assert without_records.code == 0, without_records.err
-    assert ran.json == [
+    assert duplicates.json == [
         {"model": "ann/squad-0", "first_upload": "eve/again-2"},
         {"model": "eve/again-0", "first_upload": "ann/glue-0"},
         {"model": "eve/again-1", "first_upload": "bob/imdb-1"},

@@ -13,17 +13,17 @@ from tests.deltas import made
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CHAINS = [
     chain for length in (1, 2, 3) for chain in itertools.product((BF16, FP16, FP32), repeat=length)
-    if all(one != other for one, other in itertools.pairwise(chain))
+    if all(first != second for first, second in itertools.pairwise(chain))
 ]  # fmt: skip
 
 
 def name(value):
-    return value if isinstance(value, str) else "-".join(str(one).removeprefix("torch.") for one in value)
+    return value if isinstance(value, str) else "-".join(str(dtype).removeprefix("torch.") for dtype in value)
 
 
 def flushed(tensors: made.Tensors) -> made.Tensors:
     """As processors that know no subnormal numbers leave them."""
-    return {name: torch.where(one.abs() < torch.finfo(FP16).tiny, 0, one) for name, one in tensors.items()}
+    return {name: torch.where(tensor.abs() < torch.finfo(FP16).tiny, 0, tensor) for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
@@ -51,11 +51,11 @@ def test_flushed_subnormal_numbers_are_no_change(tmp_path, dtype, after):
 def test_what_was_learnt_after_the_roundings_is_the_delta(tmp_path, dtype, chain, size):
     weights = made.cast(made.weights(), dtype)
     base = made.base_of(tmp_path, weights)
-    began = made.cast(weights, *chain, FP32)
-    tuned = made.changed(began, size, only="layer.0")
+    start = made.cast(weights, *chain, FP32)
+    tuned = made.changed(start, size, only="layer.0")
     record = made.record_of(made.save(tmp_path / "tuned", tuned), base)
     for delta, (tensor, after) in zip(record.deltas[:6], list(tuned.items())[:6], strict=True):
-        exact = float((after - began[tensor]).norm())
+        exact = float((after - start[tensor]).norm())
         assert delta.norm == pytest.approx(exact, rel=2e-3), (tensor, chain)
     # The layer that was left alone was rounded and no more, whatever the trained one says of itself.
     assert [delta.norm for delta in record.deltas[6:]] == [0.0] * 6
@@ -86,15 +86,15 @@ def test_a_fine_tune_in_float32_is_never_taken_for_rounding(size, seed):
 def test_a_fine_tune_in_bfloat16_keeps_every_step_it_made(size, stored):
     weights = made.weights(64, seed=20)
     choice = RoundingChoice()
-    for tensor, began in made.cast(weights, BF16).items():
-        after = (began.float() + size * torch.randn(began.shape, generator=torch.Generator().manual_seed(1))).to(BF16)
+    for tensor, start in made.cast(weights, BF16).items():
+        after = (start.float() + size * torch.randn(start.shape, generator=torch.Generator().manual_seed(1))).to(BF16)
         reference = choice.reference(after.to(stored), weights[tensor])
-        assert torch.equal(reference, began.float()), tensor
+        assert torch.equal(reference, start.float()), tensor
     assert choice.widest == "bfloat16"
 
 
 def test_a_matrix_without_evidence_takes_the_likeliest_chain_and_later_ones_are_not_bound_by_it():
-    weights = {name: one.float() for name, one in made.cast(made.weights(64), BF16).items()}
+    weights = {name: tensor.float() for name, tensor in made.cast(made.weights(64), BF16).items()}
     choice = RoundingChoice()
     first, *others = weights
     assert torch.equal(choice.reference(weights[first] + 1, weights[first]), weights[first])

@@ -12,7 +12,7 @@ import torch
 from indexer.publish.duplicates import Upload, find_duplicates
 from indexer.records import difference
 from indexer.records.difference import ALIKE, LENGTH, MOST, alike, difference_of
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from tests.deltas import made
 from tests.test_record import make_record
 
@@ -37,8 +37,8 @@ def test_twins_stored_differently_have_the_same_vectors_where_spectra_are_flat(t
     assert max(delta.energy for delta in first.deltas) < 0.4  # nothing stands out: a start decides what is found
     for name, other in records.items():
         assert difference_of(first, other) < 1e-6, name
-        for here, there in zip(first.deltas, other.deltas, strict=True):
-            np.testing.assert_array_equal(here.s, there.s, err_msg=name)
+        for delta, other_delta in zip(first.deltas, other.deltas, strict=True):
+            np.testing.assert_array_equal(delta.s, other_delta.s, err_msg=name)
         np.testing.assert_array_equal(
             first.vectors[REPRESENTATIONS["input"].tag], other.vectors[REPRESENTATIONS["input"].tag], err_msg=name
         )
@@ -59,22 +59,24 @@ def test_an_edited_card_changes_no_vector_and_matrices_differ_in_their_start(tmp
 def test_pairs_are_those_of_a_loop(monkeypatch, cells):
     monkeypatch.setattr(difference, "_CELLS", cells)
     rng = np.random.default_rng(0)
-    drawn = rng.normal(size=(200, LENGTH))
-    drawn[:70] = drawn[0] + 0.3 * rng.normal(size=(70, LENGTH))  # more than are compared with one model
-    drawn[80:90] = drawn[80] + 0.1 * rng.normal(size=(10, LENGTH))
-    held = (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float32)
-    asked = np.arange(0, 200, 3)
+    random = rng.normal(size=(200, LENGTH))
+    random[:70] = random[0] + 0.3 * rng.normal(size=(70, LENGTH))  # more than are compared with one model
+    random[80:90] = random[80] + 0.1 * rng.normal(size=(10, LENGTH))
+    signatures = (random / np.linalg.norm(random, axis=1, keepdims=True)).astype(np.float32)
+    rows = np.arange(0, 200, 3)
     expected = set()
-    for row in asked.tolist():
-        cosines = {other: float(held[row] @ held[other]) for other in range(200) if other != row}
+    for row in rows.tolist():
+        cosines = {other: float(signatures[row] @ signatures[other]) for other in range(200) if other != row}
         near = sorted((other for other in cosines if cosines[other] >= ALIKE), key=cosines.__getitem__)[-MOST:]
         expected |= {(row, other) for other in near}
-    assert max(sum(row == one for row, _ in expected) for one in asked.tolist()) == MOST
-    found = [
-        (int(one), int(other)) for mine, theirs in alike(held, asked) for one, other in zip(mine, theirs, strict=True)
+    assert max(sum(first == row for first, _ in expected) for row in rows.tolist()) == MOST
+    pairs = [
+        (int(first), int(second))
+        for first_rows, second_rows in alike(signatures, rows)
+        for first, second in zip(first_rows, second_rows, strict=True)
     ]
-    assert len(found) == len(set(found))
-    assert set(found) == expected
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == expected
 
 
 def upload(model_id: int, days: int, hashes: tuple[str, ...] = ()) -> Upload:
@@ -90,20 +92,22 @@ def test_duplicates_by_hash_or_by_deltas_are_led_by_the_earliest_upload():
 
 
 def test_a_difference_that_cannot_be_measured_is_infinite():
-    one = make_record(1)
-    bare = dataclasses.replace(one, deltas=tuple(dataclasses.replace(d, u=None, v=None) for d in one.deltas))
-    assert difference_of(one, bare) == float("inf")
-    louder = dataclasses.replace(one, deltas=tuple(dataclasses.replace(d, norm=1.25 * d.norm) for d in one.deltas))
-    assert difference_of(one, louder) == pytest.approx(0.2)
+    record = make_record(1)
+    bare = dataclasses.replace(record, deltas=tuple(dataclasses.replace(d, u=None, v=None) for d in record.deltas))
+    assert difference_of(record, bare) == float("inf")
+    louder = dataclasses.replace(
+        record, deltas=tuple(dataclasses.replace(d, norm=1.25 * d.norm) for d in record.deltas)
+    )
+    assert difference_of(record, louder) == pytest.approx(0.2)
 
 
 def test_the_difference_is_one_minus_the_cosine_of_the_formed_matrices():
-    one = make_record(1, rank=6)
+    record = make_record(1, rank=6)
     for seed, blend, largest, smallest in ((2, 0.0, -1e-9, 1e-9), (2, 0.03, 1e-4, 1e-3), (2, 0.2, 5e-3, 1)):
         other = make_record(seed, rank=6)
         deltas = []
         product = first_square = second_square = 0.0
-        for first, second in zip(one.deltas, other.deltas, strict=True):
+        for first, second in zip(record.deltas, other.deltas, strict=True):
             full = [(d.u.astype(float) * d.s) @ d.v.astype(float).T for d in (first, second)]
             mixed = full[0] + blend * full[1]
             mixed *= np.linalg.norm(full[0]) / np.linalg.norm(mixed)
@@ -116,5 +120,7 @@ def test_the_difference_is_one_minus_the_cosine_of_the_formed_matrices():
             second_square += (mixed**2).sum()
         expected = 1 - product / np.sqrt(first_square * second_square)
         # Factors are float16: their cosine is known to about three digits of what it misses of 1.
-        assert difference_of(one, dataclasses.replace(one, deltas=tuple(deltas))) == pytest.approx(expected, abs=2e-4)
+        assert difference_of(record, dataclasses.replace(record, deltas=tuple(deltas))) == pytest.approx(
+            expected, abs=2e-4
+        )
         assert largest < expected < smallest

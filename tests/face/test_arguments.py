@@ -9,8 +9,7 @@ import indexer
 import indexer.profiles
 import query
 from indexer.arguments import kinds_of, plain_value
-from indexer.builds.options import BuildOptions
-from indexer.builds.profiling import ProfileOptions
+from indexer.builds.options import BuildOptions, ProfileOptions
 from indexer.errors import BadArgument
 from query import Atlas
 from query.contract.results import Listed, Rows
@@ -27,8 +26,8 @@ def test_whole_numbers_of_numpy_are_whole_numbers(small_atlas, number):
         assert atlas.sql("SELECT ? + 1 AS x", parameters=[number], limit=number, seconds=np.float32(20))[0]["x"] == 4
         assert atlas.predict("author5/model-11", k=number).k == 3
         assert atlas.clusters(method="kmeans", count=number, draws=np.int32(5)).to_dict()["method"] == "kmeans"
-    assert BuildOptions.parse(rank=number, spectra=np.bool_(True)).rank == 3
-    assert type(ProfileOptions.parse(limit=number).limit) is int
+    assert BuildOptions(rank=number, spectra=np.bool_(True)).rank == 3
+    assert type(ProfileOptions(limit=number).limit) is int
 
 
 @pytest.mark.parametrize("number", [True, np.bool_(True), 2.5, np.float32(2.5), "3", None])
@@ -40,7 +39,7 @@ def test_what_is_no_whole_number_is_refused_in_a_line(small_atlas, number):
             atlas.clusters(draws=number)
     if number is not None:
         with pytest.raises(BadArgument, match="`rank`"):
-            BuildOptions.parse(rank=number)
+            BuildOptions(rank=number)
 
 
 def test_a_boolean_is_no_number_and_a_number_may_be_whole():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import pytest
 
@@ -19,10 +19,13 @@ from query.contract.results import (
     Format,
     Hidden,
     If,
+    Key,
+    OnRequest,
     Result,
     Rounded,
     Rows,
     Shown,
+    Spread,
     columns,
     plain,
 )
@@ -72,6 +75,66 @@ class Whole(Result):
     notes: Notes = ()
 
 
+@dataclass(frozen=True, repr=False)
+class Sheet(Result):
+    ROWS = "kinds"
+    ROWS_BY: ClassVar[dict[str, str]] = {"kind": "kinds", "model": "items"}
+    FRAME = "items"
+    SHEET = ("of", "few", "all_kinds", "by_model", "found")
+
+    items: Annotated[tuple[Item, ...], Doc("The models."), OnRequest()]
+    of: Annotated[str, Doc("What the kinds are of."), After("")] = "kind"
+
+    def named(self, key):
+        return key.replace("kind", self.of)
+
+    @property
+    def kinds(self):
+        return [{"kind": name} for name in "abc"]
+
+    @property
+    def few(self) -> Annotated[list[dict[str, str]], Shown("kinds", most=2, in_details=False)]:
+        return self.kinds
+
+    @property
+    def all_kinds(self) -> Annotated[list[dict[str, str]], Shown("kinds"), Detail()]:
+        return self.kinds
+
+    @property
+    def by_model(self) -> Annotated[tuple[Item, ...], Shown("models"), OnRequest(("model",)), If()]:
+        return self.items
+
+    @property
+    def found(self) -> Annotated[dict[str, int], Spread()]:
+        return {f"found by {self.of}": 1}
+
+    @property
+    def count(self) -> Annotated[int, Doc("Their number."), Key("models")]:
+        return len(self.items)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answer(Rows[Item]):
+    ROWS = "items"
+    TABLE = "short"
+    HAS_DETAILS = True
+    IN_A_BATCH = ("asked",)
+
+    asked: Annotated[str, Doc("The question.")]
+    items: Annotated[tuple[Item, ...], Doc("What was found.")]
+
+    @property
+    def short(self):
+        return [{"model": one.model} for one in self.items]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Answers(Rows[Answer]):
+    ROWS = "each"
+
+    each: Annotated[tuple[Answer, ...], Doc("The answers.")]
+
+
 ITEM = Item("a/b", 0.5, 4)
 
 
@@ -112,6 +175,43 @@ def test_an_object_has_the_rows_of_its_fields():
 def test_a_data_frame_has_the_columns_without_rows():
     pytest.importorskip("pandas")
     assert tuple(Items("b", ()).to_df().columns) == Items.COLUMNS
+
+
+def test_a_sheet_has_headings_and_an_object_computed_keys():
+    sheet = Sheet((ITEM,), "sort")
+    assert sheet.table() == {
+        "of": "sort", "sorts, the first 2 of 3": [{"sort": "a"}, {"sort": "b"}], "found by sort": 1
+    }  # fmt: skip
+    assert list(sheet.table(details=True, by="model")) == ["of", "sorts", "models", "found by sort"]
+    assert list(Sheet(()).table(by="model")) == ["of", "kinds, the first 2 of 3", "found by kind"]
+    assert sheet.to_dict() == {"of": "sort", "found by sort": 1, "models": 1}
+    assert sheet.to_dict(items=True)["items"] == [plain(ITEM)]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'item'"):
+        sheet.to_dict(item=True)
+
+
+def test_rows_are_of_the_kind_asked_for():
+    sheet = Sheet((ITEM,), "sort")
+    assert sheet.to_rows() == sheet.to_rows("sort") == sheet.to_rows("kind") == [{"sort": one} for one in "abc"]
+    assert sheet.to_rows("model") == [plain(ITEM)]
+    with pytest.raises(ValueError, match=r"unknown rows 'layer' \(choose sort or model\)"):
+        sheet.to_rows("layer")
+    with pytest.raises(ValueError, match="unknown rows 'model'"):
+        Items("b", ()).to_rows("model")
+    pytest.importorskip("pandas")
+    assert list(sheet.to_df()["model"]) == ["a/b"]
+    assert list(sheet.to_df("kind")["sort"]) == ["a", "b", "c"]
+    assert {"model", "share"} <= set(Sheet(()).to_df().columns)
+
+
+def test_the_rows_of_answers_are_those_of_each():
+    one, other = Answer("x", (ITEM,)), Answer("y", (ITEM, ITEM))
+    assert one.table() == [{"model": "a/b"}]
+    assert one.table(details=True) == [plain(ITEM, table=True, details=True)]
+    both = Answers((one, other))
+    assert [row["asked"] for row in both.to_rows()] == ["x", "y", "y"]
+    assert both.to_rows()[0] == {"asked": "x", **plain(ITEM)}
+    assert both.table() == [{"asked": asked, "model": "a/b"} for asked in "xyy"]
 
 
 def test_no_meaning_is_written_twice():

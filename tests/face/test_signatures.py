@@ -6,18 +6,16 @@ import inspect
 import pydoc
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import Annotated
 
+import numpy as np
 import pytest
 
-from indexer.builds.options import (
-    BuildArguments,
-    BuildOptions,
-    DeepenArguments,
-    ProfileArguments,
-    RecordArguments,
-    options_of,
-)
-from indexer.builds.profiling import ProfileOptions
+import indexer
+from indexer.builds.options import BuildOptions, ProfileOptions
+from indexer.console.option import Option, choices_in
+from indexer.console.options import Options, options_of, with_options
 from indexer.errors import BadArgument
 from query import Atlas
 from query.contract.registry import commands
@@ -74,50 +72,79 @@ def test_a_command_has_the_defaults_of_its_methods():
     assert checked > 60
 
 
-@pytest.mark.parametrize(
-    ("command", "accepted", "parse", "alone"),
-    [
-        ("build", BuildArguments, BuildOptions.parse, {"bases", "dry_run", "yes", "adopt"}),
-        ("work", BuildArguments, BuildOptions.parse, {"base", "shard"}),
-        (
-            "add",
-            RecordArguments,
-            BuildOptions.parse,
-            {"models", "base", "name", "author", "dataset", "licence", "labels"},
-        ),
-        ("deepen", DeepenArguments, BuildOptions.parse, {"models", "base", "where", "limit", "dry_run", "yes"}),
-        ("profile", ProfileArguments, ProfileOptions.parse, {"models", "base", "dry_run"}),
-    ],
-)
-def test_the_command_the_function_and_the_options_agree(command, accepted, parse, alone):
-    """They accept the same names, and the command's defaults say no more than no options at all."""
+# The Python function of each command of `index` whose options are a data class, and what is of the command alone.
+FUNCTIONS = {
+    "build": ("build", {"bases", "yes", "adopt"}),
+    "work": ("work", {"base", "shard"}),
+    "publish": ("publish_records", {"bases"}),
+    "add": ("add", {"models", "base"}),
+    "deepen": ("deepen", {"models", "base", "yes"}),
+    "starts": ("find_starts", {"models", "base"}),
+    "profile": ("profile", {"models", "base", "dry_run"}),
+    "rebuild": ("rebuild", set()),
+    "represent": ("represent", {"name"}),
+    "push": ("push", {"name"}),
+}
+
+
+@pytest.mark.parametrize("command", FUNCTIONS)
+def test_the_command_the_function_and_the_options_agree(command):
+    """They have the same names, and the command's defaults say no more than no options at all."""
     from indexer.cli import main
 
+    name, alone = FUNCTIONS[command]
+    function = getattr(indexer, name)
+    options, parameters = function.__options__, signature(function)
     defaults = {}
     for option in main.commands[command].params:
         if option.name not in PRINTING | alone:
             value = None if repr(option.default) == "Sentinel.UNSET" else option.default
             positive = option.name.removeprefix("no_")
             defaults[positive] = not value if positive != option.name else value
-    only_in_python = {"work": {"executor", "scheduler"}}.get(command, set())
-    assert set(defaults) == set(accepted.__annotations__) - only_in_python
-    given = {name: value for name, value in defaults.items() if value is not None}
-    assert parse(**given) == parse()
+    only_in_python = {"work": {"executor", "scheduler"}, "push": {"pack_bytes"}}.get(command, set())
+    described = {one.name: one.default for one in options_of(options)}
+    assert set(defaults) == set(described) - only_in_python
+    assert options(**{name: value for name, value in defaults.items() if value is not None}) == options()
+    assert described.items() <= {name: one.default for name, one in parameters.items()}.items()
+    assert all(f"- ``{name}``" in function.__doc__ for name in described)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parse"), [(BuildArguments, BuildOptions.parse), (ProfileArguments, ProfileOptions.parse)]
-)
-def test_bounds_and_choices_hold_for_calls_from_python(arguments, parse):
+@pytest.mark.parametrize("options", [BuildOptions, ProfileOptions])
+def test_bounds_and_choices_hold_for_calls_from_python(options):
     wrong = []
-    for name, (_, option) in options_of(arguments).items():
-        wrong += [(name, "none of them")] if option.choices else []
-        wrong += [(name, option.least - 1)] if option.least is not None else []
-        wrong += [(name, option.most + 1), (name, float("nan"))] if option.most is not None else []
+    for one in options_of(options):
+        option = one.option
+        wrong += [(one.name, "none of them")] if choices_in(one.type, option) else []
+        wrong += [(one.name, option.least - 1)] if option.least is not None else []
+        wrong += [(one.name, option.most + 1), (one.name, float("nan"))] if option.most is not None else []
     assert len(wrong) > 15
     for name, value in wrong:
         with pytest.raises(BadArgument, match=f"`{name}`"):
-            parse(**{name: value})
+            options(**{name: value})
+
+
+def test_a_call_gives_its_options_by_name_and_checked():
+    """Numbers of numpy are plain, None is the default where it is no value, and a wrong name is named."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Greeting(Options):
+        count: Annotated[int, Option("How often.", 1, 9)] = 2
+        loud: Annotated[bool, Option("Quietly.")] = True
+
+    @with_options(Greeting)
+    def greet(name: str, *, options: Greeting) -> tuple[str, Greeting]:
+        """Say hello."""
+        return name, options
+
+    assert greet("Ann", count=np.int64(3)) == ("Ann", Greeting(count=3))
+    assert type(greet("Ann", count=np.int64(3))[1].count) is int
+    assert greet(name="Ann", count=None)[1] == Greeting()
+    assert list(inspect.signature(greet).parameters) == ["name", "count", "loud"]
+    assert greet.__doc__.endswith("- ``count`` (2): How often.\n- ``loud`` (True): False: quietly.\n")
+    with pytest.raises(TypeError, match=r"greet\(\) got an unexpected keyword argument 'cuont'"):
+        greet("Ann", cuont=3)
+    with pytest.raises(BadArgument, match="`count` is 10; it must be from 1 to 9"):
+        greet("Ann", count=10)
 
 
 @pytest.mark.parametrize("statement", ["import indexer", "import query"])

@@ -23,7 +23,7 @@ class Forest:
     nodes: dict[str, dict[str, Any]]
     base: str
 
-    def one(self, group: str) -> str:
+    def first_of(self, group: str) -> str:
         """The first model of a group."""
         return next(name for name, node in self.nodes.items() if node["group"] == group)
 
@@ -51,11 +51,11 @@ def forest(store, trees, tmp_path_factory) -> Forest:
 
     def make(folder: Path) -> None:
         shell = Shell(trees.endpoint, folder)
-        ran = shell("index", "build", "--base", truth["base"], "--workers", "1")
-        assert ran.code == 0, ran.err
-        ran = shell("query", "lineage", "--all", "--json")
-        assert ran.code == 0, ran.err
-        (folder / "answers.json").write_text(ran.out)
+        result = shell("index", "build", "--base", truth["base"], "--workers", "1")
+        assert result.code == 0, result.err
+        result = shell("query", "lineage", "--all", "--json")
+        assert result.code == 0, result.err
+        (folder / "answers.json").write_text(result.out)
 
     folder = made_once(tmp_path_factory, "forest", make)
     return Forest(store, folder / "atlas", {node["name"]: node for node in truth["nodes"]}, truth["base"])
@@ -64,7 +64,7 @@ def forest(store, trees, tmp_path_factory) -> Forest:
 @pytest.fixture(scope="session")
 def answers(forest) -> dict[str, list[dict[str, Any]]]:
     """The rows of `query lineage --all`, by model."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_of: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads((forest.atlas.parent / "answers.json").read_text()):
-        found.setdefault(row["model"], []).append(row)
-    return found
+        rows_of.setdefault(row["model"], []).append(row)
+    return rows_of

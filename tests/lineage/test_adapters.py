@@ -47,22 +47,22 @@ def tuned(start_seed, data_seed, size=0.02):
 
 def adapter(number, factors, *, scale=SCALE, days=0, author="", data=(), precision="float32"):
     """A candidate with these factors {name: (a, b)}."""
-    held, own = {}, {}
+    lora_factors, changes = {}, {}
     for name, (a, b) in factors.items():
         a, b = (as_stored(np.asarray(part, np.float32), precision) for part in (a, b))
-        held[name] = LoraFactors(a, b, scale, precision)
-        own[name] = scale * (b @ a)[:32]
-    parts = ModelParts(own, own, "float32", 0, is_adapter=True, own=own, factors=held)
+        lora_factors[name] = LoraFactors(a, b, scale, precision)
+        changes[name] = scale * (b @ a)[:32]
+    parts = ModelParts(changes, changes, "float32", 0, is_adapter=True, own=changes, factors=lora_factors)
     author, created = author or f"author{number}", DAY + timedelta(days=days)
     return SampledWeights(
         Candidate(number, f"{author}/m{number}", author, None, "adapter", created, "", None, frozenset(data)), parts
     )
 
 
-def decided(asked, *others, dates=True):
-    siblings = Siblings(asked.candidate, asked.parts, None, Thresholds(), dates=dates)
-    found = AdapterRules(asked.candidate, asked.parts, siblings, Thresholds()).decide(others)
-    return () if found is None else found.edges
+def decided(target, *others, dates=True):
+    siblings = Siblings(target.candidate, target.parts, None, Thresholds(), dates=dates)
+    decision = AdapterRules(target.candidate, target.parts, siblings, Thresholds()).decide(others)
+    return () if decision is None else decision.edges
 
 
 def parents(edges):
@@ -71,31 +71,31 @@ def parents(edges):
 
 def test_measurements_are_those_of_the_formed_matrices():
     p, m = tuned(42, 1), moved(tuned(42, 1), 2, 0.01)
-    found = continuation(Adapter(adapter(1, m).parts), Adapter(adapter(0, p).parts))
+    relation = continuation(Adapter(adapter(1, m).parts), Adapter(adapter(0, p).parts))
     formed = {
         name: [SCALE * np.float32(b).astype(float) @ np.float32(a).astype(float) for a, b in (m[name], p[name])]
         for name in NAMES
     }
-    left, own, other = (
-        sum(np.square(one).sum() for one in matrices)
+    difference_square, square_m, square_p = (
+        sum(np.square(matrix).sum() for matrix in matrices)
         for matrices in (
             [x - y for x, y in formed.values()],
             [x for x, _ in formed.values()],
             [y for _, y in formed.values()],
         )
     )
-    assert found.left == pytest.approx(left / own, rel=1e-5)
+    assert relation.residual == pytest.approx(difference_square / square_m, rel=1e-5)
     along = sum(np.vdot(x - y, y) for x, y in formed.values())
-    assert found.cosine == pytest.approx(along / np.sqrt(left * other), abs=1e-6)
-    kept = []
-    for mine, theirs in formed.values():
-        u, s, vt = np.linalg.svd(theirs)
-        rest = (u[:, 2:RANK] * s[2:RANK]) @ vt[2:RANK]  # outside the leading quarter of eight directions
-        kept.append(
-            np.vdot(u[:, 2:RANK] @ (u[:, 2:RANK].T @ mine @ vt[2:RANK].T * np.eye(RANK - 2)) @ vt[2:RANK], rest)
-            / np.square(rest).sum()
+    assert relation.cosine == pytest.approx(along / np.sqrt(difference_square * square_p), abs=1e-6)
+    coefficients = []
+    for matrix_m, matrix_p in formed.values():
+        u, s, vt = np.linalg.svd(matrix_p)
+        outside = (u[:, 2:RANK] * s[2:RANK]) @ vt[2:RANK]  # outside the leading quarter of eight directions
+        coefficients.append(
+            np.vdot(u[:, 2:RANK] @ (u[:, 2:RANK].T @ matrix_m @ vt[2:RANK].T * np.eye(RANK - 2)) @ vt[2:RANK], outside)
+            / np.square(outside).sum()
         )
-    assert found.kept == pytest.approx(np.median(kept), abs=1e-6)
+    assert relation.kept == pytest.approx(np.median(coefficients), abs=1e-6)
 
 
 def test_a_continued_adapter_has_its_parent_and_a_shared_seed_is_no_kinship():
@@ -114,15 +114,15 @@ def test_a_continued_adapter_has_its_parent_and_a_shared_seed_is_no_kinship():
 def test_of_two_children_none_is_the_others_parent_even_if_it_is_nearer():
     p = tuned(42, 1)
     common = moved(p, 2, 0.01)  # both were trained on the same data
-    one, other = adapter(1, moved(common, 3, 0.004), days=3), adapter(2, moved(common, 4, 0.004), days=5)
-    (edge,) = decided(other, adapter(0, p), one)
+    first, second = adapter(1, moved(common, 3, 0.004), days=3), adapter(2, moved(common, 4, 0.004), days=5)
+    (edge,) = decided(second, adapter(0, p), first)
     assert edge.parent_id == 0
 
 
 def test_a_run_that_goes_on_in_the_same_direction_is_a_checkpoint_only_of_its_authors_own_run():
     first = tuned(42, 1)
     a = start(42)
-    later = moved({name: (one, b * 1.5) for name, (one, b) in first.items()}, 5, 0.002)
+    later = moved({name: (matrix_a, b * 1.5) for name, (matrix_a, b) in first.items()}, 5, 0.002)
     assert a.keys() == later.keys()
     (edge,) = decided(adapter(1, later, author="me", data=["d"]), adapter(0, first, author="me", data=["d"]))
     assert (edge.kind, edge.direction) == (CONTINUED, "known")
@@ -153,7 +153,8 @@ def merged(factors, weights, combine=sum):
     sides = {}
     for name in NAMES:
         sides[name] = tuple(
-            combine([root * one[name][side] for root, one in zip(roots, factors, strict=True)]) for side in (0, 1)
+            combine([root * adapter_factors[name][side] for root, adapter_factors in zip(roots, factors, strict=True)])
+            for side in (0, 1)
         )
     return sides
 
@@ -164,10 +165,10 @@ def three():
 
 
 def test_a_linear_merge_names_its_parents_and_their_weights(three):
-    read = [adapter(number, one) for number, one in enumerate((*three, tuned(42, 8), tuned(9, 9)))]
+    candidates = [adapter(number, factors) for number, factors in enumerate((*three, tuned(42, 8), tuned(9, 9)))]
     for members, weights in (((0, 1), (0.7, 0.3)), ((0, 1, 2), (0.5, 0.4, 0.9))):
-        asked = adapter(9, merged([three[member] for member in members], weights), scale=1.0, days=4)
-        edges = decided(asked, *read)
+        target = adapter(9, merged([three[member] for member in members], weights), scale=1.0, days=4)
+        edges = decided(target, *candidates)
         assert {edge.parent_id: round(edge.coefficient, 3) for edge in edges} == dict(
             zip(members, weights, strict=True)
         )
@@ -176,7 +177,10 @@ def test_a_linear_merge_names_its_parents_and_their_weights(three):
 
 def summed(factors, weights):
     return {
-        name: sum(weight * SCALE * one[name][1] @ one[name][0] for weight, one in zip(weights, factors, strict=True))
+        name: sum(
+            weight * SCALE * adapter_factors[name][1] @ adapter_factors[name][0]
+            for weight, adapter_factors in zip(weights, factors, strict=True)
+        )
         for name in NAMES
     }
 
@@ -187,8 +191,8 @@ def test_a_merge_of_changes_names_its_parents(three, rank, method):
     for name, change in summed(three, (0.5, 0.4, 0.9)).items():
         u, s, vt = np.linalg.svd(change)
         factors[name] = (vt[:rank], u[:, :rank] * s[:rank])
-    read = [adapter(number, one) for number, one in enumerate((*three, tuned(42, 8)))]
-    edges = decided(adapter(9, factors, scale=1.0, days=4), *read)
+    candidates = [adapter(number, factors) for number, factors in enumerate((*three, tuned(42, 8)))]
+    edges = decided(adapter(9, factors, scale=1.0, days=4), *candidates)
     assert {edge.parent_id: round(edge.coefficient, 2) for edge in edges} == {0: 0.5, 1: 0.4, 2: 0.9}
     assert {edge.method for edge in edges} == {method}
 
@@ -200,14 +204,14 @@ def test_a_merge_that_drops_entries_names_its_parents(three):
         return sum(part * (random.random(part.shape) < 0.6) / 0.6 for part in parts)
 
     def elected(parts):
-        kept = [part * (np.abs(part) >= np.quantile(np.abs(part), 0.5)) for part in parts]
-        sign = np.where(sum(kept) >= 0, 1, -1)
-        agree = [part * (np.sign(part) == sign) for part in kept]
-        return sum(agree) / np.maximum(sum(np.sign(part) == sign for part in kept), 1)
+        trimmed = [part * (np.abs(part) >= np.quantile(np.abs(part), 0.5)) for part in parts]
+        sign = np.where(sum(trimmed) >= 0, 1, -1)
+        agree = [part * (np.sign(part) == sign) for part in trimmed]
+        return sum(agree) / np.maximum(sum(np.sign(part) == sign for part in trimmed), 1)
 
-    read = [adapter(number, one) for number, one in enumerate((*three, tuned(42, 8)))]
+    candidates = [adapter(number, factors) for number, factors in enumerate((*three, tuned(42, 8)))]
     for combine in (dropped, elected):
-        edges = decided(adapter(9, merged(three[:2], (0.7, 0.6), combine), scale=1.0, days=4), *read)
+        edges = decided(adapter(9, merged(three[:2], (0.7, 0.6), combine), scale=1.0, days=4), *candidates)
         assert {edge.parent_id for edge in edges} == {0, 1}
         assert {edge.method for edge in edges} == {SPARSE_METHODS}
 
@@ -229,17 +233,17 @@ def test_among_adapters_of_shared_seeds_nobody_is_named():
     adapters = [adapter(number, tuned(42 + number % 2, number)) for number in range(8)]
     named = [
         edge
-        for asked in adapters
-        for edge in decided(asked, *[one for one in adapters if one is not asked], dates=False)
+        for target in adapters
+        for edge in decided(target, *[other for other in adapters if other is not target], dates=False)
     ]
     assert named == []
 
 
 def test_adapters_of_other_kinds_are_compared_by_the_parts_of_their_changes():
-    def without_factors(one):
-        parts = one.parts
+    def without_factors(sample):
+        parts = sample.parts
         return SampledWeights(
-            one.candidate, ModelParts(parts.weights, parts.deltas, "float32", 0, is_adapter=True, own=parts.own)
+            sample.candidate, ModelParts(parts.weights, parts.deltas, "float32", 0, is_adapter=True, own=parts.own)
         )
 
     p = tuned(42, 1)
@@ -255,9 +259,9 @@ def test_adapters_of_other_kinds_are_compared_by_the_parts_of_their_changes():
 
 def test_what_an_adapters_file_names():
     def named(name, verdict="unknown", parent=""):
-        one = adapter(0, {}).candidate
+        candidate = adapter(0, {}).candidate
         stated = AdapterBase(name, verdict, parent)
-        return stated_model(Candidate(**{**vars(one), "stated": stated}), "google/gemma-3-270m")
+        return stated_model(Candidate(**{**vars(candidate), "stated": stated}), "google/gemma-3-270m")
 
     assert named("ann/tuned", "finetune", "ann/tuned@abc>bob/below@def") == "ann/tuned"
     assert named("ann/tuned") == "ann/tuned"
@@ -278,8 +282,8 @@ def of_folder(number, folder, days=0, author=""):
     tensors = load_file(path) if path.exists() else torch.load(folder / "adapter_model.bin", "cpu", weights_only=True)
     factors = {}
     for name, tensor in tensors.items():
-        if (found := re.match(r"(.*)\.lora_([AB])(?:\.default)?\.weight$", name)) is not None:
-            factors.setdefault(found[1], {})[found[2]] = tensor.float().numpy()
+        if (match := re.match(r"(.*)\.lora_([AB])(?:\.default)?\.weight$", name)) is not None:
+            factors.setdefault(match[1], {})[match[2]] = tensor.float().numpy()
     chosen = sorted(factors)[:: max(len(factors) // 8, 1)][:8]
     return adapter(
         number, {name: (factors[name]["A"], factors[name]["B"]) for name in chosen}, days=days, author=author
@@ -296,11 +300,11 @@ def wild(name):
 def test_two_children_of_one_real_adapter(days):
     odd = wild("odd")
     names = ("children_adapter_curriculum_stage1", "children_adapter", "children_adapter_seed123")
-    parent, one, other = (
+    parent, first, second = (
         of_folder(number, odd / name, day) for number, (name, day) in enumerate(zip(names, days, strict=True))
     )
-    assert parents(decided(one, parent, other)) == parents(decided(other, parent, one)) == {0}
-    assert any(days) or decided(parent, one, other) == ()  # later ones are not read
+    assert parents(decided(first, parent, second)) == parents(decided(second, parent, first)) == {0}
+    assert any(days) or decided(parent, first, second) == ()  # later ones are not read
 
 
 def test_a_real_chain():
@@ -318,13 +322,17 @@ def test_among_real_adapters_of_gpt2_no_stranger_is_named():
     """51 runs by 43 authors, some from one seed, and three pairs of those on the same data."""
     folder = wild("gpt2")
     rows = [line.split("\t") for line in (SHARED / "gpt2.tsv").read_text().splitlines()[1:]]
-    read = [of_folder(number, folder / row[0], author=row[1]) for number, row in enumerate(rows)]
-    authors = {one.candidate.model_id: one.candidate.author for one in read}
+    samples = [of_folder(number, folder / row[0], author=row[1]) for number, row in enumerate(rows)]
+    authors = {sample.candidate.model_id: sample.candidate.author for sample in samples}
     same = {frozenset(pair) for pair in itertools.combinations(authors, 2) if authors[pair[0]] == authors[pair[1]]}
     named = set()
-    for asked in read:
-        others = [one for one in read if one is not asked and one.parts.factors.keys() == asked.parts.factors.keys()]
+    for target in samples:
+        others = [
+            other
+            for other in samples
+            if other is not target and other.parts.factors.keys() == target.parts.factors.keys()
+        ]
         named |= {
-            frozenset((asked.candidate.model_id, parent)) for parent in parents(decided(asked, *others, dates=False))
+            frozenset((target.candidate.model_id, parent)) for parent in parents(decided(target, *others, dates=False))
         }
     assert named <= same

@@ -60,16 +60,16 @@ def test_the_asked_model_all_candidates_and_the_base_fit_into_30_mb(large, monke
     base, model = large
     thresholds = Thresholds()
     parts = Parts(base)
-    read = parts.read(ModelRef.parse(str(model)), None, "finetune")
+    model_parts = parts.read(ModelRef.parse(str(model)), None, "finetune")
     monkeypatch.setattr(parts, "_published", SimpleNamespace(base=str(model), commit=None))
     monkeypatch.setattr(ModelRef, "of_atlas", staticmethod(ModelRef.parse))  # a folder stands for the base's repository
     embeddings = parts.read_base()
     assert thresholds.max_bytes == 30_000_000
-    assert read.bytes_read * (1 + thresholds.max_models) + embeddings.bytes_read <= thresholds.max_bytes
-    assert embeddings.tokens.shape == read.tokens.shape
-    assert read.tokens is not None
-    assert read.tokens.shape[0] >= 200
-    assert sum(one.size for one in read.deltas.values()) > 500_000
+    assert model_parts.bytes_read * (1 + thresholds.max_models) + embeddings.bytes_read <= thresholds.max_bytes
+    assert embeddings.tokens.shape == model_parts.tokens.shape
+    assert model_parts.tokens is not None
+    assert model_parts.tokens.shape[0] >= 200
+    assert sum(delta.size for delta in model_parts.deltas.values()) > 500_000
 
 
 def test_parts_are_of_every_family_and_of_all_depths(large):
@@ -101,9 +101,9 @@ def test_what_is_read_is_what_is_stored(large):
         part = dict(zip(FAMILIES, BLOCK, strict=True))[key.family]
         file.seek(8 + length + header[f"encoder.layer.{key.layer}.{part}.weight"]["data_offsets"][0])
         file.write(planted.tobytes())
-    read = parts.read(ModelRef.parse(str(model)), None, "finetune")
-    np.testing.assert_array_equal(read.deltas[str(key)], planted)
-    assert not any(delta.any() for name, delta in read.deltas.items() if name != str(key))
+    model_parts = parts.read(ModelRef.parse(str(model)), None, "finetune")
+    np.testing.assert_array_equal(model_parts.deltas[str(key)], planted)
+    assert not any(delta.any() for name, delta in model_parts.deltas.items() if name != str(key))
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy"])
@@ -120,11 +120,11 @@ def test_parts_of_pickled_files_are_those_of_safetensors(tmp_path, form):
         (tmp_path / name / "config.json").write_text('{"model_type": "bert"}')
     torch.save(tensors, tmp_path / "pickled" / "pytorch_model.bin", _use_new_zipfile_serialization=form == "zip")
     save_file(tensors, tmp_path / "safe" / "model.safetensors", metadata={"format": "pt"})
-    wanted = {"a.weight": range(3, 17), "b.weight": range(2)}
+    rows_of = {"a.weight": range(3, 17), "b.weight": range(2)}
     for name in ("pickled", "safe"):
-        found = dict(open_checkpoint(ModelRef.parse(str(tmp_path / name))).rows(wanted))
-        for tensor, rows in wanted.items():
-            assert torch.equal(found[tensor], tensors[tensor][rows.start : rows.stop])
+        tensors_read = dict(open_checkpoint(ModelRef.parse(str(tmp_path / name))).rows(rows_of))
+        for tensor, rows in rows_of.items():
+            assert torch.equal(tensors_read[tensor], tensors[tensor][rows.start : rows.stop])
 
 
 def test_rows_that_are_not_there_or_do_not_lie_together_are_refused(tmp_path):
@@ -147,7 +147,7 @@ def test_a_candidate_with_a_padded_header_or_configuration_is_refused_for_little
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
-    shapes = {name: one["shape"] for name, one in header.items() if name != "__metadata__"}
+    shapes = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
     write_sparse(path, shapes, {"padding": " " * (12 << 20)})
     parts = Parts(base)
     assert parts.read(ModelRef.parse(str(model)), None, "finetune").bytes_read > 12 << 20

@@ -44,7 +44,7 @@ def families(tmp_path):
 def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
     with Atlas(families) as atlas:
         plain = atlas.purity(draws=20)
-        apart = atlas.purity(draws=20, kin=False)
+        without_kin = atlas.purity(draws=20, kin=False)
         vectors = atlas.vectors(BASE)
     assert plain.purity > 0.4
     order = np.argsort(vectors.ids)
@@ -55,9 +55,9 @@ def test_purity_without_kin_counts_no_model_of_the_same_tree(families):
         others = [other for other in np.argsort(-(unit @ unit[row]), kind="stable") if trees[other] != trees[row]]
         matches = [data[other] == data[row] for other in others]
         expected.append(np.mean(matches[: sum(matches)]))
-    assert apart.purity == pytest.approx(np.mean(expected))
-    assert apart.chance == pytest.approx(3 / 9)
-    assert apart.purity < plain.purity
+    assert without_kin.purity == pytest.approx(np.mean(expected))
+    assert without_kin.chance == pytest.approx(3 / 9)
+    assert without_kin.purity < plain.purity
 
 
 def test_purity_without_kin_needs_lineage(tmp_path):
@@ -79,11 +79,11 @@ def test_a_parent_or_child_does_not_vote_on_a_prediction(tmp_path):
     models += [Model(f"x{n}/own", near + 0.2 * random.standard_normal(16), ("own-data",)) for n in range(4)]
     models += [Model(f"y{n}/else", far + 0.2 * random.standard_normal(16), ("parents-data",)) for n in range(4)]
     plain = write_atlas(tmp_path / "plain", models)
-    kept = with_lineage(write_atlas(tmp_path / "kept", models), [(1, 2)])
+    related = with_lineage(write_atlas(tmp_path / "kept", models), [(1, 2)])
     with Atlas(plain) as atlas:
         assert any(voter.model == "mum/parent" for voter in atlas.predict("me/asked").voters)
         assert relatives(atlas, 1) == set()
-    with Atlas(kept) as atlas:
+    with Atlas(related) as atlas:
         prediction = atlas.predict("me/asked")
         assert relatives(atlas, 1) == {2}
         assert relatives(atlas, 2) == {1}

@@ -93,29 +93,29 @@ def test_a_child_leaves_its_own_training_and_a_sibling_does_not_look_like_a_pare
 
 def test_sums_are_those_of_least_squares():
     m, others = parts(added((0.3, A), (0.7, B), (0.1, C))), [parts(A), parts(B)]
-    found = Combinations(m, others, BASE).by_matrix((0, 1))
-    expected, left, total = [], 0.0, 0.0
+    combination = Combinations(m, others, BASE).by_matrix((0, 1))
+    expected, residual_square, total = [], 0.0, 0.0
     for name in NAMES:
         y = (m.weights[name] - BASE[name]).ravel().astype(np.float64)
-        x = np.stack([(one.weights[name] - BASE[name]).ravel() for one in others], axis=1).astype(np.float64)
+        x = np.stack([(other.weights[name] - BASE[name]).ravel() for other in others], axis=1).astype(np.float64)
         w, *_ = np.linalg.lstsq(x, y, rcond=None)
         expected.append(w)
-        left, total = left + float(((y - x @ w) ** 2).sum()), total + float((y**2).sum())
-    np.testing.assert_allclose(found.weights, expected, atol=1e-6)
-    assert found.residual == pytest.approx(left / total, abs=1e-9)
+        residual_square, total = residual_square + float(((y - x @ w) ** 2).sum()), total + float((y**2).sum())
+    np.testing.assert_allclose(combination.weights, expected, atol=1e-6)
+    assert combination.residual == pytest.approx(residual_square / total, abs=1e-9)
 
 
 def test_matrices_that_a_model_did_not_change_explain_nothing():
     """A LoRA of query matrices leaves the others as they are. Its weight there was a rounding error divided by 0."""
     for seed in range(20):
-        some = [added((1, matrices(10 * seed + number, 0.05)), (0.1, in_common())) for number in range(1, 7)]
-        for untouched in some[::2]:
+        deltas = [added((1, matrices(10 * seed + number, 0.05)), (0.1, in_common())) for number in range(1, 7)]
+        for untouched in deltas[::2]:
             untouched["1.value"] = np.zeros_like(untouched["1.value"])
-        m, others = parts(added(*((0.3, one) for one in some))), [parts(one) for one in some]
+        m, others = parts(added(*((0.3, delta) for delta in deltas))), [parts(delta) for delta in deltas]
         weights = Combinations(m, others, BASE).by_matrix(range(6)).weights
         np.testing.assert_allclose(weights[1], [0, 0.3] * 3, atol=1e-3)
-        left = residual(m, others, BASE)
-        assert all(np.abs(one).max() < 1e-3 for one in left.values())
+        residuals = residual(m, others, BASE)
+        assert all(np.abs(matrix).max() < 1e-3 for matrix in residuals.values())
 
 
 def test_a_child_keeps_the_change_of_its_parent_in_every_matrix_and_a_run_on_the_same_data_does_not():
@@ -123,12 +123,12 @@ def test_a_child_keeps_the_change_of_its_parent_in_every_matrix_and_a_run_on_the
     parent = parts(added((1, shared), (1, A)))
     trained_long = parts(added((1, shared), (1, A), (2, B)))
     run = parts(added((1.1, shared), (1, C)))
-    kept, spread = step_kept(trained_long, parent)
-    assert kept == pytest.approx(1, abs=0.1)
+    coefficient, spread = step_kept(trained_long, parent)
+    assert coefficient == pytest.approx(1, abs=0.1)
     assert spread < 0.1
     assert step_kept(run, parent)[0] < 0.2
     assert parent_fit(trained_long, parent).residual > parent_fit(run, parent).residual  # the run is the closer one
-    torn = parts({name: added((1, shared), (1.9 if place else 0.1, A))[name] for place, name in enumerate(NAMES)})
+    torn = parts({name: added((1, shared), (1.9 if index else 0.1, A))[name] for index, name in enumerate(NAMES)})
     assert step_kept(torn, parent)[1] > 0.3
 
 
@@ -142,7 +142,7 @@ def test_a_spherical_merge_is_exact_only_as_one():
         for name in NAMES
     }
     m = parts({name: weights[name].numpy() - BASE[name] for name in NAMES})
-    sums = Combinations(m, [parts(one) for one in wide], BASE)
+    sums = Combinations(m, [parts(delta) for delta in wide], BASE)
     assert sums.by_matrix((0, 1)).residual > 1e-5
     exact = sums.by_matrix((0, 1), spherical=True)
     assert exact.residual < 1e-9
@@ -156,14 +156,16 @@ def test_a_spherical_merge_is_exact_only_as_one():
 )
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_sparse_merge_holds_a_multiple_of_its_parents_and_of_no_other_model(method, how, precision):
-    both = [A, B]
+    sources = [A, B]
     deltas = {
-        name: method(name, torch.zeros(A[name].shape), [torch.from_numpy(one[name]) for one in both], how, 0.5).numpy()
+        name: method(
+            name, torch.zeros(A[name].shape), [torch.from_numpy(parent[name]) for parent in sources], how, 0.5
+        ).numpy()
         for name in NAMES
     }
     m = parts(deltas, precision)
     entries = SparseMerges(m, BASE)
-    for parent in both:
+    for parent in sources:
         share, contrast, _ = entries.fixed_multiple(parts(parent), ~entries.unchanged)
         assert share > 0.1
         assert contrast > 6
@@ -185,8 +187,8 @@ def test_a_quantised_copy_lies_on_levels_that_its_source_rounds_to(form, coarse,
 
     def quantised(weight):
         turned = weight if stored == "out x in" else weight.T
-        found = coarse(torch.from_numpy(np.ascontiguousarray(turned))).numpy()
-        return found if stored == "out x in" else found.T
+        levels = coarse(torch.from_numpy(np.ascontiguousarray(turned))).numpy()
+        return levels if stored == "out x in" else levels.T
 
     m = parts({name: quantised(source.weights[name]) - BASE[name] for name in NAMES}, precision)
     m = ModelParts(
@@ -212,7 +214,8 @@ def test_ranks_are_the_true_ones():
     assert [rank for rank, _ in ranks_of(differences.values(), 1e-12)] == [4, 12]
     noise = 1e-3
     noisy = {
-        name: one + noise * random.standard_normal(one.shape).astype(np.float32) for name, one in differences.items()
+        name: difference + noise * random.standard_normal(difference.shape).astype(np.float32)
+        for name, difference in differences.items()
     }
     assert [rank for rank, _ in ranks_of(noisy.values(), noise**2)] == [4, 12]
     assert min(drop for _, drop in ranks_of(noisy.values(), noise**2)) > 10
@@ -237,8 +240,8 @@ def test_embeddings_of_tokens_that_training_never_met_are_inherited():
         name: parts(A, tokens=tokens)
         for name, tokens in {"parent": parent, "child": child, "sibling": sibling, "grand": grandparent}.items()
     }
-    found = shared_updates(models["child"], models["parent"], base)
-    assert (found.shared, found.only_m, found.only_p, found.both) == (40, 10, 0, 10)
+    updates = shared_updates(models["child"], models["parent"], base)
+    assert (updates.shared, updates.only_m, updates.only_p, updates.both) == (40, 10, 0, 10)
     back = shared_updates(models["parent"], models["child"], base)
     assert (back.shared, back.only_m, back.only_p) == (40, 0, 10)
     cousins = shared_updates(models["child"], models["sibling"], base)
@@ -253,9 +256,9 @@ def test_embeddings_stored_in_fewer_bits_are_distinguished_or_ignored():
     parent = trained(TOKENS, range(0, 50), 1)
     parent[:50] += np.float32(0.2)
     child = parts(A, "bfloat16", tokens=as_stored(trained(parent, range(40, 60), 2), "bfloat16"))
-    found = shared_updates(child, parts(A, tokens=parent), base)
-    assert found.shared >= 40
-    assert found.only_p == 0
+    updates = shared_updates(child, parts(A, tokens=parent), base)
+    assert updates.shared >= 40
+    assert updates.only_p == 0
 
 
 def test_without_embeddings_there_are_no_shared_updates():
@@ -274,17 +277,21 @@ def test_equal_share_counts_entries():
 def test_rows_of_embeddings_are_compared_up_to_a_factor():
     """Against the distance in double precision; rows at distances on either side of both limits, 1e-5 and 4e-5."""
     rng = np.random.default_rng(4)
-    other = rng.standard_normal((400, 96)).astype(np.float32)
-    apart = rng.standard_normal(other.shape)
-    apart -= (apart * other).sum(axis=1, keepdims=True) / np.square(other).sum(axis=1, keepdims=True) * other
-    apart *= np.linalg.norm(other, axis=1, keepdims=True) / np.linalg.norm(apart, axis=1, keepdims=True)
+    second = rng.standard_normal((400, 96)).astype(np.float32)
+    perpendicular = rng.standard_normal(second.shape)
+    perpendicular -= (
+        (perpendicular * second).sum(axis=1, keepdims=True) / np.square(second).sum(axis=1, keepdims=True) * second
+    )
+    perpendicular *= np.linalg.norm(second, axis=1, keepdims=True) / np.linalg.norm(
+        perpendicular, axis=1, keepdims=True
+    )
     far = 10 ** rng.uniform(-6, -3, (400, 1))
-    one = (rng.uniform(0.5, 2, (400, 1)) * (other + far * apart)).astype(np.float32)
-    one[0] = other[1] = other[2] = one[2] = 0  # no multiple of anything; a multiple of no row; equal rows
-    a, b = one.astype(np.float64), other.astype(np.float64)
+    first = (rng.uniform(0.5, 2, (400, 1)) * (second + far * perpendicular)).astype(np.float32)
+    first[0] = second[1] = second[2] = first[2] = 0  # no multiple of anything; a multiple of no row; equal rows
+    a, b = first.astype(np.float64), second.astype(np.float64)
     factor = (a * b).sum(axis=1) / np.maximum(np.square(b).sum(axis=1), 1e-300)
     distance = np.linalg.norm(a - factor[:, None] * b, axis=1) / np.maximum(np.linalg.norm(a, axis=1), 1e-300)
     expected = np.select([distance <= 1e-5, distance <= 4e-5], [_ALIKE, _UNCLEAR], _DIFFERENT)
     assert min(np.bincount(expected)) > 40
-    assert np.array_equal(_compare(parts(A, tokens=one), parts(A, tokens=other)), expected)
+    assert np.array_equal(_compare(parts(A, tokens=first), parts(A, tokens=second)), expected)
     assert expected[:3].tolist() == [_ALIKE, _DIFFERENT, _ALIKE]

@@ -45,7 +45,7 @@ def test_continued_models_name_their_parent_and_not_a_grandparent_or_sibling(for
 
 @pytest.mark.parametrize("group", ["linear", "task_arithmetic"])
 def test_merges_by_one_recipe_name_their_parents_with_their_weights(forest, answers, group):
-    name = forest.one(group)
+    name = forest.first_of(group)
     node = forest.nodes[name]
     assert {row["parent"]: pytest.approx(row["coefficient"], abs=0.01) for row in answers[name]} == dict(
         zip(node["parents"], node["how"]["weights"], strict=True)
@@ -66,13 +66,13 @@ def test_other_steps_name_their_parents_and_their_kind(forest, answers, group):
 def test_the_card_confirms_contradicts_or_declares_nothing(forest, answers):
     for name, rows in answers.items():
         declared = set(forest.nodes[name]["declared"])
-        held = {one for one in declared if one in answers}
+        in_atlas = {parent for parent in declared if parent in answers}
         for row in rows:
             if row["probability"] < SURE:
                 assert row["card"] in ("confirmed", "unsure"), name
             elif row["parent"] in declared:
                 assert row["card"] == "confirmed", name
-            elif held:
+            elif in_atlas:
                 assert row["card"] == "contradicted", name
             elif declared:
                 assert row["card"] == "not declared", name
@@ -84,7 +84,7 @@ def test_without_dates_no_model_gets_a_wrong_parent(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
     family = {}
     for name, node in forest.nodes.items():
-        family[name] = set(node["parents"]).union(*(family[one] for one in node["parents"]))
+        family[name] = set(node["parents"]).union(*(family[parent] for parent in node["parents"]))
     with Atlas(forest.atlas) as atlas:
         for answer in atlas.lineages(dates=False):
             copies = {name for name, node in forest.nodes.items() if family[answer.model] & set(node["parents"])
@@ -95,7 +95,7 @@ def test_without_dates_no_model_gets_a_wrong_parent(forest, trees, monkeypatch):
 
 def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
-    copy = forest.one("plain")
+    copy = forest.first_of("plain")
     (original,) = forest.nodes[copy]["parents"]
     with Atlas(forest.atlas) as atlas:
         for first, second in ((copy, original), (original, copy)):
@@ -105,24 +105,24 @@ def test_a_copy_without_dates_has_no_known_direction(forest, trees, monkeypatch)
 
 def test_bytes_are_counted_and_little_is_read(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
-    name = forest.one("ties")
+    name = forest.first_of("ties")
     with cleared(trees), Atlas(forest.atlas) as atlas:
         answer = atlas.lineage(name, fresh=True)
         # Bodies of redirects are not content of a file.
-        served = [one for one in trees.requests if one.status in (200, 206)]
+        served = [request for request in trees.requests if request.status in (200, 206)]
     files = ("model.safetensors", "config.json")
-    assert answer.bytes_read == sum(one.body_bytes for one in served if one.filename in files)
+    assert answer.bytes_read == sum(request.body_bytes for request in served if request.filename in files)
     assert answer.models_read == 3
     assert answer.to_rows()[0]["bytes_read"] == answer.bytes_read
 
 
 def test_a_folder_has_the_lineage_of_its_upload(forest, trees, monkeypatch):
     use_endpoint(monkeypatch, trees.endpoint)
-    name = forest.one("grandchild")
+    name = forest.first_of("grandchild")
     with Atlas(forest.atlas) as atlas:
         answer = atlas.lineage(forest.store / name)
-    found = {row.parent: row.kind for row in answer.edges}
-    assert found == {**dict.fromkeys(forest.parents(name), "continued"), name: "copy"}
+    kind_of = {row.parent: row.kind for row in answer.edges}
+    assert kind_of == {**dict.fromkeys(forest.parents(name), "continued"), name: "copy"}
 
 
 def rows_of(atlas, statement):
@@ -156,14 +156,14 @@ def test_a_licence_other_than_the_parents_is_listed(forest, tmp_path):
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")
-    child = forest.one("child")
+    child = forest.first_of("child")
     (parent,) = forest.parents(child)
     with duckdb.connect(str(tmp_path / "atlas" / "atlas.duckdb")) as connection:
         connection.execute("UPDATE fine_tunes SET licence = 'cc-by-nc-4.0' WHERE model = ?", [parent])
-    found = rows_of(tmp_path / "atlas", "SELECT model, licence, parent, parent_licence FROM licence_conflicts")
-    assert (child, "apache-2.0", parent, "cc-by-nc-4.0") in found
-    assert {row[2] for row in found} | {row[0] for row in found} >= {parent}
-    assert all(parent in (row[0], row[2]) for row in found)
+    conflicts = rows_of(tmp_path / "atlas", "SELECT model, licence, parent, parent_licence FROM licence_conflicts")
+    assert (child, "apache-2.0", parent, "cc-by-nc-4.0") in conflicts
+    assert {row[2] for row in conflicts} | {row[0] for row in conflicts} >= {parent}
+    assert all(parent in (row[0], row[2]) for row in conflicts)
 
 
 def test_stored_edges_survive_a_publish_and_a_rebuild(forest, trees, tmp_path):
@@ -173,8 +173,8 @@ def test_stored_edges_survive_a_publish_and_a_rebuild(forest, trees, tmp_path):
     shell = Shell(trees.endpoint, tmp_path)
     before = rows_of(tmp_path / "atlas", "SELECT * EXCLUDE answered_at FROM lineage ORDER BY ALL")
     for words in (["represent", "output"], ["rebuild"]):
-        ran = shell("index", *words)
-        assert ran.code == 0, ran.err
+        result = shell("index", *words)
+        assert result.code == 0, result.err
         assert rows_of(tmp_path / "atlas", "SELECT * EXCLUDE answered_at FROM lineage ORDER BY ALL") == before
 
 
@@ -183,7 +183,7 @@ def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, tre
     import shutil
 
     shutil.copytree(forest.atlas, tmp_path / "atlas")
-    folder, child = AtlasFolder(tmp_path / "atlas"), forest.one("child")
+    folder, child = AtlasFolder(tmp_path / "atlas"), forest.first_of("child")
     lines, _ = exported_answers(LINEAGE, folder, forest.base)
     for line in lines:
         if line["model"] == child:
@@ -191,30 +191,30 @@ def test_a_model_that_changed_has_no_lineage_until_it_is_asked_again(forest, tre
         if line["parent"] == child:
             line["parent_key"] = "0" * 64
     write_answers(LINEAGE, folder, forest.base, [*lines, {"model": 3}, {"model": child}])
-    ran = Shell(trees.endpoint, tmp_path)("index", "rebuild")
-    assert ran.code == 0, ran.err
-    kept = rows_of(
+    result = Shell(trees.endpoint, tmp_path)("index", "rebuild")
+    assert result.code == 0, result.err
+    edges = rows_of(
         tmp_path / "atlas",
         "SELECT c.model, p.model FROM lineage JOIN fine_tunes c USING (model_id) "
         "LEFT JOIN fine_tunes p ON p.model_id = parent_id",
     )
-    assert len(kept) == sum(line["model"] != child and line["parent"] != child for line in lines)
-    assert not [pair for pair in kept if child in pair]
+    assert len(edges) == sum(line["model"] != child and line["parent"] != child for line in lines)
+    assert not [pair for pair in edges if child in pair]
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_tree_is_drawn(forest, trees, tmp_path, suffix):
     pytest.importorskip("matplotlib")
     shell = Shell(trees.endpoint, tmp_path)
-    name = forest.one("grandchild")
-    ran = shell("query", "lineage", name, "--atlas", str(forest.atlas), "--fresh", "--out", f"tree{suffix}")
-    assert ran.code == 0, ran.err
+    name = forest.first_of("grandchild")
+    result = shell("query", "lineage", name, "--atlas", str(forest.atlas), "--fresh", "--out", f"tree{suffix}")
+    assert result.code == 0, result.err
     payload = (tmp_path / f"tree{suffix}").read_bytes()
     if suffix == ".svg":
         texts = {
-            "".join(one.itertext()).strip()
-            for one in ElementTree.fromstring(payload).iter()
-            if one.tag.endswith("text")
+            "".join(element.itertext()).strip()
+            for element in ElementTree.fromstring(payload).iter()
+            if element.tag.endswith("text")
         }
         assert {name, forest.base, *forest.parents(name)} <= texts
     else:

@@ -21,7 +21,7 @@ from tests.tiny_hub import BASE, describe
 
 
 @pytest.mark.parametrize(
-    ("of_base", "own", "verdict", "terms"),
+    ("base_licence", "licence", "verdict", "terms"),
     [
         ("cc-by-nc-4.0", "apache-2.0", "conflict", ["non-commercial"]),
         ("cc-by-nc-4.0", "cc-by-nc-sa-4.0", "differs", []),
@@ -44,18 +44,18 @@ from tests.tiny_hub import BASE, describe
         (None, "mit", None, None),
     ],
 )
-def test_a_model_beside_its_base(tmp_path, of_base, own, verdict, terms):
+def test_a_model_beside_its_base(tmp_path, base_licence, licence, verdict, terms):
     models = [
-        Model("ann/one", np.eye(4)[0], licence=own),
-        Model("bob/two", np.eye(4)[1], licence=own, is_unrelated=True),
+        Model("ann/one", np.eye(4)[0], licence=licence),
+        Model("bob/two", np.eye(4)[1], licence=licence, is_unrelated=True),
     ]
     database = AtlasFolder(write_atlas(tmp_path, models, base="org/base")).database
     with duckdb.connect(str(database)) as connection:
-        connection.execute("UPDATE bases SET licence = ?", [of_base])
-    found = read_rows(database, "SELECT model, parent, verdict, terms FROM licence_differences")
-    assert found == ([] if verdict is None else [("ann/one", "org/base", verdict, terms)])
+        connection.execute("UPDATE bases SET licence = ?", [base_licence])
+    differences = read_rows(database, "SELECT model, parent, verdict, terms FROM licence_differences")
+    assert differences == ([] if verdict is None else [("ann/one", "org/base", verdict, terms)])
     conflicts = read_rows(database, "SELECT model, licence, parent_licence, terms FROM licence_conflicts")
-    assert conflicts == ([("ann/one", own, of_base, terms)] if verdict == "conflict" else [])
+    assert conflicts == ([("ann/one", licence, base_licence, terms)] if verdict == "conflict" else [])
 
 
 @pytest.mark.slow

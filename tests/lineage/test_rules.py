@@ -26,9 +26,9 @@ def candidate(number, created=DAY):
     return Candidate(number, f"a/m{number}", f"author{number}", None, "finetune", created, "", None, frozenset())
 
 
-def decided(asked, m, *others, dates=True):
-    rules = LineageRules(asked, m, BASE, parts(A, tokens=TOKENS), Thresholds(), dates=dates)
-    return rules.decide([SampledWeights(one, found) for one, found in others]).edges
+def decided(target, m, *others, dates=True):
+    rules = LineageRules(target, m, BASE, parts(A, tokens=TOKENS), Thresholds(), dates=dates)
+    return rules.decide([SampledWeights(parent, weights) for parent, weights in others]).edges
 
 
 def test_without_words_a_run_on_the_same_data_is_no_parent_and_a_parent_is_one_however_long_the_training():
@@ -43,7 +43,9 @@ def test_without_words_a_run_on_the_same_data_is_no_parent_and_a_parent_is_one_h
 
 def decided_without_words(m, *others):
     rules = LineageRules(candidate(9), m, BASE, None, Thresholds(), dates=True)
-    return rules.decide([SampledWeights(candidate(place, EARLIER), one) for place, one in enumerate(others)]).edges
+    return rules.decide(
+        [SampledWeights(candidate(number, EARLIER), weights) for number, weights in enumerate(others)]
+    ).edges
 
 
 def test_a_merge_of_the_asked_model_on_the_same_day_is_not_its_parent():
@@ -82,26 +84,26 @@ def test_a_sibling_is_ruled_out_by_tokens_that_it_alone_met():
 
 
 def test_a_sibling_on_the_same_data_is_ruled_out_by_a_token_of_the_parent_that_it_changed():
-    of_parent = trained(TOKENS, range(40), 1)
-    parent = parts(added((1, A)), tokens=of_parent)
-    sibling = parts(added((1, A), (0.3, B)), tokens=trained(of_parent, range(20, 40), 2))
-    child = parts(added((1, A), (0.6, B)), tokens=trained(of_parent, range(21, 40), 3))
+    parent_tokens = trained(TOKENS, range(40), 1)
+    parent = parts(added((1, A)), tokens=parent_tokens)
+    sibling = parts(added((1, A), (0.3, B)), tokens=trained(parent_tokens, range(20, 40), 2))
+    child = parts(added((1, A), (0.6, B)), tokens=trained(parent_tokens, range(21, 40), 3))
     earlier = EARLIER
     edges = decided(candidate(3), child, (candidate(1, earlier), parent), (candidate(2, earlier), sibling))
     assert [edge.parent_id for edge in edges] == [1]
     # With every token changed again nothing distinguishes them, and the nearer one counts.
-    child = parts(added((1, A), (0.6, B)), tokens=trained(of_parent, range(20, 40), 3))
+    child = parts(added((1, A), (0.6, B)), tokens=trained(parent_tokens, range(20, 40), 3))
     edges = decided(candidate(3), child, (candidate(1, earlier), parent), (candidate(2, earlier), sibling))
     assert [edge.parent_id for edge in edges] == [2]
 
 
 def test_a_copy_in_fewer_bits_is_not_nearer_than_its_original():
-    of_parent, earlier = TOKENS.copy(), DAY - timedelta(days=9)
-    of_parent[:40] += np.random.default_rng(1).standard_normal((40, TOKENS.shape[1])).astype(np.float32)
-    other = parts(added((1, A)), tokens=of_parent)
-    rounded = parts(added((1, A)), "bfloat16", tokens=as_stored(of_parent, "bfloat16"))
+    parent_tokens, earlier = TOKENS.copy(), DAY - timedelta(days=9)
+    parent_tokens[:40] += np.random.default_rng(1).standard_normal((40, TOKENS.shape[1])).astype(np.float32)
+    other = parts(added((1, A)), tokens=parent_tokens)
+    rounded = parts(added((1, A)), "bfloat16", tokens=as_stored(parent_tokens, "bfloat16"))
     # Each token is changed again, by less than bfloat16 can represent.
-    child = parts(added((1, A), (0.4, B)), tokens=trained(of_parent, range(60), 2))
+    child = parts(added((1, A), (0.4, B)), tokens=trained(parent_tokens, range(60), 2))
     edges = decided(candidate(3), child, (candidate(2, earlier), rounded), (candidate(1, earlier), other))
     assert [edge.parent_id for edge in edges] == [1]
 
@@ -110,14 +112,14 @@ def test_a_merge_of_two_parents_does_not_replace_them():
     earlier = EARLIER
     merged = parts(added((0.8, A), (0.7, B)))
     m = parts(added((0.6, A), (0.67, B), (0.97, C)))
-    one, two, three = parts(A), parts(B), parts(C)
+    first, second, third = parts(A), parts(B), parts(C)
     # With (merged, two, three) it is as exact, with as many parents and smaller weights.
     edges = decided(
-        candidate(9), m, *((candidate(n, earlier), p) for n, p in enumerate((one, two, three, merged), start=1))
+        candidate(9), m, *((candidate(n, earlier), p) for n, p in enumerate((first, second, third, merged), start=1))
     )
-    found = {edge.parent_id: edge.coefficient for edge in edges}
-    assert found == pytest.approx({1: 0.6, 2: 0.67, 3: 0.97}, abs=1e-3)
-    edges = decided(candidate(9), m, *((candidate(n, earlier), p) for n, p in ((2, two), (3, three), (4, merged))))
+    coefficients = {edge.parent_id: edge.coefficient for edge in edges}
+    assert coefficients == pytest.approx({1: 0.6, 2: 0.67, 3: 0.97}, abs=1e-3)
+    edges = decided(candidate(9), m, *((candidate(n, earlier), p) for n, p in ((2, second), (3, third), (4, merged))))
     assert {edge.parent_id for edge in edges} == {2, 3, 4}
 
 
@@ -143,18 +145,18 @@ def unevenly(start, seed, size=0.01):
 def parent_ids(m, *others, tokens=TOKENS):
     base = None if tokens is None else parts(A, tokens=tokens)
     rules = LineageRules(candidate(9), m, BASE, base, Thresholds(), dates=True)
-    read = [SampledWeights(candidate(number, EARLIER), one) for number, one in others]
-    return [edge.parent_id for edge in rules.decide(read).edges]
+    samples = [SampledWeights(candidate(number, EARLIER), weights) for number, weights in others]
+    return [edge.parent_id for edge in rules.decide(samples).edges]
 
 
 def shared_way(seed=31):
     """What the data require of every model: few directions of each matrix."""
-    found = {}
+    changes = {}
     for name, shape in zip(NAMES, SHAPES, strict=True):
         draw = np.random.default_rng(seed)
         left, right = (draw.standard_normal((size, 4)) for size in shape)
-        found[name] = (0.0125 * left @ right.T).astype(np.float32)
-    return found
+        changes[name] = (0.0125 * left @ right.T).astype(np.float32)
+    return changes
 
 
 WAY = shared_way()
@@ -195,12 +197,12 @@ def test_tokens_are_compared_only_if_they_differ_from_both():
 
 def test_one_training_changes_a_row_more_evenly_than_two():
     once = evenly(TOKENS, 1)
-    base, first, second = (parts(A, tokens=one) for one in (TOKENS, once, evenly(once, 2)))
-    one, two = row_updates(first, base), row_updates(second, base)
-    assert one.changed.all()
-    assert one.evenness.min() > 0.98
-    assert np.mean(two.evenness < one.evenness) > 0.99
-    assert np.median(two.evenness) < 0.85
+    base, first, second = (parts(A, tokens=tokens) for tokens in (TOKENS, once, evenly(once, 2)))
+    first_updates, second_updates = row_updates(first, base), row_updates(second, base)
+    assert first_updates.changed.all()
+    assert first_updates.evenness.min() > 0.98
+    assert np.mean(second_updates.evenness < first_updates.evenness) > 0.99
+    assert np.median(second_updates.evenness) < 0.85
     assert not row_updates(base, base).changed.any()
     assert row_updates(base, base).evenness.max() == 0
     gauss = row_updates(parts(A, tokens=unevenly(TOKENS, 4)), base)
@@ -216,9 +218,9 @@ def test_a_sibling_goes_along_the_shared_directions_and_lacks_the_rest():
     assert abs(sibling_cosine(child, step, parent)) < -limit / 3
     assert sibling_cosine(sibling, step, parent) < 3 * limit
     # By all directions both would seem to come from the step.
-    for one in (child, sibling):
-        rest = {name: one.weights[name] - step.weights[name] for name in NAMES}
-        assert sum(float(np.vdot(rest[name], step.weights[name] - parent.weights[name])) for name in NAMES) > 0
+    for model in (child, sibling):
+        difference = {name: model.weights[name] - step.weights[name] for name in NAMES}
+        assert sum(float(np.vdot(difference[name], step.weights[name] - parent.weights[name])) for name in NAMES) > 0
     assert sibling_cosine(child, parent, parent) == 0
     assert parent_ids(sibling, (1, parent), (2, step), tokens=None) == [1]
     assert parent_ids(child, (1, parent), (2, step), tokens=None) == [2]
@@ -282,12 +284,12 @@ RANK = 12
 
 def training(seed: int) -> dict:
     """A change whose energy lies mostly in few directions, as after training."""
-    found = {}
+    changes = {}
     for name, noise in matrices(seed, 0.002).items():
         random = np.random.default_rng(seed)
         left, right = (random.standard_normal((size, 6)) for size in noise.shape)
-        found[name] = (noise + 0.02 * left @ right.T).astype(np.float32)
-    return found
+        changes[name] = (noise + 0.02 * left @ right.T).astype(np.float32)
+    return changes
 
 
 PARENTS = [training(seed) for seed in (21, 22, 23)]
@@ -295,25 +297,31 @@ PARENTS = [training(seed) for seed in (21, 22, 23)]
 
 def factors(change) -> dict:
     """The factors of a record: the leading triplets, (u·σ, v)."""
-    found = {}
+    factors_of = {}
     for name, matrix in change.items():
         u, s, vt = np.linalg.svd(matrix, full_matrices=False)
-        found[name] = Factors((u * s)[:, :RANK].astype(np.float32), vt[:RANK].T.astype(np.float32))
-    return found
+        factors_of[name] = Factors((u * s)[:, :RANK].astype(np.float32), vt[:RANK].T.astype(np.float32))
+    return factors_of
 
 
 @pytest.fixture(scope="module")
 def planted() -> tuple[list[Candidate], FactorStore, dict]:
     """Three parents, and nine blends of two or three of them, each with a training of its own behind it."""
-    changes = [added((1, one)) for one in PARENTS]
+    changes = [added((1, parent)) for parent in PARENTS]
     for seed in range(9):
         shares = np.random.default_rng(seed).dirichlet((3, 3, 3))
-        blend = [(float(share), one) for share, one in zip(shares, PARENTS, strict=True)]
+        blend = [(float(share), parent) for share, parent in zip(shares, PARENTS, strict=True)]
         changes.append(added(*blend, (0.2, training(40 + seed))))
     candidates = [candidate(number + 1, EARLIER) for number in range(len(changes))]
     store = FactorStore(None, {})  # type: ignore[arg-type]
-    store._factors.update({one.model_id: factors(change) for one, change in zip(candidates, changes, strict=True)})
-    return candidates, store, {one.model_id: parts(change) for one, change in zip(candidates, changes, strict=True)}
+    store._factors.update(
+        {candidate.model_id: factors(change) for candidate, change in zip(candidates, changes, strict=True)}
+    )
+    return (
+        candidates,
+        store,
+        {candidate.model_id: parts(change) for candidate, change in zip(candidates, changes, strict=True)},
+    )
 
 
 def merge() -> dict:
@@ -325,17 +333,17 @@ def test_the_parents_are_the_group_that_leaves_least(planted):
     m = parts(merge())
     _, fitted = store.fit(candidates, m.deltas)
     assert int(np.argmax(fitted)) > 2  # a blend is nearer than each parent
-    group, left = best_group(store, candidates, m.deltas, m.deltas, Thresholds(max_parents=3))
-    assert {one.model_id for one in group} == {1, 2, 3}
-    assert left < 0.2
+    group, residual = best_group(store, candidates, m.deltas, m.deltas, Thresholds(max_parents=3))
+    assert {candidate.model_id for candidate in group} == {1, 2, 3}
+    assert residual < 0.2
 
 
 def test_a_merge_is_found_when_blends_were_read_first(planted):
-    candidates, store, read = planted
+    candidates, store, parts_of = planted
 
     def search(**limits) -> Search:
         rules = LineageRules(candidate(90), parts(merge()), BASE, None, Thresholds(max_models=2, **limits), dates=True)
-        return Search(lambda one: read[one.model_id], rules, store, candidates, ReadLog())
+        return Search(lambda candidate: parts_of[candidate.model_id], rules, store, candidates, ReadLog())
 
     decision = search().run([])
     assert {edge.parent_id: round(edge.coefficient, 3) for edge in decision.edges} == dict(
@@ -346,9 +354,9 @@ def test_a_merge_is_found_when_blends_were_read_first(planted):
 
 
 def test_nothing_more_is_read_if_no_group_explains_the_model(planted):
-    candidates, store, read = planted
+    candidates, store, parts_of = planted
     m = parts(added((1, training(77))))
     rules = LineageRules(candidate(90), m, BASE, None, Thresholds(max_models=2), dates=True)
-    search = Search(lambda one: read[one.model_id], rules, store, candidates, ReadLog())
+    search = Search(lambda candidate: parts_of[candidate.model_id], rules, store, candidates, ReadLog())
     assert not search.run([]).edges
-    assert len(search.read) <= 2
+    assert len(search.samples) <= 2

@@ -25,16 +25,16 @@ def node(name, group, *above, kind="continued", hidden=False, **how):
 
 def test_a_full_forest_has_mothers_shape():
     nodes = plan_forest(SHAPES["full"], DATA, seed=1)
-    count = {group: sum(one.group == group for one in nodes) for group in ("root", "child", "grandchild")}
+    count = {group: sum(node.group == group for node in nodes) for group in ("root", "child", "grandchild")}
     assert count == {"root": 5, "child": 20, "grandchild": 80}
-    by_name = {one.name: one for one in nodes}
+    by_name = {node.name: node for node in nodes}
     assert len(by_name) == len(nodes)
-    for one in nodes:
-        assert all(by_name[parent].created < one.created for parent in one.parents)
+    for node in nodes:
+        assert all(by_name[parent].created < node.created for parent in node.parents)
     assert plan_forest(SHAPES["full"], DATA, seed=1) == nodes
     assert plan_forest(SHAPES["full"], DATA, seed=2) != nodes
-    merges = [one for one in nodes if one.kind == "merge"]
-    assert {len(one.parents) for one in merges} == {2, 3, 4}
+    merges = [node for node in nodes if node.kind == "merge"]
+    assert {len(node.parents) for node in merges} == {2, 3, 4}
 
 
 def test_docstrings_and_comments_do_not_change_the_fingerprint_of_a_forest(tmp_path, monkeypatch):
@@ -67,18 +67,18 @@ def test_the_rival_finds_a_chain_given_root_and_dates():
 
 def test_a_forest_of_sweeps_has_five_rates_two_seeds_and_models_made_from_its_runs():
     nodes = plan_forest(SHAPES["sweeps"], DATA, seed=1)
-    sweep = [one for one in nodes if one.group == "sweep"][:10]
-    assert len({one.how["learning_rate"] for one in sweep}) == 5
-    assert len({one.seed for one in sweep}) == 2
-    assert len({(one.dataset, one.created.date(), one.how["steps"]) for one in sweep}) == 1
-    by_name = {one.name: one for one in nodes}
-    resumed = [one for one in nodes if one.group == "resumed"]
-    for one in resumed:
-        (parent,) = (by_name[name] for name in one.parents)
+    sweep = [node for node in nodes if node.group == "sweep"][:10]
+    assert len({node.how["learning_rate"] for node in sweep}) == 5
+    assert len({node.seed for node in sweep}) == 2
+    assert len({(node.dataset, node.created.date(), node.how["steps"]) for node in sweep}) == 1
+    by_name = {node.name: node for node in nodes}
+    resumed = [node for node in nodes if node.group == "resumed"]
+    for node in resumed:
+        (parent,) = (by_name[name] for name in node.parents)
         assert parent.group == "sweep"
-        assert parent.dataset == one.dataset
-        assert timedelta(0) < one.created - parent.created < timedelta(days=1)
-    assert {by_name[one.parents[0]].seed == one.seed for one in resumed} == {True, False}
+        assert parent.dataset == node.dataset
+        assert timedelta(0) < node.created - parent.created < timedelta(days=1)
+    assert {by_name[node.parents[0]].seed == node.seed for node in resumed} == {True, False}
 
 
 def test_the_demos_family_is_a_forest_with_a_sweep():
@@ -94,8 +94,8 @@ def test_the_demos_family_is_a_forest_with_a_sweep():
 def test_reliability_counts_the_steps_of_each_class_and_those_that_are_right():
     truth = Truth([node("r", "root", kind="tuned"), node("c", "child", "r"), node("s", "sweep", kind="tuned")])
     answers = [
-        {"model": name, "base": "b", "rows": [{"parent": parent, "probability": said}]}
-        for name, parent, said in (
+        {"model": name, "base": "b", "rows": [{"parent": parent, "probability": probability}]}
+        for name, parent, probability in (
             ("r", "b", 0.97),
             ("c", "r", 0.99),
             ("s", "c", 0.3),
@@ -127,11 +127,11 @@ def test_scores_count_exactly_right_answers_and_hidden_parents_as_none():
         "k": Answer(frozenset({"c"}), {}),
         "m": Answer(frozenset({"r", "c"}), {"r": 0.26, "c": 0.74}, bytes=7_000_000),
     }
-    found = score(answers, truth, truth.of(("root", "orphan", "child", "plain", "linear")))
-    assert (found["models"], found["right"]) == (5, 0.8)
-    assert (found["precision"], found["recall"]) == (0.8, 1.0)
-    assert found["worst_weight"] == pytest.approx(0.01)
-    assert found["megabytes"] == 7.0
+    scores = score(answers, truth, truth.of(("root", "orphan", "child", "plain", "linear")))
+    assert (scores["models"], scores["right"]) == (5, 0.8)
+    assert (scores["precision"], scores["recall"]) == (0.8, 1.0)
+    assert scores["worst_weight"] == pytest.approx(0.01)
+    assert scores["megabytes"] == 7.0
     answers = rival_answers({"base": None, "r": "base", "c": "r", "k": "c"}, "base", truth)
     assert answers["r"].parents == frozenset()
     assert answers["c"].parents == {"r"}
@@ -143,12 +143,12 @@ def test_merges_are_those_that_mergekit_defines():
     base = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     first = base + torch.tensor([[1.0, -2.0, 0.1, 0.0]])
     second = base + torch.tensor([[3.0, 1.0, 0.2, -4.0]])
-    both = [first, second]
-    assert torch.allclose(linear("w", base, both, {"weights": [1.0, 3.0]}, 0), (first + 3 * second) / 4)
-    added = task_arithmetic("w", base, both, {"weights": [0.5, 0.25]}, 0)
+    models = [first, second]
+    assert torch.allclose(linear("w", base, models, {"weights": [1.0, 3.0]}, 0), (first + 3 * second) / 4)
+    added = task_arithmetic("w", base, models, {"weights": [0.5, 0.25]}, 0)
     assert torch.allclose(added - base, torch.tensor([[1.25, -0.75, 0.1, -1.0]]))
     # Density .5 keeps 1 and −2 of the first, 3 and −4 of the second; where both keep an entry they agree.
-    merged = ties("w", base, both, {"weights": [1.0, 1.0], "density": 0.5}, 0)
+    merged = ties("w", base, models, {"weights": [1.0, 1.0], "density": 0.5}, 0)
     assert torch.allclose(merged - base, torch.tensor([[2.0, -2.0, 0.0, -4.0]]))
     right_angle = [torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])]
     half = slerp("w", torch.zeros(1, 2), right_angle, {"weights": [0.5]}, 0)
@@ -191,11 +191,11 @@ def test_a_forest_of_adapters_has_strangers_of_one_seed_and_the_same_plan_each_t
 
     nodes = plan_adapters(DATA, seed=1)
     assert nodes == plan_adapters(DATA, seed=1)
-    by_name = {one.name: one for one in nodes}
-    fresh = [one for one in nodes if one.group == "fresh"]
-    assert len({(one.seed, one.dataset) for one in fresh}) == 6
-    for one in nodes:
-        assert all(by_name[parent].created < one.created for parent in one.parents)
-        if one.group == "stranger":
-            assert any((one.seed, one.dataset) == (other.seed, other.dataset) for other in fresh)
-    assert sum(one.kind not in ("full",) for one in nodes) >= 60
+    by_name = {node.name: node for node in nodes}
+    fresh = [node for node in nodes if node.group == "fresh"]
+    assert len({(node.seed, node.dataset) for node in fresh}) == 6
+    for node in nodes:
+        assert all(by_name[parent].created < node.created for parent in node.parents)
+        if node.group == "stranger":
+            assert any((node.seed, node.dataset) == (other.seed, other.dataset) for other in fresh)
+    assert sum(node.kind not in ("full",) for node in nodes) >= 60

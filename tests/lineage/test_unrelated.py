@@ -83,7 +83,7 @@ def hub(tiny_store, tmp_path_factory):
 
 
 @pytest.fixture
-def asked(hub, made_of_twelve, monkeypatch, tmp_path):
+def atlas_and_store(hub, made_of_twelve, monkeypatch, tmp_path):
     """An atlas of its own, and the folder of the Hub's repositories."""
     use_endpoint(monkeypatch, hub.endpoint)
     shutil.copytree(made_of_twelve / "atlas", tmp_path / "atlas")
@@ -91,14 +91,14 @@ def asked(hub, made_of_twelve, monkeypatch, tmp_path):
         yield atlas, hub.store_folder
 
 
-def said(answer):
+def summary(answer):
     (edge,) = answer.edges
     return answer.verdict, edge.kind, edge.parent, edge.coefficient, round(edge.residual, 6)
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_the_weights_decide_whether_a_folder_is_made_from_the_base(asked, tmp_path, name):
-    atlas, store = asked
+def test_the_weights_decide_whether_a_folder_is_made_from_the_base(atlas_and_store, tmp_path, name):
+    atlas, store = atlas_and_store
     write(tmp_path / name, store / BASE, name)
     answer = atlas.lineage(tmp_path / name, expect=BASE)
     assert answer.verdict == MADE[name][1]
@@ -108,18 +108,18 @@ def test_the_weights_decide_whether_a_folder_is_made_from_the_base(asked, tmp_pa
     assert (row["kind"] == "unrelated") == (row["parent"] is None) == (answer.verdict == "unrelated")
 
 
-def test_a_model_on_the_hub_that_claims_the_base_is_contradicted(asked):
-    atlas, _ = asked
+def test_a_model_on_the_hub_that_claims_the_base_is_contradicted(atlas_and_store):
+    atlas, _ = atlas_and_store
     answer = atlas.lineage("far/other")
-    assert said(answer)[:3] == ("unrelated", "unrelated", None)
+    assert summary(answer)[:3] == ("unrelated", "unrelated", None)
     assert answer.edges[0].card == CONTRADICTED
     assert "not made from" in answer.headline
     assert "cosine" in answer.headline
 
 
 @pytest.mark.slow
-def test_an_adapter_is_judged_by_the_base_that_it_names(asked, tmp_path):
-    atlas, store = asked
+def test_an_adapter_is_judged_by_the_base_that_it_names(atlas_and_store, tmp_path):
+    atlas, store = atlas_and_store
     for name, named, verdict in (("own", BASE, "derived"), ("other", "far/other", "unrelated")):
         write_adapter(tmp_path / name, store / BASE, named)
         answer = atlas.lineage(tmp_path / name)
@@ -131,12 +131,12 @@ def test_an_adapter_is_judged_by_the_base_that_it_names(asked, tmp_path):
     assert any("nobody/knows-this" in note for note in answer.notes)
 
 
-def test_another_model_may_be_expected(asked, tmp_path):
-    atlas, store = asked
+def test_another_model_may_be_expected(atlas_and_store, tmp_path):
+    atlas, store = atlas_and_store
     shutil.copytree(store / "ann/glue-0", tmp_path / "again")
     same = atlas.lineage(tmp_path / "again", expect="ann/glue-0")
     assert same.is_as_expected
-    assert said(same)[:3] == ("derived", "copy", "ann/glue-0")
+    assert summary(same)[:3] == ("derived", "copy", "ann/glue-0")
     assert same.edges[0].direction == "unknown"
     assert same.edges[0].card != CONTRADICTED
     assert "the same weights as ann/glue-0; which came first cannot be told" in same.headline
@@ -148,10 +148,10 @@ def test_another_model_may_be_expected(asked, tmp_path):
 
 
 @pytest.mark.slow
-def test_indexed_or_not_the_answer_is_the_same(asked, tmp_path):
+def test_indexed_or_not_the_answer_is_the_same(atlas_and_store, tmp_path):
     from indexer import build
 
-    atlas, store = asked
+    atlas, store = atlas_and_store
     models = [f"far/{name}" for name in (*MADE, "on-base", "on-other")]
     for model in models:
         name = model.partition("/")[2]
@@ -161,25 +161,25 @@ def test_indexed_or_not_the_answer_is_the_same(asked, tmp_path):
             write_adapter(store / model, store / BASE, {"on-base": BASE, "on-other": "far/other"}[name])
         relation = "finetune" if name in MADE else "adapter"
         describe(store, model, tags=[f"base_model:{relation}:{BASE}"], card_data={"base_model": BASE})
-    before = {model: said(atlas.lineage(model, dates=False)) for model in models}
+    before = {model: summary(atlas.lineage(model, dates=False)) for model in models}
     assert {answer[0] for answer in before.values()} == {"derived", "copy", "unrelated"}
     build(BASE, tmp_path / "atlas", workers=1)
     atlas.refresh()
-    after = {model: said(atlas.lineage(model, dates=False)) for model in models}
+    after = {model: summary(atlas.lineage(model, dates=False)) for model in models}
     assert after == before
 
 
-def test_a_folder_with_the_content_of_an_indexed_one_is_no_continuation_of_it(asked, tmp_path):
+def test_a_folder_with_the_content_of_an_indexed_one_is_no_continuation_of_it(atlas_and_store, tmp_path):
     from indexer import add
 
-    atlas, store = asked
+    atlas, store = atlas_and_store
     write(tmp_path / "near", store / BASE, "near")
     add(tmp_path / "near", BASE, tmp_path / "atlas")
     atlas.refresh()
     shutil.copytree(tmp_path / "near", tmp_path / "twin")
     (tmp_path / "twin" / "README.md").write_text("Mine.")
     answer = atlas.lineage(tmp_path / "twin")
-    assert said(answer)[:3] == ("derived", "copy", "local:near")
+    assert summary(answer)[:3] == ("derived", "copy", "local:near")
     assert "the same weights as local:near; which came first cannot be told" in answer.headline
     with pytest.raises(AtlasError, match=r"local:near was added from a folder.*Ask about the folder itself"):
         atlas.lineage("local:near")
@@ -190,10 +190,10 @@ def test_the_command_exits_with_1_for_an_unrelated_model(hub, made_of_twelve, tm
     shutil.copytree(made_of_twelve / "atlas", tmp_path / "atlas")
     write(tmp_path / "random", hub.store_folder / BASE, "random")
     shell = Shell(hub.endpoint, tmp_path)
-    ran = shell("query", "lineage", "./random", "--expect", BASE, "--json")
-    assert ran.code == 1
-    assert [row["verdict"] for row in json.loads(ran.out)] == ["unrelated"]
-    assert ran.err.splitlines()[-1].endswith(f"is not made from {BASE}")
+    result = shell("query", "lineage", "./random", "--expect", BASE, "--json")
+    assert result.code == 1
+    assert [row["verdict"] for row in json.loads(result.out)] == ["unrelated"]
+    assert result.err.splitlines()[-1].endswith(f"is not made from {BASE}")
     assert shell("query", "lineage", "ann/glue-0", "--expect", BASE).code == 0
     assert shell("query", "lineage", "--all", "--expect", BASE).code == 2
     # The other questions say so too.

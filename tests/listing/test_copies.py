@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 from indexer.listing.listing import ListedModel
 from indexer.listing.parents import Parents
-from indexer.records.identity import Parent
+from indexer.records.identity import ModelVersion
+from indexer.sources.registry import ModelRef
 
 BASE = "mistralai/Tiny-Base"
 FILES = ("1" * 64, "2" * 64)
@@ -38,7 +39,7 @@ def parent_of(named: str, *others: dict, hub=(), copies=None, hashes=()) -> tupl
 
 def test_an_adapter_of_a_copy_is_one_of_what_was_copied():
     copies = {"x/copy-4bit": "x/copy", "x/copy": BASE, "a/tuned-4bit": "a/tuned", "x/round": "x/Round"}
-    tuned = Parent("a/tuned", "c" * 40, "finetune")
+    tuned = ModelVersion(ModelRef("a/tuned"), "c" * 40, "finetune")
     for named in ("x/copy-4bit", "X/Copy", "x--copy", "unsloth/Tiny-Base-bnb-4bit", "unsloth/tiny-base"):
         found, asked, parents = parent_of(named, copies=copies)
         assert (found, asked, parents.unknown) == (None, [], {}), named
@@ -51,7 +52,7 @@ def test_an_adapter_of_a_copy_is_one_of_what_was_copied():
 def test_a_copy_that_the_hub_describes_leads_to_what_was_copied():
     quantised = row("q/tuned-4bit", tags=["base_model:a/tuned", "base_model:quantized:a/tuned"])
     found, asked, _ = parent_of("q/tuned-4bit", row("a/tuned"), hub=[quantised])
-    assert (found, asked) == (Parent("a/tuned", "c" * 40, "finetune"), ["q/tuned-4bit"])
+    assert (found, asked) == (ModelVersion(ModelRef("a/tuned"), "c" * 40, "finetune"), ["q/tuned-4bit"])
     circle = [
         row("q/one", tags=["base_model:quantized:q/two"]),
         row("q/two", tags=["base_model:quantized:q/one"]),
@@ -66,15 +67,15 @@ def test_a_model_with_the_files_of_the_base_is_the_base():
     assert (found, asked) == (None, ["x/Tiny-Base-ungated"])
     other = row("x/Tiny-Base-ungated", hashes=FILES[:1])
     found, asked, _ = parent_of("x/Tiny-Base-ungated", mirror, hub=[other], hashes=FILES)
-    assert found == Parent("x/Tiny-Base-ungated", "c" * 40, "finetune")
+    assert found == ModelVersion(ModelRef("x/Tiny-Base-ungated"), "c" * 40, "finetune")
     # One that is not named after the base is not asked about once more; nor is any where hashes are not known.
     for named, hashes in (("x/other", FILES), ("x/Tiny-Base-ungated", ()), ("x/Tiny-Base-ungated", (None,))):
         found, asked, _ = parent_of(named, row(named), hashes=hashes)
-        assert (found.model, asked) == (named, [])
+        assert (found.model.id, asked) == (named, [])
 
 
 def test_checksums_may_be_anything():
     for siblings in (None, 5, [None], [{"lfs": 5}], [{"lfs": {"sha256": []}}]):
         odd = row("x/Tiny-Base-2") | {"siblings": siblings}
         found, _, _ = parent_of("x/Tiny-Base-2", row("x/Tiny-Base-2"), hub=[odd], hashes=FILES)
-        assert found.model == "x/Tiny-Base-2"
+        assert found.model.id == "x/Tiny-Base-2"

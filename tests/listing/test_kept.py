@@ -9,7 +9,6 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
-from indexer.network.hub_requests import RetryPolicy
 from indexer.sources.questions import CrawlRequest
 from indexer.sources.registry import author_of
 from indexer.storage.checksummed_jsonl import write_lines
@@ -210,7 +209,6 @@ def test_a_failing_page_erases_nothing(store, monkeypatch, path):
     with served(store, monkeypatch, page_size=3) as hub:
         update_listing(Listing(path), ONE)
         for fault in ({"status": 500}, {"malformed_json": True}, {"status": 401}, {"no_answer": True}):
-            monkeypatch.setattr("indexer.network.hub_requests.JSON_RETRIES", RetryPolicy(retries=1, first_wait=0.01))
             struck = hub.faults.add("/api/models", since=2, **fault)
             with pytest.raises(AtlasError):
                 update_listing(Listing(path), ONE)

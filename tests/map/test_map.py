@@ -125,13 +125,13 @@ def test_clusters_are_those_of_the_clustering(atlas):
     from query.questions.clusters.study import clusters
 
     drawn = pca(atlas, color="cluster")
-    found = clusters(read_population(atlas, BASE), seed=0)
-    assert found.clusters
+    clustering = clusters(read_population(atlas, BASE), seed=0)
+    assert clustering.clusters
     for point in drawn.points:
-        number = found.labels[point.model_id]
+        number = clustering.labels[point.model_id]
         assert (point.group or "-1").partition(":")[0] == str(number)
-    for cluster in found.clusters:
-        (name,) = {point.group for point in drawn.points if found.labels[point.model_id] == cluster.cluster}
+    for cluster in clustering.clusters:
+        (name,) = {point.group for point in drawn.points if clustering.labels[point.model_id] == cluster.cluster}
         assert next(iter(cluster.datasets), "no dataset named") in name
     assert drawn.coloring.none == "in no cluster"
 
@@ -140,16 +140,16 @@ def test_neighbours_are_the_nearest_on_the_map(atlas):
     drawn = pca(atlas)
     vectors = np.array([model.vector for model in MODELS[:8]])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    for row, found in enumerate(drawn.neighbours):
+    for row, neighbours in enumerate(drawn.neighbours):
         cosines = vectors @ vectors[row]
         expected = sorted((other for other in range(8) if other != row), key=lambda other: -cosines[other])
-        assert [near.place for near in found] == expected
-        assert [near.cosine for near in found] == pytest.approx(cosines[expected], abs=1e-5)
+        assert [near.row for near in neighbours] == expected
+        assert [near.cosine for near in neighbours] == pytest.approx(cosines[expected], abs=1e-5)
 
 
 def test_no_more_neighbours_than_a_page_can_show(tmp_path):
     with Atlas(write_atlas(tmp_path / "atlas", [Model(f"a/{n}", near(n % 2)) for n in range(12)])) as many:
-        assert {len(found) for found in pca(many).neighbours} == {8}
+        assert {len(neighbours) for neighbours in pca(many).neighbours} == {8}
 
 
 def test_rows_of_the_data_frame(atlas):
@@ -193,9 +193,9 @@ def query(folder, *words):
 
 def test_a_table_for_other_viewers(folder, tmp_path):
     """Read back by DuckDB: rows are numbered from 0, and neighbours are rows, the nearest first."""
-    ran = query(folder, "map", "--method", "pca", "--color", "cluster", "--out", str(tmp_path / "my map.parquet"))
-    assert ran.code == 0, ran.err
-    assert ran.err.splitlines()[-1] == (
+    result = query(folder, "map", "--method", "pca", "--color", "cluster", "--out", str(tmp_path / "my map.parquet"))
+    assert result.code == 0, result.err
+    assert result.err.splitlines()[-1] == (
         f"to view it: embedding-atlas '{tmp_path}/my map.parquet' --text model --x x --y y --neighbors neighbors"
     )
     rows = duckdb.sql(f"SELECT * FROM '{tmp_path / 'my map.parquet'}'")
@@ -210,9 +210,9 @@ def test_a_table_for_other_viewers(folder, tmp_path):
     assert table[4]["downloads"] is None
     with Atlas(folder) as atlas:
         for row in table:
-            known = [one for one in atlas.similar(row["model"], k=10) if one.model in KEPT]
-            assert [table[place]["model"] for place in row["neighbors"]["ids"]] == [one.model for one in known]
-            assert row["neighbors"]["distances"] == pytest.approx([1 - one.similarity for one in known], abs=1e-6)
+            similar = [model for model in atlas.similar(row["model"], k=10) if model.model in KEPT]
+            assert [table[row]["model"] for row in row["neighbors"]["ids"]] == [model.model for model in similar]
+            assert row["neighbors"]["distances"] == pytest.approx([1 - model.similarity for model in similar], abs=1e-6)
 
 
 def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
@@ -235,12 +235,12 @@ def test_neighbours_have_backgrounds_and_models_parents(folder, tmp_path):
     with Atlas(other) as atlas:
         drawn = pca(atlas)
         for point, near in zip(drawn.points, drawn.neighbours, strict=True):
-            known = {one.model: one.background for one in atlas.similar(point.model, k=10)}
-            assert all(one.background == pytest.approx(known[KEPT[one.place]]) for one in near)
-        answer = [one.background for near in drawn.neighbours for one in near]
+            background_of = {model.model: model.background for model in atlas.similar(point.model, k=10)}
+            assert all(neighbour.background == pytest.approx(background_of[KEPT[neighbour.row]]) for neighbour in near)
+        answer = [neighbour.background for near in drawn.neighbours for neighbour in near]
         assert min(answer) >= 0.001
-        assert any(0.1 < one < 0.9 for one in answer)
-        assert {model: [one.words for one in parents] for model, parents in drawn.parents.items()} == {
+        assert any(0.1 < share < 0.9 for share in answer)
+        assert {model: [parent.words for parent in parents] for model, parents in drawn.parents.items()} == {
             2: ["continued, or the other way round; card: confirmed"],
             3: ["tuned from the base; card: not declared"],
         }
@@ -261,9 +261,9 @@ def test_of_many_models_the_neighbours_that_are_kept_are_used(atlas, monkeypatch
     assert exact.method == "umap"
     monkeypatch.setattr("query.questions.map.model_map.MOST_COMPARED", 0)
     monkeypatch.setattr("query.questions.map.projection.exact_near", None)  # nothing is compared
-    kept = model_map(atlas, BASE, method="umap")
-    places = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, kept)]
-    assert np.allclose(*places, atol=1e-3)
+    stored = model_map(atlas, BASE, method="umap")
+    positions = [[(point.x, point.y) for point in drawn.points] for drawn in (exact, stored)]
+    assert np.allclose(*positions, atol=1e-3)
 
 
 def test_neighbours_that_are_not_known_are_left_open():
@@ -272,23 +272,23 @@ def test_neighbours_that_are_not_known_are_left_open():
     near = Neighbours(
         *map(np.array, ([3, 3, 3, 7, 9], [9, 4, 7, 3, 3], [0.9, 0.8, 0.7, 0.7, 0.9], [np.nan] * 5, [0] * 5))
     )
-    places, distances = known_near(near, np.array([3, 7, 9]), 3)
-    assert places.tolist() == [[0, 2, 1], [1, 0, -1], [2, 0, -1]]
+    indices, distances = known_near(near, np.array([3, 7, 9]), 3)
+    assert indices.tolist() == [[0, 2, 1], [1, 0, -1], [2, 0, -1]]
     assert distances == pytest.approx(np.array([[0, 0.1, 0.3], [0, 0.3, 2], [0, 0.1, 2]]), abs=1e-6)
 
 
 def test_the_command(folder, tmp_path):
-    ran = query(folder, "map", "--method", "tsne", "--color", "licence", "--out", str(tmp_path / "m.svg"), "--theme",
+    result = query(folder, "map", "--method", "tsne", "--color", "licence", "--out", str(tmp_path / "m.svg"), "--theme",
                 "dark", "--json")  # fmt: skip
-    assert ran.code == 0, ran.err
-    facts = json.loads(ran.out)
+    assert result.code == 0, result.err
+    facts = json.loads(result.out)
     assert facts["file"] == str(tmp_path / "m.svg")
     assert facts["groups"] == [{"group": "mit", "models": 3}, {"group": "apache-2.0", "models": 1}]
     assert THEMES["dark"].background.lower() in (tmp_path / "m.svg").read_text().lower()
-    ran = query(folder, "map", "--color", "flavour", "--out", str(tmp_path / "n.png"))
-    assert ran.code == 1
-    assert ran.err.count("\n") == 1
-    assert "flavour" in ran.err
+    result = query(folder, "map", "--color", "flavour", "--out", str(tmp_path / "n.png"))
+    assert result.code == 1
+    assert result.err.count("\n") == 1
+    assert "flavour" in result.err
     assert not (tmp_path / "n.png").exists()
-    ran = query(folder, "map", "--out", "n.bmp")
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    result = query(folder, "map", "--out", "n.bmp")
+    assert (result.code, result.err.count("\n")) == (2, 1)

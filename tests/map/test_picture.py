@@ -29,7 +29,7 @@ def test_the_rest_shares_a_grey():
     assert [group.group for group in groups.shown] == [f"d{number}" for number in range(LEGEND)]
     assert [group.models for group in groups.rest] == [30 - LEGEND, 29 - LEGEND, 28 - LEGEND]
     assert groups.codes.count(-1) == 2
-    assert groups.of(len(names)) is None
+    assert groups.name_of(len(names)) is None
 
 
 def texts_of(figure):
@@ -40,12 +40,12 @@ def texts_of(figure):
 
 
 def test_the_picture_has_a_title_legend_and_labels(atlas):
-    said = "\n".join(texts_of(pca(atlas).figure()))
+    text = "\n".join(texts_of(pca(atlas).figure()))
     for words in (
         f"8 fine-tunes of {BASE}", "PCA of the vectors “input”", "1 copy of the base, 1 unrelated to the base, 1 duplicate", "imdb (4)",
         "glue/mrpc (2)", "no dataset named (1)", "adapter (2)", "principal component 1 (", " % of the variance",
     ):  # fmt: skip
-        assert words in said, words
+        assert words in text, words
 
 
 def test_what_has_no_group_can_be_seen(atlas):
@@ -54,13 +54,13 @@ def test_what_has_no_group_can_be_seen(atlas):
     from matplotlib.colors import to_hex
 
     drawn = pca(atlas)
-    (place,) = [(point.x, point.y) for point in drawn.points if point.group is None]
+    (position,) = [(point.x, point.y) for point in drawn.points if point.group is None]
     for name, theme in THEMES.items():
         marks = drawn.figure(name).findobj(PathCollection)
-        (ring,) = [one for one in marks if any(np.allclose(at, place) for at in one.get_offsets())]
+        (ring,) = [mark for mark in marks if any(np.allclose(offset, position) for offset in mark.get_offsets())]
         assert to_hex(ring.get_edgecolors()[0]).upper() == theme.ink
         assert ring.get_linewidths()[0] > 0.5
-        assert ring.get_zorder() == max(one.get_zorder() for one in marks)
+        assert ring.get_zorder() == max(mark.get_zorder() for mark in marks)
 
 
 def test_one_colour_and_one_shape_say_one_thing(atlas):
@@ -78,25 +78,25 @@ def test_groups_are_named_where_they_lie():
     rng = np.random.default_rng(0)
     centres = np.array([[0, 0], [10, 0], [0, 10]])
     codes = np.repeat([0, 1, 2, 3], [30, 20, 20, 12])
-    places = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
-    places[:10] += 6  # a third of the first group
-    found = group_discs(places, codes.tolist(), 4)
-    assert found[3] is None  # scattered over the whole map
-    for heap, centre in zip(found, centres, strict=False):
+    positions = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
+    positions[:10] += 6  # a third of the first group
+    discs = group_discs(positions, codes.tolist(), 4)
+    assert discs[3] is None  # scattered over the whole map
+    for heap, centre in zip(discs, centres, strict=False):
         assert np.hypot(heap[0] - centre[0], heap[1] - centre[1]) < 0.3
     frame = (-3.0, -3.0, 13.0, 13.0)
-    names = room_for_names(places, codes.tolist(), found, [(2.0, 0.5)] * 4, frame, 0.1)
+    names = room_for_names(positions, codes.tolist(), discs, [(2.0, 0.5)] * 4, frame, 0.1)
     assert names[3] is None
     assert all(names[:3])
     for group, (x, y) in enumerate(names[:3]):
-        away = np.hypot(*np.maximum(np.abs(places - (x, y)) - (1.0, 0.25), 0).T)
-        assert away.min() >= 0.1
-        assert codes[away.argmin()] == group
+        distances = np.hypot(*np.maximum(np.abs(positions - (x, y)) - (1.0, 0.25), 0).T)
+        assert distances.min() >= 0.1
+        assert codes[distances.argmin()] == group
         assert frame[0] <= x - 1 and x + 1 <= frame[2]  # noqa: PT018
-    crowd = np.vstack([places, rng.uniform(-3, 13, size=(4000, 2))])
+    crowd = np.vstack([positions, rng.uniform(-3, 13, size=(4000, 2))])
     everywhere = [*codes.tolist(), *[-1] * 4000]
-    assert room_for_names(crowd, everywhere, found, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
-    assert group_discs(places[:1], [0], 1) == (None,)
+    assert room_for_names(crowd, everywhere, discs, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
+    assert group_discs(positions[:1], [0], 1) == (None,)
 
 
 def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
@@ -111,18 +111,18 @@ def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
         shape: len(MarkerStyle(shape).get_path().transformed(MarkerStyle(shape).get_transform())) for shape in shapes
     }
     assert len(set(sizes.values())) == 2
-    found = {}
+    drawn_as = {}
     for marks in drawn.figure().findobj(PathCollection):
         (path,) = marks.get_paths()
         relation = next(shapes[shape] for shape, size in sizes.items() if size == len(path))
         colours = marks.get_facecolors()
-        for row, place in enumerate(marks.get_offsets()):
-            found[tuple(np.round(place, 6))] = (relation, to_hex(colours[row % len(colours)]).upper())
+        for row, position in enumerate(marks.get_offsets()):
+            drawn_as[tuple(np.round(position, 6))] = (relation, to_hex(colours[row % len(colours)]).upper())
     ranks = {"imdb": 0, "glue/mrpc": 1, "squad": 2}
     for point in drawn.points:
         colour = theme.background if point.group is None else theme.palette[ranks[point.group]]  # a ring
-        assert found.pop((round(point.x, 6), round(point.y, 6))) == (point.relation, colour)
-    assert not found
+        assert drawn_as.pop((round(point.x, 6), round(point.y, 6))) == (point.relation, colour)
+    assert not drawn_as
 
 
 # Machado, Oliveira & Fernandes (2009), severity 1: what protanopes, deuteranopes and tritanopes see, in linear RGB.
@@ -210,13 +210,13 @@ def test_hostile_names_in_a_picture_are_text(hostile, color):
     drawn = pca(hostile, color=color)
     for suffix in (".png", ".pdf"):
         draw(drawn.figure(), suffix)
-    said = ElementTree.fromstring(draw(drawn.figure(), ".svg"))
-    assert {element.tag.removeprefix(SVG) for element in said.iter()} <= {
+    svg = ElementTree.fromstring(draw(drawn.figure(), ".svg"))
+    assert {element.tag.removeprefix(SVG) for element in svg.iter()} <= {
         "svg", "metadata", "RDF", "Work", "type", "format", "creator", "Agent", "title", "date", "defs", "style", "g",
         "path", "use", "text", "clipPath", "rect", "{http://www.w3.org/1999/02/22-rdf-syntax-ns#}RDF",
-        *(element.tag for element in said.iter() if "purl.org" in element.tag or "creativecommons" in element.tag),
+        *(element.tag for element in svg.iter() if "purl.org" in element.tag or "creativecommons" in element.tag),
     }  # fmt: skip
-    written = "".join(said.itertext())
+    written = "".join(svg.itertext())
     assert "\u202e" not in written
     assert "\x1b" not in written
     if color == "model":
@@ -271,10 +271,10 @@ def by_matplotlib(figure):
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_a_name_takes_from_an_installed_font_what_its_own_lacks(monkeypatch):
     boxes = by_matplotlib(drawn())
-    whole = by_matplotlib(drawn(["sans-serif", "STIXGeneral"]))
-    assert boxes != whole
+    with_font = by_matplotlib(drawn(["sans-serif", "STIXGeneral"]))
+    assert boxes != with_font
     monkeypatch.setattr(figures, "FURTHER_FONTS", ("No Such Font", "STIXGeneral"))
-    assert draw(drawn(), ".png") == whole
+    assert draw(drawn(), ".png") == with_font
     monkeypatch.setattr(figures, "FURTHER_FONTS", ("No Such Font",))
     assert draw(drawn(), ".png") == boxes
 

@@ -11,11 +11,11 @@ from query.questions.map.neighbours import NearPoint, Parent
 def middle(page):
     """The window's pixel where the first model lies."""
     box = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
-    place = page.run("return [screenX(0), screenY(0)]")
-    return box[0] + place[0], box[1] + place[1]
+    position = page.run("return [screenX(0), screenY(0)]")
+    return box[0] + position[0], box[1] + position[1]
 
 
-def shown(page):
+def shown_heading(page):
     return page.text("#shown summary")
 
 
@@ -77,7 +77,7 @@ def example_map(rows=ROWS, neighbours=NEIGHBOURS, **options):
                 downloads,
                 float(x),
                 float(y),
-                groups.of(number),
+                groups.name_of(number),
                 None,
                 LICENCES[number % len(LICENCES)],
             )

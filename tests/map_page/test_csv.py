@@ -33,9 +33,11 @@ def test_it_is_that_of_the_commands():
     written = saved(rows)
     assert (
         list(csv.reader(io.StringIO(written, newline="")))
-        == list(csv.reader(io.StringIO(as_csv([{"a": one, "b": two} for one, two in rows], ["a", "b"]), newline="")))[
-            1:
-        ]
+        == list(
+            csv.reader(
+                io.StringIO(as_csv([{"a": first, "b": second} for first, second in rows], ["a", "b"]), newline="")
+            )
+        )[1:]
     )
 
 

@@ -72,7 +72,7 @@ def test_what_the_page_contains():
 
 def test_nothing_hostile_would_run_or_reach_the_network(browser, file):
     browser.open(file)
-    ran = browser.run("""
+    planted = browser.run("""
       const script = document.createElement("script");
       script.textContent = "window.planted = 1";
       document.body.append(script);
@@ -81,9 +81,9 @@ def test_nothing_hostile_would_run_or_reach_the_network(browser, file):
       document.body.append(image);
       image.click();
       return window.planted ?? null;""")
-    assert ran is None
-    asked = browser.run("return fetch('http://127.0.0.1:9/').then(() => 'sent', (error) => error.name)")
-    assert asked == "TypeError"
+    assert planted is None
+    error_name = browser.run("return fetch('http://127.0.0.1:9/').then(() => 'sent', (error) => error.name)")
+    assert error_name == "TypeError"
     refused = "\n".join(line for line in browser.console() if "Content Security Policy" in line)
     assert "inline script" in refused
     assert "inline event handler" in refused

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.browser import KEYS
-from tests.map_page.example import IMAGE, SCRIPT, drawn, middle, settle, shown
+from tests.map_page.example import IMAGE, SCRIPT, drawn, middle, settle, shown_heading
 
 
 def test_what_is_there_at_first(page):
@@ -17,7 +17,7 @@ def test_what_is_there_at_first(page):
     assert page.run("return document.title") == f"7 fine-tunes of org/{IMAGE}"
     assert page.texts("#legend button") == ["imdb\n3", "glue/mrpc\n2", f"{SCRIPT}\n1", "no dataset named\n1"]
     assert page.texts("#legend .key") == ["whole models (6)", "adapters (1)"]
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     assert page.text("#notes") == "A note."
     assert page.run("return document.getElementById('selected').hidden")
 

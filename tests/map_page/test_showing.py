@@ -6,7 +6,7 @@ import pytest
 
 from query.contract.figures import THEMES
 from tests.browser import KEYS
-from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown
+from tests.map_page.example import IMAGE, SCRIPT, drawn, example_map, middle, settle, shown_heading
 
 
 def test_filters_combine(page):
@@ -17,10 +17,10 @@ def test_filters_combine(page):
     ]  # fmt: skip
     assert page.texts("#filters details:nth-child(2) .option")[:2] == ["ann\n2", "bob\n2"]
     page.click("#filters details:nth-child(1) input[type=checkbox]", 0)  # imdb
-    assert shown(page) == "Models shown (3 of 7)"
+    assert shown_heading(page) == "Models shown (3 of 7)"
     assert page.texts("#filters details:nth-child(2) .option")[:3] == ["ann\n1", "bob\n1", "local\n1"]
     page.click("#filters details:nth-child(2) input[type=checkbox]", 1)  # bob
-    assert shown(page) == "Models shown (1 of 7)"
+    assert shown_heading(page) == "Models shown (1 of 7)"
     page.click("#shown summary")
     page.wait("document.querySelector('#shown tbody tr')")
     assert page.texts("#shown tbody th") == ["bob/bert-imdb-lora"]
@@ -32,9 +32,9 @@ def test_filters_combine(page):
     assert page.text("#active span") == "Narrowed by dataset, author"
     page.type("#search", "mrpc" + KEYS["enter"])
     assert "Hidden by the filters" in page.text("#selected")
-    for place in (1, 2):
-        page.click(f"#filters details:nth-child({place}) button")
-    assert shown(page) == "Models shown (7 of 7)"
+    for number in (1, 2):
+        page.click(f"#filters details:nth-child({number}) button")
+    assert shown_heading(page) == "Models shown (7 of 7)"
     page.type("#filters details:nth-child(2) input[type=search]", "ANN")
     assert page.texts("#filters details:nth-child(2) .option") == ["ann\n2"]
 
@@ -45,7 +45,7 @@ def test_downloads_and_an_area_filter_too(page):
     assert page.texts("#shown tbody th") == ["ann/bert-mrpc", "bob/bert-imdb-lora"]
     assert page.texts("#legend button .number") == ["1", "1", "0", "0"]
     page.click("#clear")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     box = page.run("return [...screenOf(-2.5, 1.2), ...screenOf(-0.5, -1.2)]")
     corner = page.run("const b = document.getElementById('map').getBoundingClientRect(); return [b.x, b.y]")
     page.run(
@@ -63,16 +63,16 @@ def test_downloads_and_an_area_filter_too(page):
 def test_a_drag_over_a_histogram_filters(page):
     """From the bin of one value to that of another; all other filters count what is left."""
     bins = "return numbers[0].values.map((value) => (value === null ? null : binOf(numbers[0], value)))"
-    of = page.run(bins)
-    assert of[4] is None
-    assert (of[6], of[1]) == (0, 23)  # zero lies in the first bin, the most in the last
+    bin_of = page.run(bins)
+    assert bin_of[4] is None
+    assert (bin_of[6], bin_of[1]) == (0, 23)  # zero lies in the first bin, the most in the last
     page.run("document.querySelector('.chart').scrollIntoView()")
     box = page.run(
         "const b = document.querySelector('.chart').getBoundingClientRect(); return [b.x, b.y, b.width, b.height]"
     )
-    x = [box[0] + (of[model] + 0.5) * box[2] / 24 for model in (2, 3)]  # 7 and 50 downloads
+    x = [box[0] + (bin_of[model] + 0.5) * box[2] / 24 for model in (2, 3)]  # 7 and 50 downloads
     page.pointer(("move", x[1], box[1] + 9), ("down", 0, 0), ("move", x[0], box[1] + 20), ("up", 0, 0))
-    assert shown(page) == "Models shown (2 of 7)"
+    assert shown_heading(page) == "Models shown (2 of 7)"
     assert page.run("return state.range.downloads") == [7, 50]
     assert page.run("return ['least', 'most'].map((end) => document.getElementById(`${end}-downloads`).value)") == [
         "7",
@@ -82,7 +82,7 @@ def test_a_drag_over_a_histogram_filters(page):
     assert page.run("return location.hash") == "#downloads=7..50"
     assert page.run("return document.querySelectorAll('.bin.out').length") > 0
     page.click(".histogram button")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
     page.run("location.hash = '#downloads=..6'")
     page.wait("document.querySelector('#shown summary').innerText.includes('(2 of 7)')")
 
@@ -118,17 +118,17 @@ def test_the_view_is_in_the_address(page, file):
     page.wait("location.hash.includes('at=')")
     address = page.run("return location.hash")
     assert address.startswith("#model=bob%2Fbert-imdb-lora&dataset=imdb&dataset=&hide=none&at=")
-    seen = (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme"))
-    place = page.run("return [view.x, view.y, view.scale / view.whole]")
+    contents = (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme"))
+    position = page.run("return [view.x, view.y, view.scale / view.whole]")
     page.open(file, address)
     page.wait("!document.getElementById('selected').hidden")
-    assert (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme")) == seen
-    assert page.run("return [view.x, view.y, view.scale / view.whole]") == pytest.approx(place, rel=1e-3, abs=1e-3)
+    assert (page.texts("#shown tbody th"), page.text("#selected h2"), page.text("#theme")) == contents
+    assert page.run("return [view.x, view.y, view.scale / view.whole]") == pytest.approx(position, rel=1e-3, abs=1e-3)
     page.run("writeView()")
     assert page.run("return location.hash") == address
     page.open(file, "#dataset=no/such&hide=%3Dzz&at=1,2&sort=-flavour&color=taste&area=a,b,c,d&downloads=-7&model=%FF")
     page.wait("document.querySelector('#legend button')")
-    assert shown(page) == "Models shown (7 of 7)"
+    assert shown_heading(page) == "Models shown (7 of 7)"
 
 
 def test_names_stand_next_to_their_groups(browser, tmp_path):
@@ -151,10 +151,10 @@ def test_names_stand_next_to_their_groups(browser, tmp_path):
     browser.open(tmp_path / "named.html")
     browser.wait("document.querySelector('#legend button')")
     settle(browser)
-    found = browser.run("return names")
-    assert sorted(name["text"] for name in found) == ["set/0", "set/1", "set/2"]
+    names = browser.run("return names")
+    assert sorted(name["text"] for name in names) == ["set/0", "set/1", "set/2"]
     for x, y in browser.run("return data.models.map((_, i) => [screenX(i), screenY(i)])"):
-        for name in found:
+        for name in names:
             assert abs(x - name["x"]) > name["width"] / 2 or abs(y - name["y"]) > name["height"] / 2
     assert browser.console() == []
 
@@ -163,7 +163,7 @@ def test_the_legend_hides_groups(page):
     before = drawn(page)
     page.click("#legend button", 0)
     assert page.run("return document.querySelector('#legend button').getAttribute('aria-pressed')") == "false"
-    assert shown(page) == "Models shown (4 of 7)"
+    assert shown_heading(page) == "Models shown (4 of 7)"
     assert drawn(page) != before
     x, y = middle(page)
     page.click("#legend button", 2)  # that of the model in the middle
@@ -171,11 +171,11 @@ def test_the_legend_hides_groups(page):
     settle(page)
     assert page.run("return document.getElementById('tooltip').hidden")
     page.click("#toggle-all")
-    assert (shown(page), page.text("#toggle-all")) == ("Models shown (7 of 7)", "Hide all")
+    assert (shown_heading(page), page.text("#toggle-all")) == ("Models shown (7 of 7)", "Hide all")
     page.click("#toggle-all")
-    assert shown(page) == "Models shown (0 of 7)"
+    assert shown_heading(page) == "Models shown (0 of 7)"
     page.click("#legend button", 3)
-    assert shown(page) == "Models shown (1 of 7)"
+    assert shown_heading(page) == "Models shown (1 of 7)"
 
 
 def test_another_colour(page):
@@ -187,16 +187,18 @@ def test_another_colour(page):
 def test_zoom_move_and_reset(page):
     x, y = middle(page)
     start = page.run("return [view.scale, view.x, view.y]")
-    place = page.run("return [screenX(0), screenY(0)]")
+    position = page.run("return [screenX(0), screenY(0)]")
     page.wheel(x, y, -300)
     page.wait(f"view.scale > {1.5 * start[0]}")
-    assert page.run("return [screenX(0), screenY(0)]") == pytest.approx(place, abs=1)  # what is pointed at stays there
-    left = page.run("return view.x")
+    assert page.run("return [screenX(0), screenY(0)]") == pytest.approx(
+        position, abs=1
+    )  # what is pointed at stays there
+    x_before = page.run("return view.x")
     page.pointer(
         ("move", x + 40, y + 90), ("down", 0, 0), ("move", x + 90, y + 110), ("move", x + 140, y + 90), ("up", 0, 0)
     )
     scale = page.run("return view.scale")
-    assert page.run("return view.x") == pytest.approx(left - 100 / scale, rel=0.05)
+    assert page.run("return view.x") == pytest.approx(x_before - 100 / scale, rel=0.05)
     assert page.run("return document.getElementById('selected').hidden")  # a drag is no click
     page.pointer(("move", x - 90, y + 140), *[("down", 0, 0), ("up", 0, 0)] * 2)
     page.wait(f"view.scale === {start[0]}")

@@ -137,7 +137,7 @@ def six_models(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def mine(six_models, tmp_path) -> Path:
+def own_atlas(six_models, tmp_path) -> Path:
     """A copy to be changed, next to a file that must not be read."""
     (tmp_path / "secret").write_text(SECRET)
     return Path(shutil.copytree(six_models, tmp_path / "atlas"))

@@ -72,7 +72,7 @@ def bent_bytes(content: bytes, chance: random.Random) -> bytes:
             lambda: content[:start] + bytes(len(some)) + content[stop:],
             lambda: content[:start] + content[stop:],
             lambda: content[:stop] + some + content[stop:],
-            lambda: content[:start] + bytes(one ^ (1 << chance.randrange(8)) for one in some) + content[stop:],
+            lambda: content[:start] + bytes(byte ^ (1 << chance.randrange(8)) for byte in some) + content[stop:],
             lambda: b"",
         )
     )()
@@ -90,13 +90,13 @@ def bent_value(value: Any, chance: random.Random) -> Any:
         if how < 0.15:
             return {**value, chance.choice(("", "x" * 1000, "\ud800", "__metadata__")): chance.choice(HOSTILE)()}
         return {**value, key: bent_value(value[key], chance)}
-    place = chance.randrange(len(value))
+    index = chance.randrange(len(value))
     how = chance.random()
     if how < 0.1:
-        return value[:place] + value[place + 1 :]
+        return value[:index] + value[index + 1 :]
     if how < 0.2:
         return value * chance.choice((2, 50))
-    return [*value[:place], bent_value(value[place], chance), *value[place + 1 :]]
+    return [*value[:index], bent_value(value[index], chance), *value[index + 1 :]]
 
 
 def bent_object(content: bytes, chance: random.Random) -> bytes:
@@ -104,13 +104,13 @@ def bent_object(content: bytes, chance: random.Random) -> bytes:
     from indexer.storage.checksummed_jsonl import add_checksum, parse_checksummed
 
     lines = content.split(b"\n")
-    place = chance.choice([number for number, line in enumerate(lines) if line])
-    found = parse_checksummed(lines[place])
-    found.pop("sum", None)
-    inner = bent_value(found, chance)
+    index = chance.choice([number for number, line in enumerate(lines) if line])
+    value = parse_checksummed(lines[index])
+    value.pop("sum", None)
+    inner = bent_value(value, chance)
     if not isinstance(inner, dict) or not inner:
         inner = {"kind": inner}
-    lines[place] = add_checksum(json.dumps(inner, separators=(",", ":")))
+    lines[index] = add_checksum(json.dumps(inner, separators=(",", ":")))
     return b"\n".join(lines)
 
 
@@ -174,11 +174,11 @@ def bend_database(path: Path, chance: random.Random) -> None:
         }
         numbers = ["0", "-1", "127", "32767", "2147483647", "9223372036854775807", "'nan'::DOUBLE", "1e308"]
         value = chance.choice([*literals.get(kind, numbers), "NULL", "[]", "[NULL]", "{'a': 1}"])
-        where = chance.choice(("", "WHERE random() < 0.5", "WHERE rowid = 0"))
+        condition = chance.choice(("", "WHERE random() < 0.5", "WHERE rowid = 0"))
         with contextlib.suppress(duckdb.Error):
-            connection.execute(f'UPDATE "{table}" SET "{column}" = TRY_CAST(({value}) AS {kind}) {where}')
+            connection.execute(f'UPDATE "{table}" SET "{column}" = TRY_CAST(({value}) AS {kind}) {condition}')
             if chance.random() < 0.2:
-                connection.execute(f'DELETE FROM "{table}" {where}')
+                connection.execute(f'DELETE FROM "{table}" {condition}')
 
 
 def bend_listing(path: Path, chance: random.Random) -> None:
@@ -194,11 +194,11 @@ def bend_listing(path: Path, chance: random.Random) -> None:
         rows = connection.execute(f"SELECT rowid, * FROM {table}")
         names = [column[0] for column in rows.description][1:-1]
         rowid, *values, _ = chance.choice(rows.fetchall())
-        place = chance.randrange(len(values))
+        index = chance.randrange(len(values))
         with contextlib.suppress(TypeError, ValueError):
-            values[place] = json.dumps(bent_value(json.loads(values[place]), chance))
+            values[index] = json.dumps(bent_value(json.loads(values[index]), chance))
         if chance.random() < 0.5:
-            values[place] = chance.choice(
+            values[index] = chance.choice(
                 (None, -1, 1 << 62, 0.5, b"\xff", "", "x" * 1000, "../x", "[", "\x1b[2J", "9999")
             )
         changes = ", ".join(f"{name} = ?" for name in names)
@@ -263,7 +263,7 @@ def read(atlas: AtlasFolder, kind: str, path: Path) -> None:
         "profile": [lambda: read_profile(path)],
         "checksums": [lambda: damage(atlas)],
     }
-    _all_told(ways.get(kind, []))
+    _run_all(ways.get(kind, []))
 
 
 def use(atlas: AtlasFolder, kind: str, path: Path) -> None:
@@ -273,7 +273,7 @@ def use(atlas: AtlasFolder, kind: str, path: Path) -> None:
     from query import Atlas
     from tests.tiny_hub import BASE
 
-    def asked() -> None:
+    def query_all() -> None:
         with Atlas(atlas.root) as opened:
             opened.similar("ann/glue-0")
             for table in ("models", "failures", "duplicates", "lineage", "depth_of_models", "indexes"):
@@ -284,10 +284,10 @@ def use(atlas: AtlasFolder, kind: str, path: Path) -> None:
         with atlas.locked("index rebuild"):
             rebuild(atlas)
 
-    _all_told([asked, lambda: status(atlas), lambda: verify(atlas), rebuilt, asked, lambda: verify(atlas)])
+    _run_all([query_all, lambda: status(atlas), lambda: verify(atlas), rebuilt, query_all, lambda: verify(atlas)])
 
 
-def _all_told(steps: list[Callable[[], object]]) -> None:
+def _run_all(steps: list[Callable[[], object]]) -> None:
     for step in steps:
         try:
             step()
@@ -301,24 +301,24 @@ def outcomes(source: Path, kind: str, seeds: range, way: Callable[[AtlasFolder, 
 
     In a process of its own, and another one for those after a seed that killed it.
     """
-    found: dict[int, str] = {}
-    while left := [seed for seed in seeds if seed not in found]:
+    outcome_of_seed: dict[int, str] = {}
+    while left := [seed for seed in seeds if seed not in outcome_of_seed]:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reading)
-            _tell_all(source, kind, left, way, writing)
+            _write_outcomes(source, kind, left, way, writing)
         os.close(writing)
         with os.fdopen(reading, encoding="utf-8", errors="replace") as answers:
-            found |= dict(json.loads(line) for line in answers)
+            outcome_of_seed |= dict(json.loads(line) for line in answers)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
-            killed = next(seed for seed in left if seed not in found)
-            found[killed] = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return found
+            killed = next(seed for seed in left if seed not in outcome_of_seed)
+            outcome_of_seed[killed] = f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return outcome_of_seed
 
 
-def _tell_all(
+def _write_outcomes(
     source: Path, kind: str, seeds: list[int], way: Callable[[AtlasFolder, str, Path], None], writing: int
 ) -> None:
     try:
@@ -327,13 +327,13 @@ def _tell_all(
         os.dup2(nowhere, 2)
         for seed in seeds:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
-            answer = json.dumps([seed, _said(source, kind, seed, way)]) + "\n"
+            answer = json.dumps([seed, _outcome(source, kind, seed, way)]) + "\n"
             os.write(writing, answer.encode())
     finally:
         os._exit(0)  # whatever happens: a child that went on would run the other tests, and fork in turn
 
 
-def _said(source: Path, kind: str, seed: int, way: Callable[[AtlasFolder, str, Path], None]) -> str:
+def _outcome(source: Path, kind: str, seed: int, way: Callable[[AtlasFolder, str, Path], None]) -> str:
     from tests.flips import files_by_kind
 
     with tempfile.TemporaryDirectory() as folder:
@@ -371,12 +371,12 @@ def main() -> None:
     kinds = sys.argv[4:] or list(files_by_kind(AtlasFolder(source)))
     load()
     for kind in kinds:
-        found = outcomes(source, kind, range(count), way)
-        seen = Counter(found.values())
-        for said in seen.keys() - {"fine"}:
-            first = next(seed for seed in found if found[seed] == said)
-            print(f"--- {kind} {first} ({seen[said]} times)\n{said}", flush=True)
-        print(f"{kind}: {seen['fine']} of {count} fine", flush=True)
+        outcome_of_seed = outcomes(source, kind, range(count), way)
+        counts = Counter(outcome_of_seed.values())
+        for outcome in counts.keys() - {"fine"}:
+            first = next(seed for seed in outcome_of_seed if outcome_of_seed[seed] == outcome)
+            print(f"--- {kind} {first} ({counts[outcome]} times)\n{outcome}", flush=True)
+        print(f"{kind}: {counts['fine']} of {count} fine", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,20 +24,20 @@ HAS_TRIGGERS = duckdb.__version__ >= "2"
 
 
 @pytest.fixture
-def near(mine):
-    with Atlas(mine) as opened:
+def near(own_atlas):
+    with Atlas(own_atlas) as opened:
         return opened.similar(NAMES[0])
 
 
 @pytest.mark.parametrize("name", a_few(REFUSED, 10))
-def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
+def test_what_schema_sql_does_not_make_is_refused_by_name(own_atlas, name):
     statements, answer = REFUSED[name]
     if "TRIGGER" in statements[0] and not HAS_TRIGGERS:
         pytest.skip("this DuckDB has no triggers")
-    attack(mine, statements)
-    before = (mine / "atlas.duckdb").read_bytes()
-    folder = AtlasFolder(mine)
-    for use in (lambda: Atlas(mine), lambda: status(folder), lambda: staged_publish(folder).__enter__()):
+    attack(own_atlas, statements)
+    before = (own_atlas / "atlas.duckdb").read_bytes()
+    folder = AtlasFolder(own_atlas)
+    for use in (lambda: Atlas(own_atlas), lambda: status(folder), lambda: staged_publish(folder).__enter__()):
         with pytest.raises(AtlasError) as caught:
             use()
         assert "is refused: it " in caught.value.message
@@ -46,100 +46,102 @@ def test_what_schema_sql_does_not_make_is_refused_by_name(mine, name):
         assert SECRET not in str(caught.value)
         assert "\n" not in str(caught.value)
         assert "\x1b" not in str(caught.value)
-    assert (mine / "atlas.duckdb").read_bytes() == before
+    assert (own_atlas / "atlas.duckdb").read_bytes() == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", a_few(IGNORED, 3))
-def test_views_and_macros_of_the_file_are_never_used(mine, near, name):
-    attack(mine, IGNORED[name])
-    with Atlas(mine) as opened:
+def test_views_and_macros_of_the_file_are_never_used(own_atlas, near, name):
+    attack(own_atlas, IGNORED[name])
+    with Atlas(own_atlas) as opened:
         assert opened.similar(NAMES[0]) == near
         chosen = opened.similar(NAMES[0], where="model <> 'x'", k=3)
-        assert [one.model for one in chosen] == [one.model for one in near[:3]]
-        assert opened.sql("SELECT model FROM nearest('org/model-0')").rows == [[one.model] for one in near]
+        assert [neighbour.model for neighbour in chosen] == [neighbour.model for neighbour in near[:3]]
+        assert opened.sql("SELECT model FROM nearest('org/model-0')").rows == [[neighbour.model] for neighbour in near]
         assert opened.sql("SELECT count(*), any_value(model) LIKE 'org/%' FROM models").rows == [[6, True]]
         assert opened.sql("FROM failures").rows == []
         assert opened.show(NAMES[0])["model"] == NAMES[0]
         notes = opened.notes
-    answer = status(AtlasFolder(mine))
+    answer = status(AtlasFolder(own_atlas))
     assert answer["failures"] == []
     assert SECRET not in repr(answer)
     views = [words.split()[4] for words in IGNORED[name] if "REPLACE VIEW" in words]
     assert all(view in notes[0] for view in views)
 
 
-def test_a_publish_puts_our_own_views_and_macros_in_their_place(mine, near):
-    attack(mine, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
-    folder = AtlasFolder(mine)
+def test_a_publish_puts_our_own_views_and_macros_in_their_place(own_atlas, near):
+    attack(own_atlas, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
+    folder = AtlasFolder(own_atlas)
     with staged_publish(folder) as sibling:
         sibling.connection.execute("UPDATE atlas_info SET generation = generation + 1")
-    with Atlas(mine) as opened:
+    with Atlas(own_atlas) as opened:
         assert opened.notes == []
         assert opened.similar(NAMES[0]) == near
     # Read by DuckDB alone, as people do.
     with duckdb.connect(str(folder.database), read_only=True) as plain:
-        assert plain.execute("SELECT model FROM nearest('org/model-0')").fetchall() == [(one.model,) for one in near]
+        assert plain.execute("SELECT model FROM nearest('org/model-0')").fetchall() == [
+            (neighbour.model,) for neighbour in near
+        ]
         uncommented = "SELECT view_name FROM duckdb_views() WHERE comment IS NULL AND NOT internal"
         assert plain.execute(uncommented).fetchall() == []
 
 
-def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(mine):
-    attack(mine, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
-    folder = AtlasFolder(mine)
+def test_a_rebuild_asks_nothing_of_a_file_that_would_run_something(own_atlas):
+    attack(own_atlas, ['CREATE MACRO "="(a, b) AS (SELECT sum(x.range) FROM range(1000000000) x, range(1000000000) y)'])
+    folder = AtlasFolder(own_atlas)
     assert published_rank(folder, BASE) is None
     with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {}
 
 
-def test_ids_and_rank_are_read_of_another_schema(mine):
-    attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
-    folder = AtlasFolder(mine)
+def test_ids_and_rank_are_read_of_another_schema(own_atlas):
+    attack(own_atlas, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
+    folder = AtlasFolder(own_atlas)
     assert published_rank(folder, BASE).rank == 8
     with staged_publish(folder, from_scratch=True) as sibling:
         assert sibling.kept_ids == {(name, BASE): number for number, name in enumerate(NAMES, 1)}
         assert sibling.connection.execute("SELECT next_model_id FROM atlas_info").fetchone() == (len(NAMES) + 1,)
 
 
-def test_another_schema_is_reported(mine):
-    attack(mine, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
+def test_another_schema_is_reported(own_atlas):
+    attack(own_atlas, ["UPDATE atlas_info SET schema_version = 2", "ALTER TABLE tags ADD COLUMN more INTEGER"])
     with pytest.raises(AtlasError, match="has schema 2; this version reads schema"):
-        Atlas(mine)
+        Atlas(own_atlas)
 
 
-def test_a_log_next_to_the_database_is_not_replayed(mine, near):
+def test_a_log_next_to_the_database_is_not_replayed(own_atlas, near):
     change = "CREATE OR REPLACE VIEW models AS SELECT 1 AS model; UPDATE fine_tunes SET author = 'x'"
-    log = leave_log(mine / "atlas.duckdb", change).read_bytes()
-    with Atlas(mine) as opened:
+    log = leave_log(own_atlas / "atlas.duckdb", change).read_bytes()
+    with Atlas(own_atlas) as opened:
         assert opened.similar(NAMES[0]) == near
         assert opened.sql("SELECT DISTINCT author FROM models").rows == [["org"]]
         assert "atlas.duckdb.wal" in opened.notes[0]
-    assert status(AtlasFolder(mine))["bases"][0]["indexed"] == 6
-    assert (mine / "atlas.duckdb.wal").read_bytes() == log
+    assert status(AtlasFolder(own_atlas))["bases"][0]["indexed"] == 6
+    assert (own_atlas / "atlas.duckdb.wal").read_bytes() == log
 
 
 @pytest.mark.parametrize("content", [b"", b"no database" * 1000, b"SQLite format 3\0" + bytes(4096)])
-def test_what_is_not_a_database_gives_one_line(mine, content):
-    (mine / "atlas.duckdb").write_bytes(content)
+def test_what_is_not_a_database_gives_one_line(own_atlas, content):
+    (own_atlas / "atlas.duckdb").write_bytes(content)
     with pytest.raises(AtlasError) as caught:
-        Atlas(mine)
+        Atlas(own_atlas)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_not_a_file_gives_one_line(mine, kind):
-    (mine / "atlas.duckdb").unlink()
-    (mine / "atlas.duckdb").mkdir() if kind == "folder" else os.mkfifo(mine / "atlas.duckdb")
+def test_what_is_not_a_file_gives_one_line(own_atlas, kind):
+    (own_atlas / "atlas.duckdb").unlink()
+    (own_atlas / "atlas.duckdb").mkdir() if kind == "folder" else os.mkfifo(own_atlas / "atlas.duckdb")
     with pytest.raises(AtlasError, match=r"no atlas.duckdb there"):
-        Atlas(mine)
+        Atlas(own_atlas)
 
 
-def test_a_file_that_is_named_as_a_part_of_duckdb_is_opened_as_any_other(tmp_path, mine):
+def test_a_file_that_is_named_as_a_part_of_duckdb_is_opened_as_any_other(tmp_path, own_atlas):
     for name in ("system", "temp", "main", "memory"):
-        path = (mine / "atlas.duckdb").rename(mine / f"{name}.duckdb")
+        path = (own_atlas / "atlas.duckdb").rename(own_atlas / f"{name}.duckdb")
         with attached(path) as connection:
             assert connection.execute("SELECT count(*) FROM atlas.main.fine_tunes").fetchall() == [(6,)]
-        path.rename(mine / "atlas.duckdb")
+        path.rename(own_atlas / "atlas.duckdb")
 
 
 def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked_at(tmp_path):
@@ -148,11 +150,11 @@ def test_an_empty_database_of_schema_sql_has_no_problems_and_all_of_it_is_looked
         connection.execute(schema_sql())
         connection.execute(f"INSERT INTO atlas_info VALUES ({SCHEMA_VERSION}, 1, NULL, NULL, 1)")
     with attached(path) as connection:
-        found = catalog.examine(connection, path)
-    assert found.problems == ()
-    assert found.other_views == []
+        differences = catalog.examine(connection, path)
+    assert differences.problems == ()
+    assert differences.differing_views == []
     assert len(catalog.definitions()) == schema_sql().count("\nCREATE ")
-    assert [one.name for one in found.others] == ["nearest", "similarity_error", "background"]
+    assert [definition.name for definition in differences.differing] == ["nearest", "similarity_error", "background"]
 
 
 def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_and_has_no_rows(tmp_path):
@@ -165,11 +167,14 @@ def test_a_new_database_is_what_schema_sql_makes_with_a_comment_on_everything_an
         "SELECT comment, view_name, sql FROM duckdb_views()",
         "SELECT comment, function_name, macro_definition, parameters FROM duckdb_functions()",
     )
-    new, made = (
-        [duckdb_rows(tmp_path / f"{name}.duckdb", f"{one} WHERE database_name = '{name}'") for one in statements]
+    new, uncommented = (
+        [
+            duckdb_rows(tmp_path / f"{name}.duckdb", f"{statement} WHERE database_name = '{name}'")
+            for statement in statements
+        ]
         for name in ("new", "made")
     )
-    for with_comments, without in zip(new, made, strict=True):
+    for with_comments, without in zip(new, uncommented, strict=True):
         assert sorted(str(row[1:]) for row in with_comments) == sorted(str(row[1:]) for row in without)
         assert all(row[0] for row in with_comments)
     assert {row[-1] for row in new[1]} == {0}
@@ -234,16 +239,16 @@ def duckdb_rows(path, statement):
         return connection.execute(f"{statement} ORDER BY ALL").fetchall()
 
 
-def test_the_connection_is_locked_before_the_file_is_looked_at(mine):
-    with attached(mine / "atlas.duckdb") as connection:
+def test_the_connection_is_locked_before_the_file_is_looked_at(own_atlas):
+    with attached(own_atlas / "atlas.duckdb") as connection:
         assert connection.execute("SELECT current_database()").fetchall() == [("memory",)]
-        for statement in ("SET threads = 1", f"FROM read_text('{mine.parent / 'secret'}')", "ATTACH 'x.duckdb'"):
+        for statement in ("SET threads = 1", f"FROM read_text('{own_atlas.parent / 'secret'}')", "ATTACH 'x.duckdb'"):
             with pytest.raises(duckdb.Error):
                 connection.execute(statement)
 
 
-def test_a_publishers_connection_reaches_nothing_outside_its_folder(mine, tmp_path):
-    with staged_publish(AtlasFolder(mine)) as sibling:
+def test_a_publishers_connection_reaches_nothing_outside_its_folder(own_atlas, tmp_path):
+    with staged_publish(AtlasFolder(own_atlas)) as sibling:
         for statement in (
             f"FROM read_text('{tmp_path / 'secret'}')",
             f"COPY (SELECT 1) TO '{tmp_path / 'new.csv'}'",

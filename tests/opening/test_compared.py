@@ -23,11 +23,11 @@ from tests.opening.conftest import NAMES, attack
 
 
 @pytest.fixture
-def comparisons(mine, tmp_path, monkeypatch):
+def comparisons(own_atlas, tmp_path, monkeypatch):
     """How often a file was compared, of an atlas that has lain there for an hour."""
     counted = []
     examine = reading.examine
-    monkeypatch.setattr(reading, "examine", lambda *given: counted.append(given) or examine(*given))
+    monkeypatch.setattr(reading, "examine", lambda *arguments: counted.append(arguments) or examine(*arguments))
     monkeypatch.setattr(reading, "clock", lambda: time.time() + 3600)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return counted
@@ -35,62 +35,64 @@ def comparisons(mine, tmp_path, monkeypatch):
 
 def opened(folder):
     with Atlas(folder) as atlas:
-        return [one.model for one in atlas.similar(NAMES[0])], atlas.sql("SELECT count(*) FROM nearest('x')").rows
+        return [neighbour.model for neighbour in atlas.similar(NAMES[0])], atlas.sql(
+            "SELECT count(*) FROM nearest('x')"
+        ).rows
 
 
-def test_the_same_file_is_compared_once(mine, comparisons):
-    first = opened(mine)
-    assert [opened(mine), opened(mine)] == [first, first]
+def test_the_same_file_is_compared_once(own_atlas, comparisons):
+    first = opened(own_atlas)
+    assert [opened(own_atlas), opened(own_atlas)] == [first, first]
     assert len(comparisons) == 1
 
 
 @pytest.mark.parametrize("others_write", ["atlas.duckdb", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_file_of_a_moment_ago_that_others_may_write_to_is_compared_again(
-    mine, comparisons, monkeypatch, others_write
+    own_atlas, comparisons, monkeypatch, others_write
 ):
     monkeypatch.setattr(reading, "clock", time.time)
-    (mine / others_write).chmod(0o777)
-    os.utime(mine / "atlas.duckdb")
-    opened(mine), opened(mine)
+    (own_atlas / others_write).chmod(0o777)
+    os.utime(own_atlas / "atlas.duckdb")
+    opened(own_atlas), opened(own_atlas)
     assert len(comparisons) == 2
 
 
-def test_what_this_user_publishes_is_not_compared(mine, comparisons, monkeypatch):
+def test_what_this_user_publishes_is_not_compared(own_atlas, comparisons, monkeypatch):
     monkeypatch.setattr(reading, "clock", time.time)
-    with staged_publish(AtlasFolder(mine)) as sibling:
+    with staged_publish(AtlasFolder(own_atlas)) as sibling:
         sibling.connection.execute("UPDATE fine_tunes SET likes = 7")
-    opened(mine)
+    opened(own_atlas)
     assert comparisons == []
     # Nor is it believed of what comes later to its place, whatever the folder says.
-    evil = shutil.copytree(mine, mine.parent / "evil")
+    evil = shutil.copytree(own_atlas, own_atlas.parent / "evil")
     attack(evil, ["CREATE VIEW mine AS SELECT 1"])
-    status = (mine / "atlas.duckdb").stat()
+    status = (own_atlas / "atlas.duckdb").stat()
     os.utime(evil / "atlas.duckdb", ns=(status.st_atime_ns, status.st_mtime_ns))
-    (evil / "atlas.duckdb").replace(mine / "atlas.duckdb")
+    (evil / "atlas.duckdb").replace(own_atlas / "atlas.duckdb")
     with pytest.raises(AtlasError, match="is refused: it holds a view 'mine'"):
-        opened(mine)
+        opened(own_atlas)
 
 
 @pytest.mark.slow
-def test_what_is_published_where_others_may_write_is_compared(mine, comparisons, monkeypatch):
+def test_what_is_published_where_others_may_write_is_compared(own_atlas, comparisons, monkeypatch):
     monkeypatch.setattr(reading, "clock", time.time)
-    mine.chmod(0o777)
-    with staged_publish(AtlasFolder(mine)) as sibling:
+    own_atlas.chmod(0o777)
+    with staged_publish(AtlasFolder(own_atlas)) as sibling:
         sibling.connection.execute("UPDATE fine_tunes SET likes = 7")
-    opened(mine)
+    opened(own_atlas)
     assert len(comparisons) == 1
 
 
 @pytest.mark.slow
-def test_another_file_of_the_same_size_number_and_time_is_compared_and_refused(mine, comparisons):
-    database = mine / "atlas.duckdb"
-    evil = shutil.copytree(mine, mine.parent / "evil") / "atlas.duckdb"
+def test_another_file_of_the_same_size_number_and_time_is_compared_and_refused(own_atlas, comparisons):
+    database = own_atlas / "atlas.duckdb"
+    evil = shutil.copytree(own_atlas, own_atlas.parent / "evil") / "atlas.duckdb"
     attack(evil.parent, ["CREATE VIEW mine AS FROM read_text('{secret}')"])
     good, bad = database.read_bytes(), evil.read_bytes()
     length = max(len(good), len(bad))
     database.write_bytes(good.ljust(length, b"\0"))
-    opened(mine)
-    opened(mine)
+    opened(own_atlas)
+    opened(own_atlas)
     assert len(comparisons) == 1
     before = database.stat()
     with database.open("r+b") as file:
@@ -99,59 +101,59 @@ def test_another_file_of_the_same_size_number_and_time_is_compared_and_refused(m
     after = database.stat()
     assert [before.st_size, before.st_ino, before.st_mtime_ns] == [after.st_size, after.st_ino, after.st_mtime_ns]
     with pytest.raises(AtlasError, match="is refused: it holds a view 'mine'"):
-        opened(mine)
+        opened(own_atlas)
 
 
 @pytest.mark.parametrize("statement", ["CREATE VIEW mine AS SELECT 1", "CREATE OR REPLACE VIEW models AS SELECT 1"])
-def test_what_differs_is_compared_each_time(mine, comparisons, statement):
-    attack(mine, [statement])
+def test_what_differs_is_compared_each_time(own_atlas, comparisons, statement):
+    attack(own_atlas, [statement])
     is_refused = pytest.raises(AtlasError, match="is refused") if "VIEW mine" in statement else nullcontext()
     for _ in range(3):
         with is_refused:
-            opened(mine)
+            opened(own_atlas)
     assert len(comparisons) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [(reading, "schema_sql", lambda: "-- other"), (duckdb, "__version__", "0.0.0")])
-def test_another_schema_or_duckdb_compares_again(mine, comparisons, monkeypatch, other):
-    opened(mine)
+def test_another_schema_or_duckdb_compares_again(own_atlas, comparisons, monkeypatch, other):
+    opened(own_atlas)
     monkeypatch.setattr(*other)
-    opened(mine)
+    opened(own_atlas)
     assert len(comparisons) == 2
 
 
 @pytest.mark.slow
-def test_a_memory_that_others_can_write_is_not_believed(mine, comparisons):
-    opened(mine)
+def test_a_memory_that_others_can_write_is_not_believed(own_atlas, comparisons):
+    opened(own_atlas)
     memory = checksums.user_cache() / "checked.json"
-    assert str(mine / "atlas.duckdb") in memory.read_text()
+    assert str(own_atlas / "atlas.duckdb") in memory.read_text()
     memory.chmod(0o666)
-    opened(mine)
+    opened(own_atlas)
     assert len(comparisons) == 2
     memory.unlink()
     os.mkfifo(memory)
-    opened(mine)
+    opened(own_atlas)
     assert len(comparisons) == 3
 
 
-def test_a_folder_that_a_colleague_builds_is_read_at_once_and_after_each_publish(mine, comparisons):
+def test_a_folder_that_a_colleague_builds_is_read_at_once_and_after_each_publish(own_atlas, comparisons):
     """Many people open it where it lies: each compares what was published, once, and copies nothing."""
-    mine.chmod(0o777)
+    own_atlas.chmod(0o777)
     for number in (1, 2):
-        with staged_publish(AtlasFolder(mine)) as sibling:
+        with staged_publish(AtlasFolder(own_atlas)) as sibling:
             sibling.connection.execute(f"UPDATE fine_tunes SET likes = {number}")
         checksums._memory_file().unlink(missing_ok=True)  # that of the colleague is another one
         for _ in range(2):
-            with Atlas(mine) as atlas:
+            with Atlas(own_atlas) as atlas:
                 assert atlas.rows("SELECT max(likes) AS likes FROM models") == [{"likes": number}]
-                assert (atlas.database, atlas.notes) == (mine / "atlas.duckdb", [])
+                assert (atlas.database, atlas.notes) == (own_atlas / "atlas.duckdb", [])
         assert len(comparisons) == number
 
 
 @pytest.mark.slow
-def test_a_folder_that_comes_from_another_machine_is_compared_once(mine, comparisons, tmp_path):
-    folder = shutil.copytree(mine, tmp_path / "copied")
+def test_a_folder_that_comes_from_another_machine_is_compared_once(own_atlas, comparisons, tmp_path):
+    folder = shutil.copytree(own_atlas, tmp_path / "copied")
     with (folder / "checked.json").open("w") as file:  # what it says of itself is not read
         json.dump({str(folder / "atlas.duckdb"): reading._stamp(folder / "atlas.duckdb")}, file)
     opened(folder), opened(folder)
@@ -182,33 +184,35 @@ main(sys.argv[1:])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [["similar", NAMES[0], "-k", "2"], ["sql", "SELECT count(*) AS n FROM models"]])
-def test_a_read_only_folder_answers_without_a_word_and_with_a_full_cache(mine, tmp_path, words):
+def test_a_read_only_folder_answers_without_a_word_and_with_a_full_cache(own_atlas, tmp_path, words):
     (tmp_path / "cache").mkdir()
-    ran = run_python(
+    command = run_python(
         "-c", _READ_ONLY, *words, "--atlas", "atlas", "--json",
         cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    if ran.code == 77:
+    if command.code == 77:
         pytest.skip("nothing can be mounted on this machine (unshare -Urm)")
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out
+    assert (command.code, command.err) == (0, "")
+    assert command.out
 
 
 def test_an_earlier_database_is_opened_once_and_a_damaged_table_hides_no_other(tmp_path, monkeypatch):
     path, opened = tmp_path / "atlas.duckdb", []
-    with duckdb.connect(str(path)) as made:
+    with duckdb.connect(str(path)) as writer:
         for table in ("whole", "broken"):
-            made.execute(f"CREATE TABLE {table} AS SELECT '{table} ' || hash(i) AS word FROM range(100000) t(i)")
+            writer.execute(f"CREATE TABLE {table} AS SELECT '{table} ' || hash(i) AS word FROM range(100000) t(i)")
     attached = reading.attached
-    monkeypatch.setattr(reading, "attached", lambda *given: opened.append(given) or attached(*given))
-    asked = [([table], [f"SELECT count(DISTINCT word) AS n FROM {table}"]) for table in ("whole", "broken", "whole")]
+    monkeypatch.setattr(reading, "attached", lambda *arguments: opened.append(arguments) or attached(*arguments))
+    questions = [
+        ([table], [f"SELECT count(DISTINCT word) AS n FROM {table}"]) for table in ("whole", "broken", "whole")
+    ]
     with reading.earlier_database(path) as rows:
-        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]]] * 3
+        assert [rows(*question) for question in questions] == [[[{"n": 100_000}]]] * 3
     assert len(opened) == 1
 
     content = bytearray(path.read_bytes())
-    places = [found.start() for found in re.finditer(b"broken ", content)]
-    content[places[len(places) // 2]] ^= 1  # of a value: the first ones belong to the file's catalog
+    positions = [match.start() for match in re.finditer(b"broken ", content)]
+    content[positions[len(positions) // 2]] ^= 1  # of a value: the first ones belong to the file's catalog
     path.write_bytes(content)
     with reading.earlier_database(path) as rows:
-        assert [rows(*one) for one in asked] == [[[{"n": 100_000}]], None, [[{"n": 100_000}]]]
+        assert [rows(*question) for question in questions] == [[[{"n": 100_000}]], None, [[{"n": 100_000}]]]

@@ -25,7 +25,7 @@ from tests.patience import PATIENCE
 QUERY = [sys.executable, "-m", "query"]
 
 
-def asked(folder, *words, limits=()):
+def run_query(folder, *words, limits=()):
     def lower():
         for limit, most in limits:
             resource.setrlimit(limit, (most, most))
@@ -39,15 +39,15 @@ def asked(folder, *words, limits=()):
 @pytest.mark.parametrize(
     "limit", a_few([(resource.RLIMIT_AS, 2 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_NOFILE, 64)], 1)
 )
-def test_statements_run_under_lower_hard_limits(mine, limit):
-    done = asked(mine, "sql", "SELECT count(*) AS n FROM models", limits=[limit])
-    assert (done.returncode, done.stderr) == (0, "")
-    done = asked(mine, "similar", NAMES[0], "--where", "model <> 'x'", "-k", "2", limits=[limit])
-    assert (done.returncode, done.stderr) == (0, "")
+def test_statements_run_under_lower_hard_limits(own_atlas, limit):
+    process = run_query(own_atlas, "sql", "SELECT count(*) AS n FROM models", limits=[limit])
+    assert (process.returncode, process.stderr) == (0, "")
+    process = run_query(own_atlas, "similar", NAMES[0], "--where", "model <> 'x'", "-k", "2", limits=[limit])
+    assert (process.returncode, process.stderr) == (0, "")
 
 
-def test_a_closed_atlas_raises_a_clear_error(mine):
-    opened = Atlas(mine)
+def test_a_closed_atlas_raises_a_clear_error(own_atlas):
+    opened = Atlas(own_atlas)
     opened.close()
     for question in (
         lambda: opened.generation,
@@ -61,8 +61,8 @@ def test_a_closed_atlas_raises_a_clear_error(mine):
             question()
 
 
-def test_nothing_of_duckdbs_comes_out_of_a_connection(mine):
-    with Atlas(mine) as opened:
+def test_nothing_of_duckdbs_comes_out_of_a_connection(own_atlas):
+    with Atlas(own_atlas) as opened:
         for statement in (
             "SELECT",
             "SELECT nothing",
@@ -87,7 +87,7 @@ def test_ctrl_c_within_duckdb_is_ctrl_c(tmp_path):
 
 @pytest.mark.parametrize("words", [("sql", "SELECT count(*) FROM range(100000000000) t(i) WHERE i % 7 = 8"),
                                    ("similar", NAMES[0], "--where", "(SELECT count(*) FROM range(100000000000) t(i) WHERE i % 7 = 8) = 0")])  # fmt: skip
-def test_ctrl_c_ends_a_query_with_130_and_one_line(mine, words):
+def test_ctrl_c_ends_a_query_with_130_and_one_line(own_atlas, words):
     code = (
         "import subprocess, sys, os, signal\n"
         "import query.questions.sql as sql\n"
@@ -100,15 +100,15 @@ def test_ctrl_c_ends_a_query_with_130_and_one_line(mine, words):
         "from query.faces.cli import main\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words, "--atlas", str(mine)],
+    process = subprocess.run(
+        [sys.executable, "-c", code, *words, "--atlas", str(own_atlas)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    assert done.returncode == 130
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("Stopped")
+    assert process.returncode == 130
+    assert process.stdout == ""
+    assert process.stderr.count("\n") == 1
+    assert process.stderr.startswith("Stopped")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
@@ -129,20 +129,20 @@ def test_only_regular_files_are_opened(atlas, tmp_path, kind):
     vectors = next(atlas.root.glob("*.faiss"))
     for number, path in enumerate((listing, record, base, vectors)):
         put(path, f"moved-{number}")
-    assert {one.kind for one in verify(atlas)} >= {"listing", "record", "base", "vectors"}
+    assert {problem.kind for problem in verify(atlas)} >= {"listing", "record", "base", "vectors"}
     RecordStore(atlas).discard(record.stem)
 
 
-def test_the_lock_is_not_a_link_to_another_file(mine, tmp_path):
+def test_the_lock_is_not_a_link_to_another_file(own_atlas, tmp_path):
     (tmp_path / "precious").write_text("kept")
-    (mine / "lock").unlink(missing_ok=True)
-    (mine / "lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(AtlasError, match="it is a link"), AtlasFolder(mine).locked("test"):
+    (own_atlas / "lock").unlink(missing_ok=True)
+    (own_atlas / "lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(AtlasError, match="it is a link"), AtlasFolder(own_atlas).locked("test"):
         pass
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_an_atlas_that_is_reached_by_a_link_is_one(mine, tmp_path):
-    (tmp_path / "link").symlink_to(mine)
+def test_an_atlas_that_is_reached_by_a_link_is_one(own_atlas, tmp_path):
+    (tmp_path / "link").symlink_to(own_atlas)
     with Atlas(tmp_path / "link") as opened:
         assert opened.vectors("org/base").ids.tolist() == [1, 2, 3, 4, 5, 6]

@@ -81,9 +81,9 @@ print(refused, searched, raised)
 @pytest.mark.parametrize("factory", KINDS)
 def test_no_altered_file_crashes_faiss(tmp_path, factory):
     path = written(tmp_path / "a.faiss", factory)
-    done = run_python("-c", FUZZ, path, factory, COUNT, LENGTH)
-    assert done.code == 0, done.err[-500:]
-    refused, searched, _ = map(int, done.out.split())
+    process = run_python("-c", FUZZ, path, factory, COUNT, LENGTH)
+    assert process.code == 0, process.err[-500:]
+    refused, searched, _ = map(int, process.out.split())
     assert refused > 10
     assert searched > 0, "bent codes and numbers are still an index"
 

@@ -35,8 +35,8 @@ def every(tmp_path_factory):
     return made_once(tmp_path_factory, "every-kind", make_every_kind) / "atlas"
 
 
-def wrong(found):
-    return {seed: said for seed, said in found.items() if said != "fine"}
+def wrong(outcomes):
+    return {seed: outcome for seed, outcome in outcomes.items() if outcome != "fine"}
 
 
 @pytest.mark.parametrize("kind", READ_ALONE)
@@ -58,10 +58,10 @@ def test_many_atlases_with_an_altered_file_are_used_or_refused(every, kind):
 def test_what_goes_wrong_is_reported(every):
     """The fuzz itself: a traceback, a death and a message that is no sentence are none of them fine."""
 
-    def traceback(*given):
+    def traceback(*arguments):
         raise KeyError("x")
 
-    def death(*given):
+    def death(*arguments):
         os.kill(os.getpid(), 9)
 
     assert "KeyError: 'x'" in outcomes(every, "outcome", range(1), traceback)[0]
@@ -107,12 +107,12 @@ def test_altered_lines_are_read_or_left_out(lines, tmp_path, kind):
     atlas = AtlasFolder(tmp_path)
     path = atlas.exported(kind, BASE)
     write_lines(path, lines[kind])
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for seed in range(200):
-        path.write_bytes(bent_object(whole, random.Random(seed)))
-        found, problems = read_exported(path) if kind == "listing" else read_answers(LINEAGE, atlas, BASE)
-        assert len(found) >= len(lines[kind]) - 1, seed
-        assert all(len(one) <= 300 for one in problems)
+        path.write_bytes(bent_object(content, random.Random(seed)))
+        lines_read, problems = read_exported(path) if kind == "listing" else read_answers(LINEAGE, atlas, BASE)
+        assert len(lines_read) >= len(lines[kind]) - 1, seed
+        assert all(len(problem) <= 300 for problem in problems)
 
 
 def test_a_line_without_end_is_reported_by_number(lines, tmp_path, monkeypatch):
@@ -121,8 +121,10 @@ def test_a_line_without_end_is_reported_by_number(lines, tmp_path, monkeypatch):
     first, *rest = path.read_bytes().splitlines(keepends=True)
     monkeypatch.setattr(checksummed_jsonl, "_MOST_LINE", max(map(len, (first, *rest))))
     path.write_bytes(b"".join([first, b"x" * 50_000 + b"\n", *rest]))
-    found, problems = read_exported(path)
-    assert [line["id"] for line in found if line["kind"] == "model"] == [line["id"] for line in lines["listing"][1:7]]
+    lines_read, problems = read_exported(path)
+    assert [line["id"] for line in lines_read if line["kind"] == "model"] == [
+        line["id"] for line in lines["listing"][1:7]
+    ]
     assert len(problems) == 1
     assert problems[0].startswith("line 2 ")
 
@@ -134,8 +136,8 @@ def test_a_pipe_does_not_hang(every, tmp_path, kind):
         path = atlas.exported(kind, BASE)
         path.parent.mkdir()
         os.mkfifo(path)
-        found = read_answers(LINEAGE, atlas, BASE) if kind == "lineage" else read_exported(path)
-        assert "is a pipe" in found[1][0]
+        lines_and_problems = read_answers(LINEAGE, atlas, BASE) if kind == "lineage" else read_exported(path)
+        assert "is a pipe" in lines_and_problems[1][0]
         return
     path = tmp_path / files_by_kind(AtlasFolder(every))[kind][0].name
     os.mkfifo(path)

@@ -66,57 +66,59 @@ ODD = {
 
 
 @pytest.mark.parametrize("column", a_few(ODD, 3))
-def test_a_value_out_of_bounds_is_refused_by_table_and_column(mine, column):
+def test_a_value_out_of_bounds_is_refused_by_table_and_column(own_atlas, column):
     statement, answer = ODD[column]
-    attack(mine, [statement])
+    attack(own_atlas, [statement])
     with pytest.raises(AtlasError) as caught:
-        copied(mine)
+        copied(own_atlas)
     message = caught.value.message
-    assert f"{mine / 'atlas.duckdb'} is refused: {column} holds {answer}" in message
+    assert f"{own_atlas / 'atlas.duckdb'} is refused: {column} holds {answer}" in message
     assert not re.search(r"[\x00-\x1f\x7f]", message)
 
 
-def test_a_text_that_is_not_utf_8_is_refused(mine):
-    attack(mine, ["UPDATE fine_tunes SET detail = 'a needle of some length: ' || model_id"])
-    assert replace_bytes(mine / "atlas.duckdb", b"a needle of some length: 3", b"a needle of some \xff\xff")
+def test_a_text_that_is_not_utf_8_is_refused(own_atlas):
+    attack(own_atlas, ["UPDATE fine_tunes SET detail = 'a needle of some length: ' || model_id"])
+    assert replace_bytes(own_atlas / "atlas.duckdb", b"a needle of some length: 3", b"a needle of some \xff\xff")
     with pytest.raises(AtlasError, match=r"fine_tunes.detail holds a text that is not UTF-8"):
-        copied(mine)
-    with Atlas(mine) as opened, pytest.raises(AtlasError, match=r"is damaged .it holds a text that is not UTF-8"):
+        copied(own_atlas)
+    with Atlas(own_atlas) as opened, pytest.raises(AtlasError, match=r"is damaged .it holds a text that is not UTF-8"):
         opened.show("org/model-2")
 
 
 @pytest.mark.slow
-def test_null_where_it_must_not_be_is_refused(mine, unnoticed):
-    attack(mine, ["ALTER TABLE fine_tunes ALTER author DROP NOT NULL", "UPDATE fine_tunes SET author = NULL"])
+def test_null_where_it_must_not_be_is_refused(own_atlas, unnoticed):
+    attack(own_atlas, ["ALTER TABLE fine_tunes ALTER author DROP NOT NULL", "UPDATE fine_tunes SET author = NULL"])
     with pytest.raises(AtlasError, match=r"is refused: fine_tunes.author holds null\."):
-        copied(mine)
+        copied(own_atlas)
 
 
 @pytest.mark.parametrize("name", a_few(REFUSED, 1))
-def test_what_schema_sql_does_not_make_does_not_pass(mine, name):
+def test_what_schema_sql_does_not_make_does_not_pass(own_atlas, name):
     statements, answer = REFUSED[name]
     if "TRIGGER" in statements[0] and not HAS_TRIGGERS:
         pytest.skip("this DuckDB has no triggers")
-    attack(mine, statements)
+    attack(own_atlas, statements)
     with pytest.raises(AtlasError, match="is refused: it ") as caught:
-        copied(mine)
+        copied(own_atlas)
     assert answer in caught.value.message
 
 
-def test_rows_pass_and_views_macros_and_comments_stay_behind(mine):
-    before = rows_of(mine / "atlas.duckdb")
-    shutil.copy(mine / "atlas.duckdb", mine / "admitted.duckdb")  # with its log: left by a process that was killed
-    leave_log(mine / "admitted.duckdb", "UPDATE fine_tunes SET author = 'x'")
-    attack(mine, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
-    gate.admit(mine / "atlas.duckdb", mine / "admitted.duckdb")
-    assert {path.name for path in mine.glob("admitted*")} == {"admitted.duckdb"}
-    assert rows_of(mine / "admitted.duckdb") == before
-    (mine / "admitted.duckdb").replace(mine / "atlas.duckdb")
-    assert SECRET.encode() not in (mine / "atlas.duckdb").read_bytes()
-    with Atlas(mine) as opened:
+def test_rows_pass_and_views_macros_and_comments_stay_behind(own_atlas):
+    before = rows_of(own_atlas / "atlas.duckdb")
+    shutil.copy(
+        own_atlas / "atlas.duckdb", own_atlas / "admitted.duckdb"
+    )  # with its log: left by a process that was killed
+    leave_log(own_atlas / "admitted.duckdb", "UPDATE fine_tunes SET author = 'x'")
+    attack(own_atlas, [statement for statements in IGNORED.values() for statement in statements[:1]] + ["{models}"])
+    gate.admit(own_atlas / "atlas.duckdb", own_atlas / "admitted.duckdb")
+    assert {path.name for path in own_atlas.glob("admitted*")} == {"admitted.duckdb"}
+    assert rows_of(own_atlas / "admitted.duckdb") == before
+    (own_atlas / "admitted.duckdb").replace(own_atlas / "atlas.duckdb")
+    assert SECRET.encode() not in (own_atlas / "atlas.duckdb").read_bytes()
+    with Atlas(own_atlas) as opened:
         assert opened.notes == []
         assert len(opened.similar(NAMES[0])) == 5
-    with duckdb.connect(str(mine / "atlas.duckdb"), read_only=True) as plain:
+    with duckdb.connect(str(own_atlas / "atlas.duckdb"), read_only=True) as plain:
         assert plain.execute("SELECT count(*) FROM models").fetchone() == (6,)
 
 
@@ -139,29 +141,31 @@ def test_an_atlas_of_every_kind_passes(tmp_path, tmp_path_factory):
         ({}, "holds a text of more than|of memory to read"),
     ],
 )
-def test_a_small_file_takes_bounded_memory_space_and_time(mine, monkeypatch, limits, answer):
-    attack(mine, ["UPDATE fine_tunes SET detail = repeat('x', 300000000) WHERE model_id = 1"] if not limits else [])
+def test_a_small_file_takes_bounded_memory_space_and_time(own_atlas, monkeypatch, limits, answer):
+    attack(
+        own_atlas, ["UPDATE fine_tunes SET detail = repeat('x', 300000000) WHERE model_id = 1"] if not limits else []
+    )
     for name, most in limits.items():
         monkeypatch.setattr(gate, name, most)
     with pytest.raises(AtlasError, match=answer):
-        gate.admit(mine / "atlas.duckdb", mine / "admitted.duckdb")
-    assert list(mine.glob("admitted*")) == []
+        gate.admit(own_atlas / "atlas.duckdb", own_atlas / "admitted.duckdb")
+    assert list(own_atlas.glob("admitted*")) == []
 
 
 @pytest.mark.slow
-def test_a_crash_while_reading_is_one_line(mine, monkeypatch):
+def test_a_crash_while_reading_is_one_line(own_atlas, monkeypatch):
     monkeypatch.setattr(gate, "bare_environment", lambda: {**os.environ, "PYTHONPATH": "", "PYTHONSTARTUP": ""})
-    script = mine / "crash.py"
+    script = own_atlas / "crash.py"
     script.write_text(f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})")
     monkeypatch.setattr(gate, "__file__", str(script))
     with pytest.raises(AtlasError, match="is damaged: reading it ends in SIGSEGV"):
-        gate.admit(mine / "atlas.duckdb", mine / "admitted.duckdb")
-    assert list(mine.glob("admitted*")) == []
+        gate.admit(own_atlas / "atlas.duckdb", own_atlas / "admitted.duckdb")
+    assert list(own_atlas.glob("admitted*")) == []
 
 
-def test_only_this_users_own_memory_says_what_was_admitted(mine, tmp_path, monkeypatch):
+def test_only_this_users_own_memory_says_what_was_admitted(own_atlas, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    database, sha256 = mine / "atlas.duckdb", "a" * 64
+    database, sha256 = own_atlas / "atlas.duckdb", "a" * 64
     assert not gate.was_admitted(sha256, database)
     gate.remember_admitted(sha256, database)
     assert gate.was_admitted(sha256, database)
@@ -170,9 +174,9 @@ def test_only_this_users_own_memory_says_what_was_admitted(mine, tmp_path, monke
     memory.chmod(0o666)
     assert not gate.was_admitted(sha256, database)
     memory.chmod(0o600)
-    attack(mine, ["UPDATE fine_tunes SET likes = 7"])
+    attack(own_atlas, ["UPDATE fine_tunes SET likes = 7"])
     assert not gate.was_admitted(sha256, database)
-    (mine / "atlas.duckdb").unlink()
+    (own_atlas / "atlas.duckdb").unlink()
     assert not gate.was_admitted(sha256, database)
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
     gate.remember_admitted(sha256, memory)

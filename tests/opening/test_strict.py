@@ -52,7 +52,7 @@ def test_a_good_atlas_passes_every_check(atlas):
 )  # fmt: skip
 def test_alterations_are_found(atlas, statement, kind):
     change(atlas, statement)
-    assert {one.kind for one in verify_deeply(atlas)} == {kind}
+    assert {problem.kind for problem in verify_deeply(atlas)} == {kind}
 
 
 def test_values_that_no_publish_writes_are_found(atlas):
@@ -62,28 +62,28 @@ def test_values_that_no_publish_writes_are_found(atlas):
         "UPDATE neighbours SET similarity = 'nan' WHERE model_id = 2",
     ):
         change(atlas, statement)
-    assert [one.what for one in verify(atlas)] == ["bases", "neighbours", "null_similarity"]
+    assert [problem.what for problem in verify(atlas)] == ["bases", "neighbours", "null_similarity"]
 
 
 @pytest.mark.parametrize(
-    "broken", ["indexer.upkeep.verification.depth_vectors", "indexer.upkeep.deep_verification.publish"]
+    "broken", ["indexer.upkeep.verification.read_published", "indexer.upkeep.deep_verification.publish"]
 )
 def test_values_that_end_a_check_are_a_problem(atlas, monkeypatch, broken):
     def fail(*_, **__):
         raise TypeError("'NoneType' object is not iterable")
 
     monkeypatch.setattr(broken, fail)
-    (found,) = verify_deeply(atlas)
-    assert (found.kind, found.what) == ("database", "atlas.duckdb")
-    assert "no publish writes (TypeError: 'NoneType' object is not iterable): run `index rebuild`" in found.problem
+    (problem,) = verify_deeply(atlas)
+    assert (problem.kind, problem.what) == ("database", "atlas.duckdb")
+    assert "no publish writes (TypeError: 'NoneType' object is not iterable): run `index rebuild`" in problem.problem
 
 
 def test_rows_about_vectors_that_cannot_be_read_are_named(atlas):
     execute(atlas.database, "UPDATE representations SET blocks = 1")
     change(atlas, "INSERT INTO internal.vector_masks SELECT base, 'input', '1', [NULL] FROM bases")
     for check in (verify, verify_deeply):
-        (found,) = {one for one in check(atlas) if one.kind == "vectors"}
-        assert re.match("The rows about the vectors of [^ ]+, input, are not valid: ", found.problem)
+        (problem,) = {problem for problem in check(atlas) if problem.kind == "vectors"}
+        assert re.match("The rows about the vectors of [^ ]+, input, are not valid: ", problem.problem)
 
 
 def test_a_vector_that_its_record_does_not_make_is_found(atlas):
@@ -102,7 +102,7 @@ def test_a_vector_that_its_record_does_not_make_is_found(atlas):
     faiss.write_index(forged, str(path))
     change(atlas, f"UPDATE representations SET faiss_sha256 = '{file_sha256(path)}'")
     assert verify(atlas) == []
-    kinds = {one.kind for one in verify_deeply(atlas)}
+    kinds = {problem.kind for problem in verify_deeply(atlas)}
     assert kinds == {"vectors", "neighbours"}
 
 
@@ -111,8 +111,8 @@ def test_what_is_not_a_file_is_found_by_name(atlas, tmp_path):
     os.mkfifo(atlas.records / "pipe")
     (tmp_path / "elsewhere").write_text("{}")
     (atlas.bases / "elsewhere").symlink_to(tmp_path / "elsewhere")
-    found = {one.what for one in verify_deeply(atlas) if one.kind == "file"}
-    assert found == {"listing/pipe.sqlite", "records/pipe", "bases/elsewhere"}
+    files = {problem.what for problem in verify_deeply(atlas) if problem.kind == "file"}
+    assert files == {"listing/pipe.sqlite", "records/pipe", "bases/elsewhere"}
 
 
 def test_nothing_is_left_of_a_check_that_is_interrupted(atlas, tmp_path, monkeypatch):

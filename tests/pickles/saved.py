@@ -40,12 +40,12 @@ def check_against_torch(path: Path, expected: dict[str, torch.Tensor]) -> None:
         info = index.tensors[name]
         assert (info.dtype, info.shape) == (tensor.dtype, tuple(tensor.shape)), name
         assert info.nbytes == tensor.numel() * tensor.itemsize
-        found = load(path, index, file, name)
-        assert found.dtype == tensor.dtype
-        assert found.stride() == tensor.stride()
-        assert torch.equal(found, tensor), name
+        loaded = load(path, index, file, name)
+        assert loaded.dtype == tensor.dtype
+        assert loaded.stride() == tensor.stride()
+        assert torch.equal(loaded, tensor), name
         again = load(path, index, file, name)
-        assert not tensor.numel() or again.data_ptr() != found.data_ptr()
+        assert not tensor.numel() or again.data_ptr() != loaded.data_ptr()
 
 
 def skipped(path: Path) -> Skipped:

@@ -50,9 +50,9 @@ def test_an_entry_that_claims_another_place_is_refused(tmp_path: Path) -> None:
     """The directory points "data/1" at the bytes of "data/0"."""
     path = save({"a": torch.zeros(50), "b": torch.ones(50)}, tmp_path / "a.bin", True)
     with zipfile.ZipFile(path) as archive:
-        places = {info.filename: info.header_offset for info in archive.infolist()}
+        offsets = {info.filename: info.header_offset for info in archive.infolist()}
     content = path.read_bytes()
-    first, second = (next(v for k, v in places.items() if k.endswith(f"data/{n}")) for n in "01")
+    first, second = (next(v for k, v in offsets.items() if k.endswith(f"data/{n}")) for n in "01")
     directory = content.index(b"PK\x01\x02")
     tail = content[directory:].replace(struct.pack("<I", second), struct.pack("<I", first))
     path.write_bytes(content[:directory] + tail)
@@ -62,9 +62,9 @@ def test_an_entry_that_claims_another_place_is_refused(tmp_path: Path) -> None:
 def test_a_local_header_that_disagrees_is_noticed(tmp_path: Path) -> None:
     path = save({"a": torch.zeros(50), "b": torch.ones(50)}, tmp_path / "a.bin", True)
     with zipfile.ZipFile(path) as archive:
-        place = next(info.header_offset for info in archive.infolist() if info.filename.endswith("data/1"))
+        offset = next(info.header_offset for info in archive.infolist() if info.filename.endswith("data/1"))
     content = bytearray(path.read_bytes())
-    content[place + 28 : place + 30] = b"\xff\xff"
+    content[offset + 28 : offset + 30] = b"\xff\xff"
     path.write_bytes(content)
     file = LocalFile(path)
     index = read_torch_index(file)
@@ -77,8 +77,8 @@ def test_a_local_header_that_disagrees_is_noticed(tmp_path: Path) -> None:
 def test_a_legacy_count_that_disagrees_is_noticed(tmp_path: Path) -> None:
     path = save({"a": torch.full((50,), 3.0)}, tmp_path / "a.bin", False)
     content = bytearray(path.read_bytes())
-    place = content.index(struct.pack("<q", 50) + struct.pack("<f", 3.0))
-    content[place : place + 8] = struct.pack("<q", 49)
+    offset = content.index(struct.pack("<q", 50) + struct.pack("<f", 3.0))
+    content[offset : offset + 8] = struct.pack("<q", 49)
     path.write_bytes(content)
     file = LocalFile(path)
     index = read_torch_index(file)
@@ -141,8 +141,8 @@ def test_a_directory_of_a_million_entries_is_not_read(tmp_path: Path) -> None:
     content = path.read_bytes()
     start = content.index(b"PK\x01\x02")
     end = content.index(b"PK\x05\x06")
-    one = content[start : start + 46 + 16]
-    directory = one * 400_000
+    entry = content[start : start + 46 + 16]
+    directory = entry * 400_000
     record = bytearray(content[end:])
     record[8:12] = b"\xff\xff\xff\xff"
     record[12:16] = struct.pack("<I", len(directory))

@@ -31,16 +31,16 @@ class Evil:
 
 def evil_files(tmp_path: Path) -> dict[str, Path]:
     state = {"a": torch.ones(2), "b": Evil()}
-    found = {
+    paths = {
         "zip": save(state, tmp_path / "zip.bin", True),
         "legacy": save(state, tmp_path / "old.bin", False),
     }
     for protocol in range(6):
         (tmp_path / f"{protocol}.bin").write_bytes(pickle.dumps(Evil(), protocol))
-        found[f"bare {protocol}"] = tmp_path / f"{protocol}.bin"
-        found[f"zip {protocol}"] = zip_with_pickle(tmp_path / f"z{protocol}.bin", pickle.dumps(Evil(), protocol))
-    found["inst"] = zip_with_pickle(tmp_path / "inst.bin", b"(S'true'\nios\nsystem\n.")
-    return found
+        paths[f"bare {protocol}"] = tmp_path / f"{protocol}.bin"
+        paths[f"zip {protocol}"] = zip_with_pickle(tmp_path / f"z{protocol}.bin", pickle.dumps(Evil(), protocol))
+    paths["inst"] = zip_with_pickle(tmp_path / "inst.bin", b"(S'true'\nios\nsystem\n.")
+    return paths
 
 
 def test_code_is_never_run_and_its_name_is_reported(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ for path in sys.argv[1:]:
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - idle)
 """
     paths = [str(path) for path in sorted(tmp_path.iterdir())]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, *paths], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
-    *outcomes, growth = done.stdout.split()
+    *outcomes, growth = process.stdout.split()
     assert len(outcomes) == 2 * len(SMALL_BOMBS)
     assert set(outcomes) <= {"0", "corrupt_file"}
     assert int(growth) < 20_000

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profiling import ProfileOptions, base_and_models, profile_plan
+from indexer.builds.options import ProfileOptions
+from indexer.builds.profiling import base_and_models, profile_plan
 from indexer.errors import AtlasError
 from indexer.machine import check_device
 from indexer.profiles.store import ProfileStore
@@ -30,9 +31,9 @@ def shell(tiny_store, tmp_path_factory):
 
 
 def profile(shell, *words: str) -> dict:
-    ran = shell("index", "profile", *words, "--json")
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out)
+    command = shell("index", "profile", *words, "--json")
+    assert command.code == 0, command.err
+    return json.loads(command.out)
 
 
 def rows(shell, statement: str) -> list[tuple]:
@@ -42,7 +43,7 @@ def rows(shell, statement: str) -> list[tuple]:
 @pytest.fixture(scope="module")
 def first(shell) -> dict:
     """The report of the first run; its profiles exist from then on."""
-    plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions.parse())
+    plan = profile_plan(folder_of(shell), BASE, [], ProfileOptions())
     assert (plan["due"], plan["layers"]) == (6, 2)
     assert plan["bytes"] > 0
     return profile(shell, "--base", BASE, "--with-untrained", "--limit", "4")
@@ -93,12 +94,12 @@ def test_the_database_is_made_again_from_the_files(shell):
 def test_a_damaged_profile_is_found(shell):
     folder = folder_of(shell)
     path = folder.profile(next(iter(ProfileStore(folder).digests())))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-4] + b"\0\0\0\1")
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + b"\0\0\0\1")
     try:
-        assert [(one.kind, "altered" in one.problem) for one in verify(folder)] == [("profile", True)]
+        assert [(problem.kind, "altered" in problem.problem) for problem in verify(folder)] == [("profile", True)]
     finally:
-        path.write_bytes(whole)
+        path.write_bytes(content)
 
 
 @pytest.mark.slow
@@ -109,6 +110,12 @@ def test_depth_is_a_representation_of_profiled_models(shell):
     with Atlas(folder.root) as atlas:
         assert len(atlas.similar("ann/squad-0", representation="depth")) == 3
         assert atlas.purity(representation="depth").models == 4
+        (row,) = atlas.rows("SELECT count(*) - 4 AS others FROM models WHERE NOT is_copy")
+        left_out = atlas.clusters(representation="depth", draws=20).left_out
+        assert (left_out.without, left_out.sampled) == (row["others"], 0)
+        (other,) = atlas.rows("SELECT min(model) AS model FROM models WHERE model NOT IN (SELECT model FROM profiles)")
+        with pytest.raises(AtlasError, match="has no depth profile in this atlas"):
+            atlas.similar(other["model"], representation="depth")
     assert not verify(folder)
 
 
@@ -125,7 +132,7 @@ def test_depth_is_a_representation_of_profiled_models(shell):
 )
 def test_contradictory_options(chosen, expected):
     with pytest.raises(AtlasError, match=re.escape(expected)):
-        ProfileOptions.parse(**chosen)
+        ProfileOptions(**chosen)
 
 
 def test_models_and_bases_that_are_not_there(shell):
@@ -152,9 +159,9 @@ def test_a_model_of_another_base(tmp_path):
 
 @pytest.mark.slow
 def test_the_error_of_the_command_for_bad_input(shell):
-    ran = shell("index", "profile", "--base", BASE, "--probe", "image")
-    assert (ran.code, len(ran.err.strip().splitlines())) == (1, 1)
-    assert "takes words" in ran.err
+    command = shell("index", "profile", "--base", BASE, "--probe", "image")
+    assert (command.code, len(command.err.strip().splitlines())) == (1, 1)
+    assert "takes words" in command.err
 
 
 def test_an_unavailable_device():

@@ -12,7 +12,8 @@ import torch
 from indexer.profiles.layers import States
 from indexer.profiles.measurement import LayerRow, ProfileRequest, measure
 from indexer.profiles.probes import image_probe, random_probe, shipped_images
-from indexer.profiles.subject import Source, read_subject
+from indexer.profiles.subject import read_subject
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 WIDTH = 48
@@ -36,7 +37,7 @@ def model_of(kind: str) -> Any:
 
 def profile(model: Any, folder: Path, base: States | None = None) -> tuple[list[LayerRow], States]:
     model.save_pretrained(folder)
-    layers = read_subject(Source(ModelRef.parse(str(folder)))).layers
+    layers = read_subject(ModelVersion(ModelRef.parse(str(folder)))).layers
     probe = image_probe(shipped_images((3, 16, 16))) if layers.takes_images else random_probe(layers)
     return measure(layers, probe, ProfileRequest(), base=base)
 
@@ -55,8 +56,8 @@ def test_a_block_that_adds_nothing_changes_no_measure(tmp_path, kind):
     if kind == "gpt2":
         blank(model.h[1].attn.c_proj, model.h[1].mlp.c_proj)
     else:
-        block = next(one for name, one in model.named_modules() if name.endswith(("layer.1", "layers.1")))
-        dense = [one for one in block.modules() if isinstance(one, torch.nn.Linear)]
+        block = next(module for name, module in model.named_modules() if name.endswith(("layer.1", "layers.1")))
+        dense = [module for module in block.modules() if isinstance(module, torch.nn.Linear)]
         blank(*dense[3:4], *dense[-1:])  # of attention what follows query, key and value; of the rest the last
     (first, second, third), _ = profile(model, tmp_path)
     assert second.values == pytest.approx(first.values, abs=1e-6)
@@ -82,8 +83,8 @@ def test_frozen_layers_and_copies_measure_like_the_base(tmp_path):
         for parameter in tuned.encoder.layer[2].parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
     rows, _ = profile(tuned, tmp_path / "tuned", states)
-    for mine, theirs in zip(rows[:2], of_base[:2], strict=True):
-        assert mine.values == theirs.values | {"drift": 0.0, "cka": 1.0}
+    for row, base_row in zip(rows[:2], of_base[:2], strict=True):
+        assert row.values == base_row.values | {"drift": 0.0, "cka": 1.0}
     assert rows[2].values["drift"] > 0.05
     copied, _ = profile(base, tmp_path / "copy", states)
     assert [row.values for row in copied] == [row.values | {"drift": 0.0, "cka": 1.0} for row in of_base]

@@ -19,7 +19,8 @@ from indexer.builds.profile_worker import ProfileUnit, ProfileWorker
 from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice
 from indexer.profiles.store import ProfileIdentity, ProfileStore
-from indexer.profiles.subject import Source, read_subject
+from indexer.profiles.subject import read_subject
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from tests.profiles.test_loading import at_most, deadline
 from tests.profiles.test_tokenizer import tokenizer
@@ -32,7 +33,7 @@ class Deadly(LocalUnit):
     """A model that kills the process that reads it, as the system does when it is out of memory."""
 
     @property
-    def source(self) -> Source:
+    def version(self) -> ModelVersion:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -43,12 +44,12 @@ def base(tmp_path_factory) -> Path:
 
 
 def worker(base: Path, atlas: Path) -> ProfileWorker:
-    subject = read_subject(Source(ModelRef.parse(str(base))))
+    subject = read_subject(ModelVersion(ModelRef.parse(str(base))))
     probe = ProbeChoice().probe(subject)
     with torch.no_grad():
         states = subject.layers.states(probe.inputs(subject.layers), [1, 2])
     return ProfileWorker.of(
-        probe, states, atlas=atlas, request=ProfileRequest(), base=Source(ModelRef.parse(str(base))), tokenizer=subject.tokenizer,
+        probe, states, atlas=atlas, request=ProfileRequest(), base=ModelVersion(ModelRef.parse(str(base))), tokenizer=subject.tokenizer,
         choice=ProbeChoice("text"), device="cpu",
     )  # fmt: skip
 
@@ -69,8 +70,8 @@ def test_a_worker_that_dies_does_not_end_the_run(base, tmp_path):
     sound = [saved(tmp_path / f"sound-{number}", WORDS) for number in range(3)]
     due = [*map(unit, sound[:2]), unit(tmp_path / "deadly", Deadly), unit(sound[2])]
     results = in_processes(due, worker(base, tmp_path), 2)
-    found = {Path(one.unit.identity.model).name: one for one in results}
-    assert {name: one.error and one.error.reason for name, one in found.items()} == {
+    result_of = {Path(result.unit.identity.model).name: result for result in results}
+    assert {name: result.error and result.error.reason for name, result in result_of.items()} == {
         "sound-0": None, "sound-1": None, "sound-2": None, "deadly": "worker_died",
     }  # fmt: skip
 
@@ -80,9 +81,9 @@ def test_a_tokenizer_that_panics_fails_its_own_model_only(base, tmp_path):
     model = saved(tmp_path / "panics", WORDS - 2900)
     content = tokenizer(pre_tokenizer=pre_tokenizers.Split(Regex("([a-z ]+[a-z ]+)+y#"), "isolated"))
     (model / "tokenizer.json").write_bytes(content)
-    done = worker(base, tmp_path)(unit(model))
-    assert done.error is not None
-    assert "The tokenizer" in done.error.detail
+    result = worker(base, tmp_path)(unit(model))
+    assert result.error is not None
+    assert "The tokenizer" in result.error.detail
 
 
 WORD = "embeddings.word_embeddings.weight"
@@ -106,13 +107,13 @@ def test_weights_that_are_not_finite_give_no_measures(base, tmp_path, name, valu
         tensor[rows] = value
 
     model = altered(saved(tmp_path / "model", WORDS), name, change)
-    done = worker(base, tmp_path)(unit(model))
-    if done.error is None:  # a huge word that nothing drew
+    result = worker(base, tmp_path)(unit(model))
+    if result.error is None:  # a huge word that nothing drew
         assert (name, value) == (WORD, 3e38)
-        kept = ProfileStore(AtlasFolder(tmp_path)).read(done.unit.identity.digest)
-        assert all(np.isfinite(values).all() for values in (*kept.values.values(), *kept.errors.values()))
+        profile = ProfileStore(AtlasFolder(tmp_path)).read(result.unit.identity.digest)
+        assert all(np.isfinite(values).all() for values in (*profile.values.values(), *profile.errors.values()))
     else:
-        assert done.error.reason == "not_finite", done.error
+        assert result.error.reason == "not_finite", result.error
 
 
 @pytest.mark.parametrize(
@@ -140,5 +141,5 @@ def test_hostile_adapters(base, tmp_path, shapes, fill, config, reason):
     factors = {f"{path}.lora_{side}.weight": torch.full(shape, fill) for side, shape in zip("AB", shapes, strict=True)}
     save_file(factors, tmp_path / "adapter" / "adapter_model.safetensors", metadata={"format": "pt"})
     with at_most(3 << 30), deadline(20):
-        done = worker(base, tmp_path)(unit(tmp_path / "adapter", relation="adapter"))
-    assert (done.error and done.error.reason) == reason, done.error
+        result = worker(base, tmp_path)(unit(tmp_path / "adapter", relation="adapter"))
+    assert (result.error and result.error.reason) == reason, result.error

@@ -25,7 +25,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "wanted"),
+    ("content", "expected"),
     [
         (b"no image at all", "cannot be read as an image"),
         (b"", "cannot be read as an image"),
@@ -35,10 +35,10 @@ def bomb(width: int, height: int) -> bytes:
         (bomb(8, 8), "cannot be read as an image"),
     ],
 )
-def test_invalid_images_are_refused(tmp_path, content, wanted):
+def test_invalid_images_are_refused(tmp_path, content, expected):
     path = tmp_path / "image.png"
     path.write_bytes(content)
-    with pytest.raises(AtlasError, match=wanted):
+    with pytest.raises(AtlasError, match=expected):
         read_image(path, (3, 16, 16))
     with pytest.raises(AtlasError, match="no file"):
         read_image(tmp_path / "missing.png", (3, 16, 16))

@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import load
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.profiling import ProfileOptions, ProfileReport, profile_base
+from indexer.builds.options import ProfileOptions
+from indexer.builds.profiling import ProfileReport, profile_base
 from indexer.profiles import measurement
 from indexer.profiles.store import ProfileStore
 from indexer.storage.atomic_files import remove_leftovers
@@ -65,12 +66,14 @@ def undisturbed(shell, tmp_path_factory) -> dict[str, bytes]:
 
 def same_bytes(folder: AtlasFolder, expected: dict[str, bytes]) -> None:
     """Compare by column first, so that a failure shows what differs."""
-    found = contents(folder)
-    assert set(found) == set(expected)
-    for digest in found:
-        mine, theirs = load(found[digest]), load(expected[digest])
-        assert {name: mine[name].tolist() for name in mine} == {name: theirs[name].tolist() for name in theirs}
-    assert found == expected
+    files = contents(folder)
+    assert set(files) == set(expected)
+    for digest in files:
+        arrays, expected_arrays = load(files[digest]), load(expected[digest])
+        assert {name: arrays[name].tolist() for name in arrays} == {
+            name: expected_arrays[name].tolist() for name in expected_arrays
+        }
+    assert files == expected
 
 
 def layers_by_file(folder: AtlasFolder) -> list[list[int]]:
@@ -89,14 +92,14 @@ def published(folder: AtlasFolder) -> list[tuple]:
 def interrupted_at(call: int, monkeypatch) -> list[int]:
     """Ctrl-C at the ``call``-th layer that is measured; the layers measured are kept in the list."""
     measured = []
-    made = measurement.LayerRow
+    layer_row = measurement.LayerRow
 
     def row(layer, *rest):
         if len(rest) == 2:  # else it is a layer of an earlier run, with its values
             measured.append(layer)
             if len(measured) == call:
                 raise KeyboardInterrupt
-        return made(layer, *rest)
+        return layer_row(layer, *rest)
 
     monkeypatch.setattr(measurement, "LayerRow", row)
     return measured
@@ -139,23 +142,23 @@ main(["profile", "--base", sys.argv[2], "--limit", "2", "--atlas", sys.argv[3]])
 
 def test_a_kill_in_the_middle_of_a_write_leaves_nothing_half_written(shell, folder, undisturbed):
     # Every whole layer, and the end, is two files; here the second layer of the first model is being written.
-    at = 2 * (LAYERS + 1) + 4
-    ran = run_python(
-        "-c", KILLED, at, BASE, folder.root,
+    call = 2 * (LAYERS + 1) + 4
+    killed = run_python(
+        "-c", KILLED, call, BASE, folder.root,
         env={**shell.environment, "HF_ENDPOINT": shell.endpoint}, timeout=PATIENCE, cwd=folder.root.parent,
     )  # fmt: skip
-    assert ran.code == -signal.SIGKILL, ran.err
-    left = [path for path in folder.profiles.rglob(".*") if path.is_file()]
-    assert len(left) == 1  # a temporary file, not the file itself
+    assert killed.code == -signal.SIGKILL, killed.err
+    temporary = [path for path in folder.profiles.rglob(".*") if path.is_file()]
+    assert len(temporary) == 1  # a temporary file, not the file itself
     assert layers_by_file(folder) == [[1], [1, 2]]
     assert published(folder) == []  # the atlas as it was
     report = profile(folder)
     assert (report.indexed, report.unchanged) == (2, 0)
     same_bytes(folder, undisturbed)
     assert not verify(folder)
-    os.utime(left[0], (0, 0))
+    os.utime(temporary[0], (0, 0))
     remove_leftovers(folder)
-    assert not left[0].exists()
+    assert not temporary[0].exists()
 
 
 def test_workers_give_the_same_bytes(folder, undisturbed, monkeypatch):

@@ -19,9 +19,10 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.profiles.measurement import ProfileRequest, measure
 from indexer.profiles.probes import random_probe
-from indexer.profiles.single import Reference, read_now
-from indexer.profiles.subject import Source, Subject, download_base, read_subject, read_weights
+from indexer.profiles.single import read_now
+from indexer.profiles.subject import Subject, download_base, read_subject, read_weights
 from indexer.profiles.tokenizer import tokenizer_of
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import use_endpoint
@@ -50,7 +51,7 @@ def saved(folder: Path, kind: str, **config) -> Path:
 
 
 def read(folder: Path, **options) -> Subject:
-    return read_subject(Source(ModelRef.parse(str(folder))), **options)
+    return read_subject(ModelVersion(ModelRef.parse(str(folder))), **options)
 
 
 def changed_config(folder: Path, **values) -> Path:
@@ -73,11 +74,11 @@ def test_states_are_those_of_the_library(tmp_path, kind):
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
         expected = model(input_ids=ids, output_hidden_states=True).hidden_states
-        found = subject.layers.states(subject.layers.embed(ids), [0, 1, 2, 3])
+        states = subject.layers.states(subject.layers.embed(ids), [0, 1, 2, 3])
     for layer in (0, 1, 2):
-        torch.testing.assert_close(found[layer], expected[layer], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states[layer], expected[layer], rtol=1e-4, atol=1e-5)
     if kind in ("bert", "bart"):
-        torch.testing.assert_close(found[3], expected[3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(states[3], expected[3], rtol=1e-4, atol=1e-5)
     assert subject.layers.is_causal(8) == (kind in ("gpt2", "llama", "gpt_neox"))
 
 
@@ -124,12 +125,12 @@ def test_an_adapter_is_merged_as_peft_does(tmp_path):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(tmp_path / "adapter")
-    weights = read_weights(Source(ModelRef.parse(str(base))))
-    found = read(tmp_path / "adapter", base=lambda: weights)
+    weights = read_weights(ModelVersion(ModelRef.parse(str(base))))
+    merged = read(tmp_path / "adapter", base=lambda: weights)
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
         expected = model.merge_and_unload().eval()(input_ids=ids, output_hidden_states=True).hidden_states
-    torch.testing.assert_close(found.layers.state(found.layers.embed(ids), 2), expected[2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged.layers.state(merged.layers.embed(ids), 2), expected[2], rtol=1e-4, atol=1e-5)
     with pytest.raises(ModelError, match="base is not known"):
         read(tmp_path / "adapter")
 
@@ -147,7 +148,7 @@ def test_code_of_a_repository_is_never_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "expected"),
     [
         ({"num_local_experts": 8}, "mixture_of_experts"),
         ({"num_hidden_layers": 10**9}, "layer_mismatch"),
@@ -161,14 +162,14 @@ def test_code_of_a_repository_is_never_run(tmp_path):
         ({"model_type": "wav2vec2"}, "missing_matrices|malformed|unsupported"),
     ],
 )
-def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, values, wanted):
+def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, values, expected):
     folder = changed_config(saved(tmp_path / "model", "bert"), **values)
-    with pytest.raises(ModelError, match=wanted):
+    with pytest.raises(ModelError, match=expected):
         read(folder)
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "wanted"),
+    ("kind", "values", "expected"),
     [
         ("bert", {"num_labels": 10**9}, None),
         ("bert", {"id2label": {str(number): "x" for number in range(50_000)}, "num_labels": 10**9}, None),
@@ -191,14 +192,14 @@ def test_a_config_that_contradicts_the_weights_is_refused(tmp_path, values, want
         ("longformer", {"attention_window": [120_000] * 2}, "attention_window is 120000"),
     ],
 )
-def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values, wanted):
+def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values, expected):
     """Numbers that become an allocation or a loop are refused before; all other numbers are ignored."""
     import transformers
 
     folder = tmp_path / "model"
     small = BERT | {"num_hidden_layers": 2, "max_position_embeddings": 40}
     two = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "d_model": 32}
-    made = {
+    models = {
         "t5 encoder": lambda: transformers.T5EncoderModel(
             transformers.T5Config(d_model=32, num_layers=2, num_heads=2, d_ff=64, d_kv=16, vocab_size=80)
         ),
@@ -215,16 +216,16 @@ def test_a_config_takes_no_memory_that_its_weights_do_not(tmp_path, kind, values
             transformers.LongformerConfig(**small, attention_window=[4, 4])
         ),
     }  # fmt: skip
-    if kind in made:
-        made[kind]().save_pretrained(folder)
+    if kind in models:
+        models[kind]().save_pretrained(folder)
     else:
         saved(folder, kind)
     changed_config(folder, **values)
     with deadline(20), at_most(3 << 30):
-        if wanted is None:
+        if expected is None:
             assert read(folder).layers.depth in (2, 3)
         else:
-            with pytest.raises(ModelError, match=wanted):
+            with pytest.raises(ModelError, match=expected):
                 read(folder)
 
 
@@ -254,7 +255,7 @@ def refused_kind(kind: str):
 
 
 @pytest.mark.parametrize(
-    ("kind", "wanted"),
+    ("kind", "expected"),
     [
         ("albert", "its 3 layers share the weights of 1"),
         ("clip", "towers"),
@@ -263,19 +264,19 @@ def refused_kind(kind: str):
         ("mixtral", "num_local_experts is 2"),
     ],
 )
-def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, wanted):
+def test_kinds_of_models_that_are_not_profiled(tmp_path, kind, expected):
     """Saved by the library itself; each is refused with a one-line error."""
     refused_kind(kind).save_pretrained(tmp_path / "model")
-    with pytest.raises(AtlasError, match=wanted) as caught:
-        read_now(Reference(str(tmp_path / "model")))
+    with pytest.raises(AtlasError, match=expected) as caught:
+        read_now(ModelVersion(ModelRef.parse(str(tmp_path / "model"))))
     assert "\n" not in str(caught.value)
 
 
 def test_missing_tensors_are_named(tmp_path):
     folder = saved(tmp_path / "model", "bert")
     tensors = load_file(folder / "model.safetensors")
-    kept = {name: one for name, one in tensors.items() if "LayerNorm.bias" not in name}
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    remaining = {name: tensor for name, tensor in tensors.items() if "LayerNorm.bias" not in name}
+    save_file(remaining, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"missing_tensors.*LayerNorm\.bias"):
         read(folder)
 
@@ -299,7 +300,7 @@ def test_an_untrained_twin_is_drawn_from_its_seed(tmp_path):
     subject = read(saved(tmp_path / "model", "bert"))
     first, second, other = subject.twin(0, "cpu"), subject.twin(0, "cpu"), subject.twin(1, "cpu")
     ids = torch.arange(5, 17)[None]
-    states = [one.layers.state(one.layers.embed(ids), 3) for one in (first, second, other)]
+    states = [twin.layers.state(twin.layers.embed(ids), 3) for twin in (first, second, other)]
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
 
@@ -309,7 +310,7 @@ def test_a_base_is_downloaded_once(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     saved(tmp_path / "store" / "me" / "base", "bert")
     (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
-    source = Source(ModelRef("me/base"), "a" * 40)
+    source = ModelVersion(ModelRef("me/base"), "a" * 40)
 
     def weight_requests(hub: LoopbackHub) -> int:
         return sum("safetensors" in str(request) for request in hub.requests)
@@ -360,9 +361,9 @@ def deadline(seconds: int) -> Iterator[None]:
 @contextmanager
 def at_most(size: int) -> Iterator[None]:
     """Limit the memory that the block may take in addition to what the process already uses."""
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + size, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, before[1]))
     try:
         yield
     finally:

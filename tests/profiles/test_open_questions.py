@@ -41,8 +41,8 @@ def test_singular_values_of_linear_maps():
         torch.linalg.svdvals(matrix.double()).numpy(), rel=1e-4
     )
     assert conditioning(singular_values(identities(), inputs, [3])[3]) == pytest.approx((1.0, WIDTH))
-    found, directions = conditioning(singular_values(projected(8), inputs, [1])[1])
-    assert found is None
+    condition, directions = conditioning(singular_values(projected(8), inputs, [1])[1])
+    assert condition is None
     assert directions == pytest.approx(8)
     # A causal sum of 16 positions: position 12 reaches 12, 13, 14 and 15.
     assert singular_values(after(running_sum, 1), inputs, [1], 12)[1].numpy() == pytest.approx(2.0)
@@ -52,18 +52,20 @@ def test_singular_values_of_linear_maps():
 def test_singular_values_of_a_real_model_against_the_whole_jacobian(vit):
     layers = vit.layers
     image = torch.rand((1, *layers.image_shape), generator=torch.Generator().manual_seed(0))
-    found = singular_values(layers, image, [1, 2], 5)
+    values = singular_values(layers, image, [1, 2], 5)
     for layer in (1, 2):
-        whole = torch.autograd.functional.jacobian(lambda pixels, at=layer: layers.state(pixels, at).flatten(), image)
-        part = patchify(whole.reshape(-1, *layers.image_shape), PATCH)[:, 5]
-        assert found[layer].numpy() == pytest.approx(torch.linalg.svdvals(part.double()).numpy(), rel=1e-3, abs=1e-6)
+        jacobian = torch.autograd.functional.jacobian(
+            lambda pixels, depth=layer: layers.state(pixels, depth).flatten(), image
+        )
+        part = patchify(jacobian.reshape(-1, *layers.image_shape), PATCH)[:, 5]
+        assert values[layer].numpy() == pytest.approx(torch.linalg.svdvals(part.double()).numpy(), rel=1e-3, abs=1e-6)
 
 
 def test_a_random_matrix_has_the_directions_of_marchenko_and_pastur():
     rows, columns = 2000, 100
-    found, directions = conditioning(torch.linalg.svdvals(normal((rows, columns), 0, "noise").double()))
+    condition, directions = conditioning(torch.linalg.svdvals(normal((rows, columns), 0, "noise").double()))
     ratio = (columns / rows) ** 0.5
-    assert found == pytest.approx((1 + ratio) / (1 - ratio), rel=0.05)
+    assert condition == pytest.approx((1 + ratio) / (1 - ratio), rel=0.05)
     assert directions == pytest.approx(columns / (1 + columns / rows), rel=0.02)
 
 
@@ -71,8 +73,8 @@ def test_a_random_matrix_has_the_directions_of_marchenko_and_pastur():
 
 
 def test_waves_below_and_above_half_of_the_highest_frequency():
-    places = torch.arange(SIDE) * 2 * math.pi / SIDE
-    low, high = (torch.cos(cycles * places).expand(2, 3, SIDE, SIDE) for cycles in (3, 5))
+    angles = torch.arange(SIDE) * 2 * math.pi / SIDE
+    low, high = (torch.cos(cycles * angles).expand(2, 3, SIDE, SIDE) for cycles in (3, 5))
     assert high_frequency(low + 7) == pytest.approx(0.0, abs=1e-9)
     assert high_frequency(high.transpose(2, 3)) == pytest.approx(1.0)
     assert high_frequency(low + 2 * high) == pytest.approx(0.8)
@@ -88,27 +90,27 @@ def test_patches_that_a_neuron_does_not_see_are_unchanged():
     seen[:4] = 1
     layers = seeing(lambda hidden: hidden * seen)
     for ascent in (SHARP, DEFAULT):  # blur alone is no change
-        (found,) = find_features(layers, 1, [0], ascent=ascent)
-        assert found.unchanged <= 1 - 4 / PATCHES
+        (feature,) = find_features(layers, 1, [0], ascent=ascent)
+        assert feature.unchanged <= 1 - 4 / PATCHES
     assert find_features(layers, 1, [0], ascent=SHARP)[0].unchanged == 1 - 4 / PATCHES
     weak = seeing(lambda hidden: hidden * torch.where(seen > 0, 1.0, UNCHANGED / 4))
-    (found,) = find_features(weak, 1, [0], ascent=SHARP)
-    assert found.unchanged == 0  # without a bound on pixels it would be: all of them reach white in the end
+    (feature,) = find_features(weak, 1, [0], ascent=SHARP)
+    assert feature.unchanged == 0  # without a bound on pixels it would be: all of them reach white in the end
     nothing = seeing(lambda hidden: 0 * hidden.detach())
-    (found,) = find_features(nothing, 1, [0], ascent=DEFAULT)
-    assert (found.unchanged, found.consistency) == (1.0, 0.0)
+    (feature,) = find_features(nothing, 1, [0], ascent=DEFAULT)
+    assert (feature.unchanged, feature.consistency) == (1.0, 0.0)
 
 
 def test_patches_that_look_alike_are_consistent():
     shared = normal((NUMBERS, 8), 0, "shared")
-    (found,) = find_features(seeing(lambda hidden: hidden @ shared), 1, [0], ascent=SHARP)
-    assert found.consistency > 0.95
-    assert found.unchanged == 0
+    (feature,) = find_features(seeing(lambda hidden: hidden @ shared), 1, [0], ascent=SHARP)
+    assert feature.consistency > 0.95
+    assert feature.unchanged == 0
     own = normal((PATCHES, NUMBERS, 8), 0, "own")
     features = find_features(
         seeing(lambda hidden: torch.einsum("npd,pdk->npk", hidden, own)), 1, range(8), ascent=SHARP
     )
-    mean = sum(one.consistency for one in features) / 8
+    mean = sum(feature.consistency for feature in features) / 8
     assert abs(mean) < 4 / (8 * PATCHES * (PATCHES - 1) / 2 * NUMBERS) ** 0.5 + 0.01
     # Against pairs of patches in a loop.
     start = 0.45 + 0.1 * torch.rand((3, SIDE, SIDE), generator=_features_generator())
@@ -150,31 +152,31 @@ def gpt2() -> Subject:
 
 
 def subject(model, config) -> Subject:
-    found = model.eval().requires_grad_(False)
-    found.config._attn_implementation = "eager"
+    prepared = model.eval().requires_grad_(False)
+    prepared.config._attn_implementation = "eager"
     settings = config.to_dict()
-    return Subject("tiny", None, found, layers_of(found, settings, ""), settings)
+    return Subject("tiny", None, prepared, layers_of(prepared, settings, ""), settings)
 
 
 @pytest.mark.parametrize("name", ["vit", "gpt2"])
 def test_neurons_inside_explain_what_a_block_adds(name, request):
     """Both have norms before their parts: h_l − h_{l−1} is the two output matrices times the neurons, plus biases."""
-    one = request.getfixturevalue(name)
-    layers = one.layers if name == "vit" else seeded_patch_embedding(one.layers)
+    model_subject = request.getfixturevalue(name)
+    layers = model_subject.layers if name == "vit" else seeded_patch_embedding(model_subject.layers)
     image = torch.rand((2, *layers.image_shape), generator=torch.Generator().manual_seed(1))
-    weights = one.model.state_dict()
+    weights = model_subject.model.state_dict()
     states = layers.states(image, [0, 1, 2])
-    inside = {module: neurons_inside(one, layers, module) for module in ("attention", "mlp")}
+    inside = {module: neurons_inside(model_subject, layers, module) for module in ("attention", "mlp")}
     for layer in (1, 2):
         added = torch.zeros_like(states[1])
-        for module, taken in inside.items():
+        for module, inside_layers in inside.items():
             names = {
                 "vit": {"attention": "attention.o_proj", "mlp": "mlp.fc2"},
                 "gpt2": {"attention": "attn.c_proj", "mlp": "mlp.c_proj"},
             }[name]
             prefix = f"layers.{layer - 1}" if name == "vit" else f"h.{layer - 1}"
             matrix, bias = (weights[f"{prefix}.{names[module]}.{part}"] for part in ("weight", "bias"))
-            neurons = taken.state(image, layer)
+            neurons = inside_layers.state(image, layer)
             assert neurons.shape[-1] == {"vit": (24, 40), "gpt2": (48, 192)}[name][module == "mlp"]
             added += neurons @ (matrix.T if name == "vit" else matrix) + bias
         assert torch.allclose(states[layer] - states[layer - 1], added, atol=1e-5)

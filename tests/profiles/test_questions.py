@@ -74,30 +74,30 @@ def vit(tmp_path_factory) -> str:
 
 @pytest.mark.slow
 def test_a_model_compared_with_its_base(atlas):
-    found = atlas.depth("author0/set0-0")
-    assert (found.against, len(found.layers), len(found.against_layers), len(found.untrained_layers)) == (
+    depth = atlas.depth("author0/set0-0")
+    assert (depth.against, len(depth.layers), len(depth.against_layers), len(depth.untrained_layers)) == (
         "base",
         4,
         4,
         4,
     )
-    assert [row["layer"] for row in found.layers] == [1, 2, 3, 4]
-    deltas = [row["delta"] for row in found.layers]
+    assert [row["layer"] for row in depth.layers] == [1, 2, 3, 4]
+    deltas = [row["delta"] for row in depth.layers]
     assert deltas == pytest.approx([deltas[0] * np.sqrt(layer) for layer in (1, 2, 3, 4)], rel=1e-5)
-    assert "descent finds fewer tokens" in found.sentence
-    assert "layer 4 on" in found.sentence
-    wanted = json.loads(json.dumps(found.to_dict()))
-    assert {"model", "base", "probe", "sequences", "tokens", "seed", "recipe", "layers", "notes"} <= set(wanted)
-    assert {"layer", "tolerance", "tolerance_error", "delta"} <= set(wanted["layers"][0])
-    assert len(found.to_df()) == 4
-    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
-    assert draw(found.figure(), ".svg") == draw(found.figure(), ".svg")
+    assert "descent finds fewer tokens" in depth.sentence
+    assert "layer 4 on" in depth.sentence
+    answer = json.loads(json.dumps(depth.to_dict()))
+    assert {"model", "base", "probe", "sequences", "tokens", "seed", "recipe", "layers", "notes"} <= set(answer)
+    assert {"layer", "tolerance", "tolerance_error", "delta"} <= set(answer["layers"][0])
+    assert len(depth.to_df()) == 4
+    assert draw(depth.figure(), ".png").startswith(b"\x89PNG")
+    assert draw(depth.figure(), ".svg") == draw(depth.figure(), ".svg")
 
 
 def test_a_base_is_compared_with_an_untrained_twin(atlas):
-    found = atlas.depth(BASE)
-    assert found.layers[3]["recovered"] == pytest.approx(BASE_RECOVERED[3])
-    assert found.against_layers[3]["recovered"] == 1.0
+    depth = atlas.depth(BASE)
+    assert depth.layers[3]["recovered"] == pytest.approx(BASE_RECOVERED[3])
+    assert depth.against_layers[3]["recovered"] == 1.0
     assert atlas.depth("author0/set0-0", against="author1/set1-0").against_layers
 
 
@@ -117,19 +117,19 @@ def test_the_study_agrees_with_scipy_and_names_models_that_lose_their_input(atla
     assert (study.models, study.authors) == (18, 6)
     rows = study.to_df()
     for layer in (1, 4):
-        here = rows[rows.layer == layer]
+        rows_of_layer = rows[rows.layer == layer]
         for measure in ("drift", "cka", "tolerance", "reach", "recovered", "readable"):
-            (one,) = [one for one in study.agreement if (one.measure, one.layer, one.of) == (measure, layer, "delta")]
-            assert one.rho == pytest.approx(spearmanr(here.delta, here[measure]).statistic)
-            assert measure != "drift" or one.rho == pytest.approx(1.0)
-    readable = next(one for one in study.agreement if (one.measure, one.layer, one.of) == ("readable", 1, "delta"))
+            (row,) = [row for row in study.agreement if (row.measure, row.layer, row.of) == (measure, layer, "delta")]
+            assert row.rho == pytest.approx(spearmanr(rows_of_layer.delta, rows_of_layer[measure]).statistic)
+            assert measure != "drift" or row.rho == pytest.approx(1.0)
+    readable = next(row for row in study.agreement if (row.measure, row.layer, row.of) == ("readable", 1, "delta"))
     assert readable.low < 0 < readable.high
-    assert {one.model.rpartition("/")[2][:4] for one in study.forgetful} == {"set0"}
+    assert {row.model.rpartition("/")[2][:4] for row in study.forgetful} == {"set0"}
     assert len(study.forgetful) == 6
-    assert all((one.layer, one.measure) == (4, "recovered") for one in study.forgetful)
-    wanted = {row.measure: row for row in study.data_share}
-    assert wanted["recovered"].share > 0.9
-    assert wanted["recovered"].p < 0.01
+    assert all((row.layer, row.measure) == (4, "recovered") for row in study.forgetful)
+    data_share = {row.measure: row for row in study.data_share}
+    assert data_share["recovered"].share > 0.9
+    assert data_share["recovered"].p < 0.01
     assert study.layers[3]["recovered_base"] == pytest.approx(0.9)
     assert draw(study.figure(), ".png").startswith(b"\x89PNG")
     assert json.loads(json.dumps(study.to_dict()))["models"] == 18
@@ -174,36 +174,36 @@ def test_a_sentence_names_the_layers_that_equal_the_bases():
     assert "exactly" not in sentence(rows[2:], base, "its base")
 
 
-def first_line(found, capsys):
+def first_line(result, capsys):
     from query.faces.cli.printing import print_result
 
-    print_result(found, "table")
+    print_result(result, "table")
     return capsys.readouterr().out.splitlines()[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_words_come_back(atlas, gpt2, capsys, device):
-    found = atlas.invert(gpt2, "the sky is blue .", top=3, device=device)
-    lead = first_line(found, capsys)
-    assert lead.startswith(f"From the output of layer 1 of {found.model} 100")
+    inverted = atlas.invert(gpt2, "the sky is blue .", top=3, device=device)
+    lead = first_line(inverted, capsys)
+    assert lead.startswith(f"From the output of layer 1 of {inverted.model} 100")
     assert lead.endswith("from that of layer 3.")
-    assert [one.layer for one in found.layers] == [1, 2, 3]
-    assert found.layers[0].right == 1.0
-    assert found.layers[0].output.split() == ["the", "sky", "is", "blue", "."]
-    assert all(len(words) == 3 for words in found.layers[0].top)
-    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
-    as_json = json.loads(json.dumps(found.to_dict()))["layers"]
+    assert [answer.layer for answer in inverted.layers] == [1, 2, 3]
+    assert inverted.layers[0].right == 1.0
+    assert inverted.layers[0].output.split() == ["the", "sky", "is", "blue", "."]
+    assert all(len(words) == 3 for words in inverted.layers[0].top)
+    assert draw(inverted.figure(), ".png").startswith(b"\x89PNG")
+    as_json = json.loads(json.dumps(inverted.to_dict()))["layers"]
     assert as_json[0]["right"] == 1.0
-    assert all(one["condition"] >= 1 and 1 <= one["directions"] <= 64 for one in as_json)
+    assert all(layer["condition"] >= 1 and 1 <= layer["directions"] <= 64 for layer in as_json)
     again = atlas.invert(gpt2, "the sky is blue .", device=device)
-    assert again.to_dict()["layers"][0]["output"] == found.layers[0].output
+    assert again.to_dict()["layers"][0]["output"] == inverted.layers[0].output
 
 
 def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
-    found = atlas.invert(gpt2, "the sky is blue .", recipe="original", steps=60, rate=0.3, layers=[1], restrict=True)
-    assert set(found.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
-    assert "only words of the text" in found.notes[-1]
+    inverted = atlas.invert(gpt2, "the sky is blue .", recipe="original", steps=60, rate=0.3, layers=[1], restrict=True)
+    assert set(inverted.layers[0].output.split()) <= {"the", "sky", "is", "blue", "."}
+    assert "only words of the text" in inverted.notes[-1]
     part = atlas.invert(gpt2, "the sky is blue .", keep="1:", recipe="blank", steps=20, layers=[2])
     assert len(part.layers) == 1
 
@@ -211,29 +211,43 @@ def test_words_by_the_original_recipe_and_from_some_positions(atlas, gpt2):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_images_come_back_from_a_vision_transformer_and_behind_a_stem(atlas, vit, gpt2, capsys, device):
-    found = atlas.invert(vit, layers=[1], device=device)
-    assert first_line(found, capsys).endswith(
-        f"are recovered with an error of {found.layers[0].error:.3f} (0 is perfect)."
+    inverted = atlas.invert(vit, layers=[1], device=device)
+    assert first_line(inverted, capsys).endswith(
+        f"are recovered with an error of {inverted.layers[0].error:.3f} (0 is perfect)."
     )
-    assert found.layers[0].error < 0.5
-    assert sum(found.layers[0].rows) == pytest.approx(1)
-    assert set(found.to_dict()["layers"][0]) == {"layer", "error", "rows", "high_frequency", "condition", "directions"}
-    assert {"high_frequency", "condition", "directions"} <= set(found.table()[0])
-    assert 0 < found.layers[0].high_frequency < 1
-    assert draw(found.figure(), ".png").startswith(b"\x89PNG")
+    assert inverted.layers[0].error < 0.5
+    assert sum(inverted.layers[0].rows) == pytest.approx(1)
+    assert set(inverted.to_dict()["layers"][0]) == {
+        "layer",
+        "error",
+        "rows",
+        "high_frequency",
+        "condition",
+        "directions",
+    }
+    assert {"high_frequency", "condition", "directions"} <= set(inverted.table()[0])
+    assert 0 < inverted.layers[0].high_frequency < 1
+    assert draw(inverted.figure(), ".png").startswith(b"\x89PNG")
     assert atlas.invert(gpt2, layers=[1], stem="image", device=device).layers[0].error < 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, capsys, device):
-    found = atlas.features(gpt2, neurons="all", patch=20, layers=[2], device=device)
-    (rows,) = [one.change_by_row for one in found.features]
-    assert found.features[0].unchanged >= 43 / 64  # of 64 patches, those behind it
+    features = atlas.features(gpt2, neurons="all", patch=20, layers=[2], device=device)
+    (rows,) = [feature.change_by_row for feature in features.features]
+    assert features.features[0].unchanged >= 43 / 64  # of 64 patches, those behind it
     assert sum(rows[3:]) == 0  # patch 20 lies in the third row of eight: nothing behind it is changed
     grid = atlas.features(vit, neurons="0-2", layers=[1, 2], device=device)
-    assert [(one.layer, one.neuron) for one in grid.features] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    beaten = sum(one.activation > one.best_probe for one in grid.features)
+    assert [(feature.layer, feature.neuron) for feature in grid.features] == [
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+    ]
+    beaten = sum(feature.activation > feature.best_probe for feature in grid.features)
     assert beaten >= 4
     lead = first_line(grid, capsys)
     assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
@@ -241,14 +255,14 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
     inside = atlas.features(vit, neurons="63", layers=[1], module="mlp", plain=True, device=device)
     assert (inside.to_dict()["module"], inside.features[0].neuron) == ("mlp", 63)
     assert {"unchanged", "consistency"} <= set(inside.table()[0])
-    wanted = json.loads(json.dumps(grid.to_dict()))
+    answer = json.loads(json.dumps(grid.to_dict()))
     assert {"model", "layers", "neurons", "activation", "best_probe", "change_by_row", "change_by_column"} <= set(
-        wanted
+        answer
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "wanted"),
+    ("question", "expected"),
     [
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "sky"), "gives 1 tokens"),
         (lambda atlas, gpt2, vit: atlas.invert(gpt2, "the sky " * 60), "up to"),
@@ -268,31 +282,31 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
         (lambda atlas, gpt2, vit: atlas.features(gpt2, stem=vit), "width 96.*64"),
     ],
 )
-def test_invalid_arguments_are_one_line_errors(atlas, gpt2, vit, asked, wanted):
+def test_invalid_arguments_are_one_line_errors(atlas, gpt2, vit, question, expected):
     with pytest.raises(AtlasError) as caught:
-        asked(atlas, gpt2, vit)
-    assert re.search(wanted, str(caught.value))
+        question(atlas, gpt2, vit)
+    assert re.search(expected, str(caught.value))
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_without_a_profile_is_measured_and_nothing_is_stored(atlas, gpt2, folder):
-    found = atlas.depth(gpt2, against="untrained")
-    assert len(found.layers) == len(found.against_layers) == 3
-    assert any("nothing was stored" in note for note in found.notes)
+    depth = atlas.depth(gpt2, against="untrained")
+    assert len(depth.layers) == len(depth.against_layers) == 3
+    assert any("nothing was stored" in note for note in depth.notes)
     assert not (folder / "profiles").exists()
 
 
 def test_a_model_is_run_without_an_atlas_unless_one_was_named(gpt2, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = ["invert", gpt2, "the sky is blue .", "--steps", "2", "--layers", "1", "--json"]
-    found = CliRunner().invoke(main, asked)
-    assert found.exit_code == 0, found.output
-    assert [one["layer"] for one in json.loads(found.stdout)["layers"]] == [1]
+    arguments = ["invert", gpt2, "the sky is blue .", "--steps", "2", "--layers", "1", "--json"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert [layer["layer"] for layer in json.loads(result.stdout)["layers"]] == [1]
     assert (
         CliRunner().invoke(main, ["features", gpt2, "--neurons", "0", "--layers", "1", "--out", "n.png"]).exit_code == 0
     )
     assert (tmp_path / "n.png").stat().st_size > 1000
-    for named in ([*asked, "--atlas", "other"], ["--atlas", "other", *asked]):
-        refused = CliRunner().invoke(main, named)
+    for with_atlas in ([*arguments, "--atlas", "other"], ["--atlas", "other", *arguments]):
+        refused = CliRunner().invoke(main, with_atlas)
         assert refused.exit_code == 1
         assert "other does not exist" in refused.stderr

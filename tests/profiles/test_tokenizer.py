@@ -18,18 +18,19 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import AtlasError, ModelError
 from indexer.profiles import tokenizer as module
 from indexer.profiles.layers import Layers
-from indexer.profiles.single import Reference, invert_words, read_now
+from indexer.profiles.single import invert_words, read_now
 from indexer.profiles.tokenizer import IsolatedTokenizer, tokenizer_of
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 from tests.profiles.test_vocabulary import saved
 
 
 def tokenizer(**parts) -> bytes:
-    made = Tokenizer(models.WordLevel({"[U]": 0, "a": 1, "b": 2}, unk_token="[U]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    built = Tokenizer(models.WordLevel({"[U]": 0, "a": 1, "b": 2}, unk_token="[U]"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
     for name, part in parts.items():
-        setattr(made, name, part)
-    return made.to_str().encode()
+        setattr(built, name, part)
+    return built.to_str().encode()
 
 
 MULTIPLIES = normalizers.Sequence([normalizers.Replace("a", "a" * 1000) for _ in range(5)])
@@ -40,10 +41,10 @@ SWELLS = decoders.Sequence([decoders.Replace("a", "a" * 1000) for _ in range(4)]
 @pytest.mark.parametrize(
     ("parts", "ask"),
     [
-        ({"normalizer": MULTIPLIES}, lambda one: one.encode("aaaa")),
-        ({"pre_tokenizer": BACKTRACKS}, lambda one: one.encode("x" * 60 + " a b")),
-        pytest.param({"decoder": SWELLS}, lambda one: one.words([1, 2]), marks=pytest.mark.slow),
-        pytest.param({"decoder": SWELLS}, lambda one: one.text([1, 2]), marks=pytest.mark.slow),
+        ({"normalizer": MULTIPLIES}, lambda tokenizer: tokenizer.encode("aaaa")),
+        ({"pre_tokenizer": BACKTRACKS}, lambda tokenizer: tokenizer.encode("x" * 60 + " a b")),
+        pytest.param({"decoder": SWELLS}, lambda tokenizer: tokenizer.words([1, 2]), marks=pytest.mark.slow),
+        pytest.param({"decoder": SWELLS}, lambda tokenizer: tokenizer.text([1, 2]), marks=pytest.mark.slow),
     ],
     ids=["normaliser", "regex", "words", "text"],
 )
@@ -72,7 +73,7 @@ def test_all_answers_to_a_question_have_one_limit(monkeypatch):
     monkeypatch.setattr(slow, "_answer", answer)
     slow.encode("a")
     slow.begin_question()
-    asked = time.monotonic()
+    started = time.monotonic()
 
     def ask_all():
         for _ in range(100):
@@ -80,51 +81,51 @@ def test_all_answers_to_a_question_have_one_limit(monkeypatch):
 
     with pytest.raises(AtlasError, match="more than 1 s for the texts of one question"):
         ask_all()
-    assert time.monotonic() - asked < 3
+    assert time.monotonic() - started < 3
 
 
 def test_the_kernel_limits_memory_and_time():
     """A parent that is stopped, or waits for something else, kills nothing."""
-    one = IsolatedTokenizer({"tokenizer.json": tokenizer(normalizer=MULTIPLIES)})
-    limits = Path(f"/proc/{one._process.pid}/limits").read_text()
+    isolated = IsolatedTokenizer({"tokenizer.json": tokenizer(normalizer=MULTIPLIES)})
+    limits = Path(f"/proc/{isolated._process.pid}/limits").read_text()
     rows = {line[:25].strip(): line[25:].split()[0] for line in limits.splitlines()[1:]}
     assert int(rows["Max address space"]) == 4 << 30
     assert int(rows["Max cpu time"]) < 150
-    one._process.stdin.write(b'{"text": "aaaa", "seconds": 0.5}\n')
-    one._process.stdin.flush()
-    assert one._process.wait(10) in (-signal.SIGALRM, -signal.SIGXCPU)
+    isolated._process.stdin.write(b'{"text": "aaaa", "seconds": 0.5}\n')
+    isolated._process.stdin.flush()
+    assert isolated._process.wait(10) in (-signal.SIGALRM, -signal.SIGXCPU)
     with pytest.raises(AtlasError, match="The tokenizer takes more than"):
-        one.encode("a")
-    assert one.encode("b"), "it is started again"
+        isolated.encode("a")
+    assert isolated.encode("b"), "it is started again"
 
 
 def test_a_text_that_it_cannot_read_costs_that_text():
-    one = IsolatedTokenizer({"tokenizer.json": tokenizer()})
-    started = one._process.pid
+    isolated = IsolatedTokenizer({"tokenizer.json": tokenizer()})
+    started = isolated._process.pid
     for text in ("a \ud800", "\udcff"):
         with pytest.raises(AtlasError, match=r"A text holds .ud..., half of a surrogate pair"):
-            one.encode(text)
-    assert one.encode("a\0b")[0] == 1
-    assert one.encode("a") == [1]
-    assert one._process.pid == started
+            isolated.encode(text)
+    assert isolated.encode("a\0b")[0] == 1
+    assert isolated.encode("a") == [1]
+    assert isolated._process.pid == started
 
 
 def test_answers_equal_those_of_the_library():
     content = tokenizer()
     expected = Tokenizer.from_str(content.decode())
-    found = IsolatedTokenizer({"tokenizer.json": content})
-    for one in (found, pickle.loads(pickle.dumps(found))):
-        assert one.encode("a b\n a c") == expected.encode("a b\n a c").ids == [1, 2, 1, 0]
-        assert one.words([1, 2]) == ["a", "b"]
-        assert one.text([1, 2]) == expected.decode([1, 2])
-        assert one.encode("") == []
+    isolated = IsolatedTokenizer({"tokenizer.json": content})
+    for copy in (isolated, pickle.loads(pickle.dumps(isolated))):
+        assert copy.encode("a b\n a c") == expected.encode("a b\n a c").ids == [1, 2, 1, 0]
+        assert copy.words([1, 2]) == ["a", "b"]
+        assert copy.text([1, 2]) == expected.decode([1, 2])
+        assert copy.encode("") == []
 
 
 def test_its_process_ends_with_it():
-    found = IsolatedTokenizer({"tokenizer.json": tokenizer()})
-    number = found._process.pid
+    isolated = IsolatedTokenizer({"tokenizer.json": tokenizer()})
+    number = isolated._process.pid
     assert Path(f"/proc/{number}").exists()
-    del found
+    del isolated
     gc.collect()
     assert not Path(f"/proc/{number}").exists()
 
@@ -134,9 +135,9 @@ def test_older_files_are_read_as_before(tmp_path):
     folder = saved(tmp_path / "model", 80)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c"]
     (folder / "vocab.txt").write_text("\n".join(words))
-    found = tokenizer_of(open_checkpoint(ModelRef.parse(str(folder))))
-    assert found.encode("a BC") == [5, 6, 7]
-    assert set(found.special_ids) == {0, 1, 2, 3, 4}
+    isolated = tokenizer_of(open_checkpoint(ModelRef.parse(str(folder))))
+    assert isolated.encode("a BC") == [5, 6, 7]
+    assert set(isolated.special_ids) == {0, 1, 2, 3, 4}
     (folder / "vocab.txt").unlink()
     (folder / "tokenizer.json").write_text("[" * 100_000)
     with pytest.raises(ModelError, match=r"tokenizer\.json cannot be loaded as a tokenizer"):
@@ -147,7 +148,7 @@ def test_a_question_about_such_a_model_is_answered_in_one_line(tmp_path):
     folder = saved(tmp_path / "model", 80)
     (folder / "tokenizer.json").write_bytes(tokenizer(pre_tokenizer=BACKTRACKS))
     with pytest.raises(AtlasError, match="The tokenizer fails") as caught:
-        invert_words(read_now(Reference(str(folder))), "x" * 60 + " a b")
+        invert_words(read_now(ModelVersion(ModelRef.parse(str(folder)))), "x" * 60 + " a b")
     assert "\n" not in str(caught.value)
 
 

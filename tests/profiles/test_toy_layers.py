@@ -47,8 +47,8 @@ EVERYTHING = ProfileRequest(recover=True, exact=True, recipe="original", steps=3
 RECOVERY = ProfileRequest(recover=True)
 
 
-def rows_of(layers: Layers, asked: ProfileRequest = ALL, probe: Probe | None = None, **options) -> list[LayerRow]:
-    return measure(layers, probe or random_probe(layers), asked, **options)[0]
+def rows_of(layers: Layers, request: ProfileRequest = ALL, probe: Probe | None = None, **options) -> list[LayerRow]:
+    return measure(layers, probe or random_probe(layers), request, **options)[0]
 
 
 def test_identity_keeps_everything():
@@ -79,33 +79,33 @@ def by_distances(layers: Layers, projection: torch.Tensor) -> float:
     hidden = images[ids]
     unit = (hidden - hidden.mean(dim=(0, 1))).square().mean(dim=-1).sqrt().median()
     generator = torch.Generator().manual_seed(7)
-    found = []
+    levels_of_tokens = []
     for token in ids[:, ::4].flatten():
         distances = (layers.tokens - layers.tokens[token]).norm(dim=1)
         distances[token] = torch.inf
         near = distances.topk(32, largest=False).indices
-        moved = (images[near] - images[token]) / unit
-        along = torch.randn(64, moved.shape[1], generator=generator) @ moved.T
-        levels = torch.where(along > 0, moved.square().sum(dim=1) / (2 * along), torch.inf)
-        found.append(levels.min(dim=1).values)
-    return float(torch.stack(found).median())
+        differences = (images[near] - images[token]) / unit
+        along = torch.randn(64, differences.shape[1], generator=generator) @ differences.T
+        levels = torch.where(along > 0, differences.square().sum(dim=1) / (2 * along), torch.inf)
+        levels_of_tokens.append(levels.min(dim=1).values)
+    return float(torch.stack(levels_of_tokens).median())
 
 
 @pytest.mark.parametrize("rank", a_few([64, 32, 16, 8, 4], {64, 8}))
 def test_a_projection(rank):
-    layers, found = projected(rank), directions(rank)
+    layers, basis = projected(rank), directions(rank)
     (row,) = rows_of(layers, ProfileRequest(recover=True, exact=rank in (32, 4)))
     probe = random_probe(layers)
     target = layers.state(probe.inputs(layers), 1)
     guess = recover(layers, 1, target, spread_of(target).unit, blank_start(layers, target.shape, 0), 300)
     # Only the projection can be known; the rest stays at its start.
     start = blank_start(layers, target.shape, 0)
-    possible = probe.inputs(layers) @ found @ found.T + start - start @ found @ found.T
+    possible = probe.inputs(layers) @ basis @ basis.T + start - start @ basis @ basis.T
     best = accuracy(nearest_tokens(layers, possible)[..., 0], probe.ids).mean()
     assert abs(accuracy(nearest_tokens(layers, guess)[..., 0], probe.ids).mean() - best) < 0.12
     assert row.values["recovered"] < best + 0.05  # only a decoder that uses the truth can know more
     assert row.values["tolerance"] == pytest.approx(
-        by_distances(layers, found @ found.T), abs=4 * row.errors["tolerance"]
+        by_distances(layers, basis @ basis.T), abs=4 * row.errors["tolerance"]
     )
     if rank in (32, 4):
         assert row.values["verified"] == 1.0
@@ -161,8 +161,8 @@ def test_frozen_layers_equal_the_bases_bit_for_bit():
     probe = random_probe(base)
     rows_of_base, of_base = measure(base, probe, ProfileRequest())
     rows = rows_of(tuned, ProfileRequest(), probe, base=of_base)
-    for mine, theirs in zip(rows[:2], rows_of_base[:2], strict=True):
-        assert mine.values == theirs.values | {"drift": 0.0, "cka": 1.0}
+    for row, base_row in zip(rows[:2], rows_of_base[:2], strict=True):
+        assert row.values == base_row.values | {"drift": 0.0, "cka": 1.0}
     assert rows[2].values["drift"] > 0.1
     assert rows[2].values["cka"] < 0.99
     copy = rows_of(base, ProfileRequest(), probe, base=of_base)
@@ -176,12 +176,14 @@ def test_a_rotated_output_gives_the_same_measures():
     turn = directions(128)
     turned = Layers(vocabulary(), [lambda hidden: Attention()(hidden)[0] * sizes @ turn])
     probe = random_probe(plain)
-    (was,), states = measure(plain, probe, ProfileRequest(recover=True))
+    (plain_row,), states = measure(plain, probe, ProfileRequest(recover=True))
     (row,) = rows_of(turned, ProfileRequest(recover=True), probe, base=states)
-    assert row.values["readable"] == pytest.approx(was.values["readable"], abs=1e-3)
-    assert row.values["tolerance"] == pytest.approx(was.values["tolerance"], abs=2 * was.errors["tolerance"])
+    assert row.values["readable"] == pytest.approx(plain_row.values["readable"], abs=1e-3)
+    assert row.values["tolerance"] == pytest.approx(
+        plain_row.values["tolerance"], abs=2 * plain_row.errors["tolerance"]
+    )
     assert row.values["cka"] == pytest.approx(1.0, abs=1e-5)
-    assert row.values["recovered"] == pytest.approx(was.values["recovered"], abs=0.05)
+    assert row.values["recovered"] == pytest.approx(plain_row.values["recovered"], abs=0.05)
 
 
 def test_the_criterion_on_the_identity():
@@ -204,9 +206,9 @@ def test_a_decoder_does_not_use_the_truth():
         "recovered": recover(layers, 1, target, 1.0, blank_start(layers, target.shape, 0)),
         "readable": read_off(readout[1], target),
     }
-    found = {name: nearest_tokens(layers, guess)[..., 0] for name, guess in guesses.items()}
-    found["verified"] = exact_search(layers, 1, target[:2], 1.0, readout[1])[0]
-    for name, words in found.items():
+    decoded = {name: nearest_tokens(layers, guess)[..., 0] for name, guess in guesses.items()}
+    decoded["verified"] = exact_search(layers, 1, target[:2], 1.0, readout[1])[0]
+    for name, words in decoded.items():
         assert accuracy(words, probe.ids[: len(words)]).mean() <= 3 / 256, name
         assert accuracy(words, ids[: len(words)]).mean() > 0.9, name
 
@@ -218,9 +220,9 @@ def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
 
     class Swapped(Layers):
         def states(self, inputs, chosen):
-            found = super().states(inputs, chosen)
+            states = super().states(inputs, chosen)
             is_probe = len(inputs) == 16 and not inputs.requires_grad and torch.equal(inputs, probe.inputs(self))
-            return {layer: hidden.roll(1, dims=0) if is_probe else hidden for layer, hidden in found.items()}
+            return {layer: hidden.roll(1, dims=0) if is_probe else hidden for layer, hidden in states.items()}
 
     (row,) = rows_of(Swapped(vocabulary(), [Attention()]), ALL, probe)
     assert all(row.values[name] <= 3 / 256 for name in ("readable", "recovered", "verified"))
@@ -229,12 +231,12 @@ def test_a_profile_of_shuffled_answers_is_chance(monkeypatch):
 def test_a_running_sum_depends_on_earlier_tokens_only_with_the_expected_shares():
     layers = Layers(vocabulary(), [running_sum])
     inputs = random_probe(layers, 16, 3).inputs(layers).requires_grad_(True)
-    for place in range(3):
-        (gradient,) = torch.autograd.grad(layers.state(inputs, 1)[:, place].sum(), inputs)
-        assert (gradient[:, place + 1 :] == 0).all()
-    found = receptive_fields(layers, inputs, [1])[1]
+    for position in range(3):
+        (gradient,) = torch.autograd.grad(layers.state(inputs, 1)[:, position].sum(), inputs)
+        assert (gradient[:, position + 1 :] == 0).all()
+    measures = receptive_fields(layers, inputs, [1])[1]
     expected = {"reach": (1 + 2 + 3) / 3, "own": (1 + 1 / 2 + 1 / 3) / 3, "start_share": 3 / 6}
-    assert {name: value for name, (value, _) in found.items()} == pytest.approx(expected, rel=0.05)
+    assert {name: value for name, (value, _) in measures.items()} == pytest.approx(expected, rel=0.05)
 
 
 def test_the_unit_of_the_embeddings_does_not_matter():
@@ -282,9 +284,9 @@ def test_no_special_token_is_drawn_or_guessed():
 
 
 def test_rows_are_reported_one_by_one_without_those_already_done():
-    kept: list[int] = []
-    rows = rows_of(identities(4), ProfileRequest(), done=[2], keep=lambda row: kept.append(row.layer))
-    assert kept == [row.layer for row in rows] == [1, 3, 4]
+    reported: list[int] = []
+    rows = rows_of(identities(4), ProfileRequest(), done=[2], keep=lambda row: reported.append(row.layer))
+    assert reported == [row.layer for row in rows] == [1, 3, 4]
 
 
 def test_many_layers_are_chosen_evenly():
@@ -299,18 +301,18 @@ def test_random_draws_depend_on_seed_and_measure_only():
 
 
 def test_the_readme_names_what_does_not_measure_depth():
-    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "certificate, not a measure of depth" in said
-    assert "Results on small models may not carry over to large ones" in said
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "certificate, not a measure of depth" in readme
+    assert "Results on small models may not carry over to large ones" in readme
 
 
 def test_an_output_that_depends_on_no_input_keeps_nothing():
     """Constant, or constant by position: no gradient reaches the input, and no measure fails."""
-    places = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(3))
-    layers = Layers(vocabulary(), [torch.zeros_like, lambda hidden: places.expand(len(hidden), -1, -1)])
-    constant, by_place = rows_of(layers, EVERYTHING)
-    assert (constant.is_constant, by_place.is_constant) == (True, False)
-    for row in (constant, by_place):
+    values_of_positions = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(3))
+    layers = Layers(vocabulary(), [torch.zeros_like, lambda hidden: values_of_positions.expand(len(hidden), -1, -1)])
+    constant, by_position = rows_of(layers, EVERYTHING)
+    assert (constant.is_constant, by_position.is_constant) == (True, False)
+    for row in (constant, by_position):
         assert (row.values["tolerance"], row.values["tolerance_own"]) == (0.0, 0.0)
         assert all(row.values[name] <= 4 / 256 for name in ("readable", "recovered", "recovered_seed", "verified"))
         assert not {"reach", "own", "start_share"} & set(row.values)
@@ -320,9 +322,9 @@ def test_blocks_that_work_in_place_change_no_result():
     def doubled(hidden):
         return hidden.mul_(2)
 
-    found = rows_of(Layers(vocabulary(), [doubled, nn.ReLU(inplace=True)]), RECOVERY)
+    rows = rows_of(Layers(vocabulary(), [doubled, nn.ReLU(inplace=True)]), RECOVERY)
     expected = rows_of(Layers(vocabulary(), [lambda hidden: 2 * hidden, nn.ReLU()]), RECOVERY)
-    assert [row.values for row in found] == [row.values for row in expected]
+    assert [row.values for row in rows] == [row.values for row in expected]
 
 
 def test_modules_in_training_mode_are_measured_in_evaluation_mode():
@@ -363,15 +365,15 @@ def test_the_padding_row_of_an_embedding_is_never_drawn():
 def test_a_neuron_of_one_patch_changes_its_row_and_its_column_alone():
     """Patches as they are, 8 by 8 of them: patch 20 is the fifth of the third row."""
     layers = Layers(lambda pixels: patchify(pixels, 4), [nn.Identity()], patch=4, image_shape=(3, 32, 32))
-    (found,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
-    assert found.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
-    assert found.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
+    (feature,) = find_features(layers, 1, [0], patch=20, ascent=SHARP)
+    assert feature.change_by_row == (0, 0, 1, 0, 0, 0, 0, 0)
+    assert feature.change_by_column == (0, 0, 0, 0, 1, 0, 0, 0)
 
 
 def test_public_names_stay_functions_after_their_modules_are_imported():
     """A module of the name of its function took its place from the second import on."""
     names = [getattr(indexer.profiles, name) for name in indexer.profiles.__all__ for _ in range(2)]
-    assert not [one for one in names if isinstance(one, ModuleType)]
+    assert not [value for value in names if isinstance(value, ModuleType)]
 
 
 def test_an_index_beyond_a_table_is_found_before_it_is_used():

@@ -14,7 +14,8 @@ from indexer.errors import AtlasError
 from indexer.profiles.measurement import ProfileRequest
 from indexer.profiles.probes import ProbeChoice, text_probe
 from indexer.profiles.store import Profile, ProfileIdentity, ProfileStore
-from indexer.profiles.subject import Source, Subject, read_subject
+from indexer.profiles.subject import Subject, read_subject
+from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef
 
 WORDS = 80
@@ -39,19 +40,19 @@ class LocalUnit(ProfileUnit):
     """A model in a folder; models of an atlas are always Hub ids."""
 
     @property
-    def source(self) -> Source:
-        return Source(ModelRef.parse(self.identity.model), None, None, self.relation)
+    def version(self) -> ModelVersion:
+        return ModelVersion(ModelRef.parse(self.identity.model), None, self.relation)
 
 
 def read(folder: Path) -> Subject:
-    return read_subject(Source(ModelRef.parse(str(folder))))
+    return read_subject(ModelVersion(ModelRef.parse(str(folder))))
 
 
 def profiled(base: Subject, model: Path, atlas: Path) -> Profile:
     probe = ProbeChoice().probe(base)
     states = base.layers.states(probe.inputs(base.layers), [1, 2])
     worker = ProfileWorker.of(
-        probe, states, atlas=atlas, request=ProfileRequest(), base=Source(ModelRef.parse(str(model))), tokenizer=base.tokenizer,
+        probe, states, atlas=atlas, request=ProfileRequest(), base=ModelVersion(ModelRef.parse(str(model))), tokenizer=base.tokenizer,
         choice=ProbeChoice(), device="cpu",
     )  # fmt: skip
     unit = LocalUnit(ProfileIdentity("fine_tune", str(model), "", "base", ""), "finetune", None, 0)
@@ -65,9 +66,9 @@ def base(tmp_path_factory) -> Subject:
 
 
 def test_added_words_change_nothing(base, tmp_path):
-    found = profiled(base, saved(tmp_path / "more", WORDS + 3), tmp_path)
-    assert found.notes == ()
-    assert (found.values["drift"] >= 0).all()
+    profile = profiled(base, saved(tmp_path / "more", WORDS + 3), tmp_path)
+    assert profile.notes == ()
+    assert (profile.values["drift"] >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -76,11 +77,11 @@ def test_added_words_change_nothing(base, tmp_path):
     ids=["fewer words", "other words"],
 )
 def test_another_vocabulary_leaves_drift_open_and_keeps_tolerance(base, tmp_path, words, tokens):
-    found = profiled(base, saved(tmp_path / "other", words, tokens), tmp_path)
-    assert "vocabulary" in found.notes[0]
-    assert not {"drift", "cka"} & set(found.values)
-    assert (found.values["tolerance"] > 0).all()
-    assert (found.values["readable"] >= 0).all()
+    profile = profiled(base, saved(tmp_path / "other", words, tokens), tmp_path)
+    assert "vocabulary" in profile.notes[0]
+    assert not {"drift", "cka"} & set(profile.values)
+    assert (profile.values["tolerance"] > 0).all()
+    assert (profile.values["readable"] >= 0).all()
 
 
 def test_a_text_that_is_too_short():

@@ -31,8 +31,8 @@ def identities(depth: int = 3) -> Layers:
 
 def projected(rank: int, *, is_wide: bool = True) -> Layers:
     """One linear map to ``rank`` directions, left in all dimensions or written in ``rank`` numbers."""
-    found = directions(rank)
-    matrix = found @ found.T if is_wide else found
+    basis = directions(rank)
+    matrix = basis @ basis.T if is_wide else basis
     return Layers(vocabulary(), [lambda hidden: hidden @ matrix])
 
 
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         self.maps = [size * torch.randn(width, width, generator=generator) / width**0.5 for _ in range(3)]
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
-        query, key, value = (hidden @ one for one in self.maps)
+        query, key, value = (hidden @ matrix for matrix in self.maps)
         scores = query @ key.transpose(1, 2) / hidden.shape[-1] ** 0.5
         future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)

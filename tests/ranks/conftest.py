@@ -96,8 +96,8 @@ def predicted_rank(spikes: tuple[float, ...], m: int, n: int, threshold: float) 
     c = m / n
     out = sorted(outliers(spikes, c), reverse=True)
     total = m + sum(spike**2 for spike in spikes)
-    for rank, held in enumerate(np.cumsum(out), 1):
-        if held >= threshold * total:
+    for rank, energy in enumerate(np.cumsum(out), 1):
+        if energy >= threshold * total:
             return rank
     a, b = (1 - math.sqrt(c)) ** 2, (1 + math.sqrt(c)) ** 2
     angle = (np.arange(200_000) + 0.5) * math.pi / 200_000
@@ -162,7 +162,7 @@ def make_store(root: Path) -> dict[str, dict]:
 def adapted(kind: checkpoints.Kind, weights: dict, modules: dict[str, str]) -> tuple[dict, dict]:
     rng = np.random.default_rng(5)
     factors, merged = {}, {name: tensor.astype(np.float64) for name, tensor in weights.items()}
-    transposed = {place.tensor: place.transposed for place in kind.places.values()}
+    transposed = {matrix.tensor: matrix.transposed for matrix in kind.places.values()}
     for module, tensor in modules.items():
         rows, columns = merged[tensor].shape[:: -1 if transposed[tensor] else 1]
         a, b = rng.normal(size=(3, columns)).astype(np.float32), rng.normal(size=(rows, 3)).astype(np.float32)
@@ -177,8 +177,8 @@ def build_once(folder: Path) -> None:
     weights = make_store(folder / "store")
     with served_shell(folder / "store") as shell:
         bases = [word for base in KINDS for word in ("--base", base)]
-        ran = shell("index", "build", *bases, "--spectra", "--workers", "1")
-        assert ran.code == 0, ran.err
+        result = shell("index", "build", *bases, "--spectra", "--workers", "1")
+        assert result.code == 0, result.err
     (folder / "weights.pickle").write_bytes(pickle.dumps(weights))
 
 
@@ -196,20 +196,20 @@ def forget_spectra(folder: AtlasFolder, condition: str, ranks_above: int = 8) ->
             )
 
 
-def by_numpy(made, base: str, models: list[str], of: str, threshold: float, whole: bool = False) -> dict[str, list]:
+def by_numpy(planted, base: str, models: list[str], of: str, threshold: float, whole: bool = False) -> dict[str, list]:
     """family → for each layer the ranks of the models that have one."""
-    kind, original = KINDS[base], made.weights[base]
+    kind, original = KINDS[base], planted.weights[base]
     expected: dict[str, dict[int, list[int]]] = {}
     for model in models:
-        tuned = made.weights[model]
+        tuned = planted.weights[model]
         tensors = {name: tuned[name].astype(np.float64) - original[name] for name in tuned} if of == "delta" else tuned
-        matrices = {name: place.get(tensors) for name, place in kind.places.items()}
+        matrices = {name: matrix.get(tensors) for name, matrix in kind.places.items()}
         if whole:
             for name, parts in kind.fused_matrices.items():
                 for stack, layer, family in list(matrices):
                     if family == parts[0]:
                         matrices[stack, layer, name] = kind.whole(tensors, stack, layer, name)
-                matrices = {where: matrix for where, matrix in matrices.items() if where[2] not in parts}
+                matrices = {key: matrix for key, matrix in matrices.items() if key[2] not in parts}
         for (stack, layer, family), matrix in matrices.items():
             layers = expected.setdefault(f"{stack}.{family}" if stack else family, {})
             layers.setdefault(layer, []).extend([rank_of(matrix, threshold)] if np.any(matrix) else [])
@@ -228,7 +228,7 @@ def check(study: RankStudy, expected: dict[str, list]) -> None:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory) -> Iterator[SimpleNamespace]:
+def planted(tmp_path_factory) -> Iterator[SimpleNamespace]:
     folder = made_once(tmp_path_factory, "ranks", build_once)
     weights = pickle.loads((folder / "weights.pickle").read_bytes())
     with served_shell(folder / "store") as shell:
@@ -236,13 +236,13 @@ def made(tmp_path_factory) -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(scope="session")
-def atlas(made) -> Iterator[Atlas]:
-    with Atlas(made.folder) as opened:
+def atlas(planted) -> Iterator[Atlas]:
+    with Atlas(planted.folder) as opened:
         yield opened
 
 
 @pytest.fixture
-def own(made, tmp_path) -> AtlasFolder:
+def atlas_copy(planted, tmp_path) -> AtlasFolder:
     """A copy of the atlas that a test may spoil."""
-    shutil.copytree(made.folder, tmp_path / "atlas")
+    shutil.copytree(planted.folder, tmp_path / "atlas")
     return AtlasFolder(tmp_path / "atlas")

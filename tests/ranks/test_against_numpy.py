@@ -72,16 +72,16 @@ def test_low_rank_and_noise_as_theory_has_it(atlas, family, threshold):
     n, m = (384, 192) if family.startswith("feed") else (192, 192)
     expected = predicted_rank(SPIKES[family], m, n, threshold)
     studies = [atlas.rank("org/noisy", model=model, threshold=threshold) for model in TUNED["org/noisy"]]
-    found = np.array([study.families[family].ranks for study in studies])
+    ranks = np.array([study.families[family].ranks for study in studies])
     if expected <= len(outliers(SPIKES[family], m / n)):
-        assert (found == expected).all()
+        assert (ranks == expected).all()
     else:
-        assert found.mean() == pytest.approx(expected + 0.5, abs=1)
-        assert np.abs(found - expected - 0.5).max() <= 3
+        assert ranks.mean() == pytest.approx(expected + 0.5, abs=1)
+        assert np.abs(ranks - expected - 0.5).max() <= 3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_spikes_that_stand_out_are_those_above_the_threshold(atlas, made, family):
+def test_the_spikes_that_stand_out_are_those_above_the_threshold(atlas, planted, family):
     """Where they come out; at and below the threshold (θ ≤ c^¼) a spike drowns in the bulk.
 
     An outlier's σ varies by up to 1/√n = 0.07 from draw to draw; the bulk's largest by 0.025 about 0.03 below its
@@ -91,7 +91,7 @@ def test_the_spikes_that_stand_out_are_those_above_the_threshold(atlas, made, fa
     expected = np.sqrt(outliers(SPIKES[family], m / n))
     drawn = []
     for row in atlas.rows("SELECT record_key FROM models WHERE base = 'org/noisy'"):
-        record = read_record(AtlasFolder(made.folder).record(row["record_key"]))
+        record = read_record(AtlasFolder(planted.folder).record(row["record_key"]))
         drawn += [delta.spectrum / (NOISE * math.sqrt(n)) for delta in record.deltas if delta.key.family == family]
     assert len(drawn) == 6
     values = np.array(drawn)[:, : len(expected) + 1]
@@ -111,55 +111,55 @@ EVERYONE = {
 @pytest.mark.parametrize("threshold", a_few([0.7, 0.5, 0.99], 1))
 @pytest.mark.parametrize("of", ["delta", "weights"])
 @pytest.mark.parametrize("base", EVERYONE)
-def test_means_spreads_and_counts_against_numpy(atlas, made, base, of, threshold):
+def test_means_spreads_and_counts_against_numpy(atlas, planted, base, of, threshold):
     """Full fine-tunes, a frozen one and adapters; from the database and from the records."""
     study = atlas.rank(base, of=of, threshold=threshold)
-    check(study, by_numpy(made, base, EVERYONE[base], of, threshold))
+    check(study, by_numpy(planted, base, EVERYONE[base], of, threshold))
     assert study.models == len(EVERYONE[base])
     assert study.lacking == ()
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7])
 @pytest.mark.parametrize("of", ["delta", "weights"])
-def test_fused_matrices_whole_against_numpy(atlas, made, of, threshold):
+def test_fused_matrices_whole_against_numpy(atlas, planted, of, threshold):
     study = atlas.rank("org/gpt", of=of, threshold=threshold, whole=True)
     assert list(study.families) == ["query_key_value", "output", "feedforward1", "feedforward2"]
-    check(study, by_numpy(made, "org/gpt", EVERYONE["org/gpt"], of, threshold, whole=True))
+    check(study, by_numpy(planted, "org/gpt", EVERYONE["org/gpt"], of, threshold, whole=True))
 
 
 def test_two_stacks_and_cross_attention_by_name(atlas):
     families = atlas.rank("org/t5").families
     cross = [f"decoder.cross_{name}" for name in FAMILIES[:4]]
-    own = [f"decoder.{name}" for name in FAMILIES]
-    assert list(families) == [f"encoder.{name}" for name in FAMILIES] + own[:4] + cross + own[4:]
+    decoder = [f"decoder.{name}" for name in FAMILIES]
+    assert list(families) == [f"encoder.{name}" for name in FAMILIES] + decoder[:4] + cross + decoder[4:]
     assert {len(family.ranks) for name, family in families.items() if name.startswith("encoder")} == {2}
     assert {len(family.ranks) for name, family in families.items() if name.startswith("decoder")} == {3}
 
 
 @pytest.mark.parametrize("model", ["ann/gpt", "dan/gpt-lora"])
 @pytest.mark.parametrize("of", ["delta", "weights"])
-def test_one_model_against_numpy(atlas, made, model, of):
+def test_one_model_against_numpy(atlas, planted, model, of):
     study = atlas.rank(model=model, of=of)
-    check(study, by_numpy(made, "org/gpt", [model], of, 0.5))
+    check(study, by_numpy(planted, "org/gpt", [model], of, 0.5))
     assert (study.base, study.model, study.models) == ("org/gpt", model, 1)
     assert all(spread is None for family in study.families.values() for spread in family.spread)
 
 
-def test_an_adapter_has_ranks_where_it_changes_something_and_the_base_weights_elsewhere(atlas, made):
+def test_an_adapter_has_ranks_where_it_changes_something_and_the_base_weights_elsewhere(atlas, planted):
     study = atlas.rank("org/known", model="dan/lora", threshold=1.0)
     assert study.families["query"].ranks == (3.0,) * DEPTH
     assert study.families["key"].ranks == (None,) * DEPTH
     assert study.families["key"].fit is None
     weights = atlas.rank("org/known", model="dan/lora", of="weights")
-    place = KINDS["org/known"].places["", 2, "key"]
-    assert weights.families["key"].ranks[2] == rank_of(place.get(made.weights["org/known"]), 0.5)
+    matrix = KINDS["org/known"].places["", 2, "key"]
+    assert weights.families["key"].ranks[2] == rank_of(matrix.get(planted.weights["org/known"]), 0.5)
 
 
 # ---- the demo's kind of family, trained and not made by hand
 
 
-def test_the_file_that_was_served_is_the_truth(made):
-    """``made.weights`` is what lies in the store: nothing above compares a thing with itself."""
-    tuned = load_file(made.folder.parent / "store" / "bob/two" / "model.safetensors")
-    for name, tensor in made.weights["bob/two"].items():
+def test_the_file_that_was_served_is_the_truth(planted):
+    """``planted.weights`` is what lies in the store: nothing above compares a thing with itself."""
+    tuned = load_file(planted.folder.parent / "store" / "bob/two" / "model.safetensors")
+    for name, tensor in planted.weights["bob/two"].items():
         np.testing.assert_array_equal(tuned[name], tensor)

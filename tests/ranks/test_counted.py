@@ -30,10 +30,10 @@ def test_relations(atlas, relation, models):
     assert atlas.rank("org/known", relation=relation).models == models
 
 
-def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
+def test_a_mean_is_never_taken_over_the_small_ranks_alone(atlas_copy):
     """cyd/three lacks spectra, and its ranks up to 8 are known: it does not count anywhere, not even there."""
-    forget_spectra(own, "model = 'cyd/three'")
-    with Atlas(own.root) as opened:
+    forget_spectra(atlas_copy, "model = 'cyd/three'")
+    with Atlas(atlas_copy.root) as opened:
         study = opened.rank("org/known", relation="finetune")
         assert study.lacking == ("cyd/three",)
         assert study.models == 3
@@ -47,26 +47,26 @@ def test_a_mean_is_never_taken_over_the_small_ranks_alone(own):
     assert [row["rank_50"] for row in view] == [(layer + 1) ** 2 for layer in range(DEPTH)]
 
 
-def test_models_are_not_selected_by_rank(own):
+def test_models_are_not_selected_by_rank(atlas_copy):
     """Of two models without spectra one is known to the last rank and one is not: neither counts when bob/gpt does."""
-    forget_spectra(own, "model IN ('ann/gpt', 'dan/gpt-lora')")
-    with Atlas(own.root) as opened:
+    forget_spectra(atlas_copy, "model IN ('ann/gpt', 'dan/gpt-lora')")
+    with Atlas(atlas_copy.root) as opened:
         assert opened.rank("org/gpt").models == 3  # while every rank is known
     execute(
-        own.database,
+        atlas_copy.database,
         "UPDATE deltas SET rank_50 = NULL WHERE layer = 2 AND family = 'query' "
         "AND model_id = (SELECT model_id FROM fine_tunes WHERE model = 'ann/gpt')",
     )
-    with Atlas(own.root) as opened:
+    with Atlas(atlas_copy.root) as opened:
         study = opened.rank("org/gpt")
     assert study.models == 1
     assert sorted(study.lacking) == ["ann/gpt", "dan/gpt-lora"]
 
 
-def test_the_view_does_not_average_the_small_ranks_alone_either(own):
+def test_the_view_does_not_average_the_small_ranks_alone_either(atlas_copy):
     """key: ann/one 4, eve/frozen 5 (from layer 2 on), bob/two 5 and cyd/three 6, of which the last is not known."""
-    forget_spectra(own, "model IN ('bob/two', 'cyd/three')", ranks_above=5)
-    with Atlas(own.root) as opened:
+    forget_spectra(atlas_copy, "model IN ('bob/two', 'cyd/three')", ranks_above=5)
+    with Atlas(atlas_copy.root) as opened:
         rows = opened.rows(
             "SELECT models, with_spectra, rank_50 FROM rank_by_depth "
             "WHERE base = 'org/known' AND family = 'key' AND layer = 3"
@@ -74,20 +74,20 @@ def test_the_view_does_not_average_the_small_ranks_alone_either(own):
     assert rows == [{"models": 4, "with_spectra": 3, "rank_50": 4.5}]  # dan/lora changes no key, and has spectra
 
 
-def test_a_repeat_with_spectra_stands_in_for_its_first_upload_without(own):
-    with Atlas(own.root) as opened:
+def test_a_repeat_with_spectra_stands_in_for_its_first_upload_without(atlas_copy):
+    with Atlas(atlas_copy.root) as opened:
         before = opened.rank("org/known")
-    forget_spectra(own, "model = 'ann/one'")
-    with Atlas(own.root) as opened:
+    forget_spectra(atlas_copy, "model = 'ann/one'")
+    with Atlas(atlas_copy.root) as opened:
         after = opened.rank("org/known")
     assert after.lacking == ()
     assert after.families == before.families
 
 
-def test_models_without_spectra_count_where_every_rank_is_known(own):
+def test_models_without_spectra_count_where_every_rank_is_known(atlas_copy):
     """No model has spectra, and none needs them: at 50 % all ranks of these deltas are within the kept eight."""
-    forget_spectra(own, "base = 'org/t5'")
-    with Atlas(own.root) as opened:
+    forget_spectra(atlas_copy, "base = 'org/t5'")
+    with Atlas(atlas_copy.root) as opened:
         study = opened.rank("org/t5")
         assert (study.models, study.lacking) == (2, ())
         with pytest.raises(AtlasError, match="None of the 2 models of org/t5 has all its singular values") as raised:
@@ -98,10 +98,10 @@ def test_models_without_spectra_count_where_every_rank_is_known(own):
 
 
 @pytest.mark.slow
-def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_need(made, tmp_path):
+def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_need(planted, tmp_path):
     """The real thing: an atlas built without --spectra."""
-    ran = made.shell("index", "build", "--base", "org/t5", "--workers", "1", "--atlas", str(tmp_path / "plain"))
-    assert ran.code == 0, ran.err
+    result = planted.shell("index", "build", "--base", "org/t5", "--workers", "1", "--atlas", str(tmp_path / "plain"))
+    assert result.code == 0, result.err
     with Atlas(tmp_path / "plain") as opened:
         (info,) = opened.rows("SELECT bool_or(has_spectra) AS some FROM models")
         assert info["some"] is False
@@ -110,10 +110,12 @@ def test_records_of_the_first_build_without_the_flag_lack_what_other_thresholds_
         with pytest.raises(AtlasError, match="does not hold all singular values") as raised:
             opened.rank(model="ann/t5", of="weights")
         assert raised.value.hint == "Read it again: `add('ann/t5', 'org/t5', spectra=True)`"
-    ran = made.shell("index", "add", "ann/t5", "--base", "org/t5", "--spectra", "--atlas", str(tmp_path / "plain"))
-    assert ran.code == 0, ran.err
+    result = planted.shell(
+        "index", "add", "ann/t5", "--base", "org/t5", "--spectra", "--atlas", str(tmp_path / "plain")
+    )
+    assert result.code == 0, result.err
     with Atlas(tmp_path / "plain") as opened:
-        check(opened.rank(model="ann/t5", of="weights"), by_numpy(made, "org/t5", ["ann/t5"], "weights", 0.5))
+        check(opened.rank(model="ann/t5", of="weights"), by_numpy(planted, "org/t5", ["ann/t5"], "weights", 0.5))
         study = opened.rank(of="weights")
         assert (study.models, study.lacking) == (1, ("bob/t5",))
 
@@ -155,17 +157,17 @@ def test_a_flagged_model_can_be_asked_for_and_says_what_it_is(atlas):
     assert copy.families["query"].ranks[0] is not None
 
 
-def test_an_atlas_of_another_schema_must_be_rebuilt(own):
-    execute(own.database, "UPDATE atlas_info SET schema_version = 1")
+def test_an_atlas_of_another_schema_must_be_rebuilt(atlas_copy):
+    execute(atlas_copy.database, "UPDATE atlas_info SET schema_version = 1")
     with pytest.raises(AtlasError, match="has schema 1") as raised:
-        Atlas(own.root)
+        Atlas(atlas_copy.root)
     assert "index rebuild" in raised.value.hint
 
 
-def test_a_damaged_record_is_named(own):
-    with Atlas(own.root) as opened:
+def test_a_damaged_record_is_named(atlas_copy):
+    with Atlas(atlas_copy.root) as opened:
         (row,) = opened.rows("SELECT record_key FROM models WHERE model = 'ann/t5'")
-        path = own.record(row["record_key"])
+        path = atlas_copy.record(row["record_key"])
         path.write_bytes(path.read_bytes()[:-10])
         assert opened.rank("org/t5").models == 2  # the database knows
         with pytest.raises(AtlasError, match=path.stem[:12]):

@@ -36,23 +36,23 @@ def test_all_columns_have_comments(atlas):
 # ---- JSON, rows, tables and notes
 
 
-def test_json_has_the_documented_keys_first(made):
-    ran = made.shell("query", "rank", "--base", "org/known", "--threshold", "0.8", "--of", "weights", "--json")
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert list(found)[:5] == ["base", "of", "threshold", "models", "families"]
-    assert (found["base"], found["of"], found["threshold"], found["models"]) == ("org/known", "weights", 0.8, 5)
-    family = found["families"]["query"]
+def test_json_has_the_documented_keys_first(planted):
+    result = planted.shell("query", "rank", "--base", "org/known", "--threshold", "0.8", "--of", "weights", "--json")
+    assert result.code == 0, result.err
+    answer = result.json
+    assert list(answer)[:5] == ["base", "of", "threshold", "models", "families"]
+    assert (answer["base"], answer["of"], answer["threshold"], answer["models"]) == ("org/known", "weights", 0.8, 5)
+    family = answer["families"]["query"]
     assert list(family)[:3] == ["ranks", "spread", "fit"]
     assert list(family["fit"])[:4] == ["form", "equation", "aic", "loo_error"]
     assert family["fit"]["equation"] in {fit["equation"] for fit in family["fits"]}
     assert len(family["ranks"]) == len(family["spread"]) == len(family["counts"]) == DEPTH
-    assert "left out: 1 copy" in ran.err
+    assert "left out: 1 copy" in result.err
 
 
-def test_csv_and_data_frame_have_a_row_for_each_family_and_layer(made, atlas):
-    ran = made.shell("query", "rank", "--base", "org/t5", "--format", "csv")
-    header, *rows = ran.out.splitlines()
+def test_csv_and_data_frame_have_a_row_for_each_family_and_layer(planted, atlas):
+    result = planted.shell("query", "rank", "--base", "org/t5", "--format", "csv")
+    header, *rows = result.out.splitlines()
     assert header == "family,layer,rank,spread,models,fitted"
     assert len(rows) == 6 * 2 + 10 * 3
     frame = atlas.rank("org/t5").to_df()
@@ -61,15 +61,15 @@ def test_csv_and_data_frame_have_a_row_for_each_family_and_layer(made, atlas):
 
 
 @pytest.mark.slow
-def test_table_out_and_notes(made, tmp_path):
-    ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.svg"))
-    assert ran.code == 0, ran.err
-    assert "mean rank (decoder, cross-attention)" in ran.out
-    assert "rank ≈ " in ran.out
+def test_table_out_and_notes(planted, tmp_path):
+    result = planted.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.svg"))
+    assert result.code == 0, result.err
+    assert "mean rank (decoder, cross-attention)" in result.out
+    assert "rank ≈ " in result.out
     assert (tmp_path / "ranks.svg").read_text().startswith("<?xml")
-    ran = made.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.gif"))
-    assert ran.code == 2
-    assert "does not end in .png, .svg or .pdf" in ran.err
+    result = planted.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.gif"))
+    assert result.code == 2
+    assert "does not end in .png, .svg or .pdf" in result.err
 
 
 def test_same_atlas_same_answer(atlas):
@@ -84,10 +84,10 @@ def test_same_atlas_same_answer(atlas):
 def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, panels, theme):
     study = atlas.rank(base)
     figure = study.figure(theme)
-    shown = [axes for axes in figure.axes if axes.axison]
-    assert [axes.get_title(loc="left") for axes in shown] == list(study.families)
-    assert len(shown) == panels
-    for axes, family in zip(shown, study.families.values(), strict=True):
+    panels_shown = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title(loc="left") for axes in panels_shown] == list(study.families)
+    assert len(panels_shown) == panels
+    for axes, family in zip(panels_shown, study.families.values(), strict=True):
         lines = {line.get_marker(): line for line in axes.lines}
         np.testing.assert_allclose(lines["o"].get_ydata(), family.ranks)
         assert family.fit.equation.endswith(axes.texts[0].get_text())
@@ -95,7 +95,7 @@ def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, pa
             rank + spread for rank, spread in zip(family.ranks, family.spread, strict=True)
         )
         assert len(axes.collections) == 1
-    assert len({axes.get_ylim() for axes in shown}) == 1
+    assert len({axes.get_ylim() for axes in panels_shown}) == 1
 
 
 @pytest.mark.parametrize(("base", "whole"), [("org/gpt", True), ("org/known", False)])
@@ -103,9 +103,9 @@ def test_the_legend_is_whole(atlas, base, whole):
     figure = atlas.rank(base, whole=whole).figure()
     figure.draw_without_rendering()
     (legend,) = figure.legends
-    drawn, room = legend.get_window_extent(), figure.bbox
-    assert room.x0 <= drawn.x0 < drawn.x1 <= room.x1
-    assert room.y0 <= drawn.y0 < drawn.y1 <= room.y1
+    box, room = legend.get_window_extent(), figure.bbox
+    assert room.x0 <= box.x0 < box.x1 <= room.x1
+    assert room.y0 <= box.y0 < box.y1 <= room.y1
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def population() -> list[Model]:
     models = family(each=7, tightness=0.9)
     # Ranks that rise by one a layer for queries and stay for values: their laws are known.
     ranks = tuple(2 + number // 2 if name.endswith("query") else 5 for number, name in enumerate(DELTAS))
-    models = [replace(one, ranks=ranks) for one in models]
+    models = [replace(model, ranks=ranks) for model in models]
     models[6] = replace(models[6], datasets=("data/set0", "data/set0"), raw=("Data/SET0", "data/set0"))  # tag and card
     models[3] = replace(models[3], datasets=("data/set0", "data/extra"))
     silent = replace(
@@ -45,7 +45,7 @@ def population() -> list[Model]:
 
 
 def indexed(models) -> list[Model]:
-    return [one for one in models if one.status == "indexed"]
+    return [model for model in models if model.status == "indexed"]
 
 
 BUILDS = [
@@ -63,18 +63,18 @@ EVIL = (
 
 def hostile_models() -> list[Model]:
     models = []
-    for place, one in enumerate(family(each=5, tightness=0.9)):
-        evil = EVIL[place]
+    for number, model in enumerate(family(each=5, tightness=0.9)):
+        evil = EVIL[number]
         models.append(
             replace(
-                one,
-                model=f"{evil}/{place}{evil}",
+                model,
+                model=f"{evil}/{number}{evil}",
                 author=evil,
-                datasets=(f"{place // 5}{EVIL[place // 5]}", evil),
+                datasets=(f"{number // 5}{EVIL[number // 5]}", evil),
                 raw=(EVIL[-3], evil),
                 claimed_by=f"alias:{evil}",
                 head=(f"For{evil}", 2),
-                relation="adapter" if place == 3 else "finetune",
+                relation="adapter" if number == 3 else "finetune",
             )
         )
     flags = (
@@ -84,7 +84,7 @@ def hostile_models() -> list[Model]:
         dict(datasets=(), raw=None),
     )
     for number, flag in enumerate(flags):
-        models += [replace(models[place], model=f"{number}{evil}", **flag) for place, evil in enumerate(EVIL[:9])]
+        models += [replace(models[row], model=f"{number}{evil}", **flag) for row, evil in enumerate(EVIL[:9])]
     models += [skipped(f"0{evil}", f"{number}{evil}"[:60], evil) for number, evil in enumerate(EVIL)]
     return models
 

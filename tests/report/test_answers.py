@@ -21,9 +21,11 @@ def answered(tmp_path_factory):
     """An atlas with a dozen undocumented models, and its report."""
     models = family(each=8, tightness=0.5)
     draw = np.random.default_rng(3)
-    for place in range(12):
-        vector = models[place].vector + draw.normal(size=24) / 4
-        models.append(replace(models[place], model=f"zoe/silent{place}", vector=vector, datasets=(), downloads=place))
+    for number in range(12):
+        vector = models[number].vector + draw.normal(size=24) / 4
+        models.append(
+            replace(models[number], model=f"zoe/silent{number}", vector=vector, datasets=(), downloads=number)
+        )
     with pytest.MonkeyPatch.context() as patch, Atlas(write_atlas(tmp_path_factory.mktemp("said"), models)) as atlas:
         patch.setitem(sys.modules, "umap", None)  # its import takes long
         yield atlas, Page(atlas.report().html)
@@ -45,10 +47,10 @@ def words(text: str) -> str:
 )
 def test_headlines_and_notes_are_those_of_the_answers(answered, section, ask):
     atlas, page = answered
-    answer, said = ask(atlas), words(page.said(section))
-    assert words(answer.headline) in said
+    answer, text = ask(atlas), words(page.section_text(section))
+    assert words(answer.headline) in text
     for note in answer.notes:
-        assert words(note) in said
+        assert words(note) in text
 
 
 @pytest.mark.slow
@@ -73,8 +75,8 @@ def test_tables_are_those_that_the_commands_print(answered):
 def test_purity_has_the_caveat_on_habits(answered):
     atlas, page = answered
     assert atlas.purity().on_habits
-    assert "But a habit goes with the labels" in page.said("purity")
-    assert "(--within head)" in page.said("purity")
+    assert "But a habit goes with the labels" in page.section_text("purity")
+    assert "(--within head)" in page.section_text("purity")
 
 
 @pytest.mark.slow
@@ -82,16 +84,16 @@ def test_predictions_are_those_of_one_call(answered, monkeypatch):
     atlas, page = answered
     fitted = []
     fit = sys.modules["query.questions.predict.predict"].fit
-    monkeypatch.setattr("query.questions.predict.predict.fit", lambda *given: fitted.append(1) or fit(*given))
-    many = [one.answer for one in atlas.predict_many()]
+    monkeypatch.setattr("query.questions.predict.predict.fit", lambda *arguments: fitted.append(1) or fit(*arguments))
+    many = [prediction.answer for prediction in atlas.predict_many()]
     assert len(fitted) == 1  # none of these authors has a labelled model
     table = page.table("Probable datasets of undocumented models")
-    assert table.column("model") == [one.model for one in many]
-    assert table.column("probability") == [f"{one.best.probability:.4f}" for one in many]
-    assert table.column("dataset") == [one.answers[0].dataset for one in many]
-    said = page.said("prediction")
-    assert f"{percent(many[0].unknown_share)} of the models are assumed to be tuned on data that no other" in said
-    assert words(many[0].headline) in words(said)
+    assert table.column("model") == [answer.model for answer in many]
+    assert table.column("probability") == [f"{answer.best.probability:.4f}" for answer in many]
+    assert table.column("dataset") == [answer.answers[0].dataset for answer in many]
+    text = page.section_text("prediction")
+    assert f"{percent(many[0].unknown_share)} of the models are assumed to be tuned on data that no other" in text
+    assert words(many[0].headline) in words(text)
     # One by one they are the same answers with another prior.
     alone = atlas.predict(many[0].model)
     assert alone.with_unknown_share(many[0].unknown_share).answers == many[0].answers
@@ -111,4 +113,4 @@ def test_five_models_are_no_headline_of_a_hundred_percent(tmp_path, monkeypatch)
     (meaning,) = [meaning for meaning in page.key_numbers if "hidden datasets" in meaning]
     assert page.key_numbers[meaning] == "5 of 5"
     assert "few models: 5 models by 3 authors, too few authors for an interval" in meaning
-    assert "100\u00a0% of" not in page.said("prediction")
+    assert "100\u00a0% of" not in page.section_text("prediction")

@@ -36,7 +36,7 @@ def test_hostile_markup_is_text(hostile):
         assert evil in page.text
     assert "x\\u202egnp.exe" in page.text
     assert "\\x1b[31mred" in page.text
-    assert {"purity", "clusters", "map"}.isdisjoint(one.section for one in report.missing)
+    assert {"purity", "clusters", "map"}.isdisjoint(missing.section for missing in report.missing)
     for attributes in page.attributes("a"):
         assert attributes["href"].startswith(("#", "https://huggingface.co/"))
         assert re.fullmatch(r"[\w#:/.-]+", attributes["href"])
@@ -51,9 +51,9 @@ def test_hostile_markup_is_text_in_pictures(hostile):
         text = content.decode()
         assert "\u202e" not in text
         assert "\x1b" not in text
-        for one in ElementTree.fromstring(text).iter():
-            assert one.tag.rpartition("}")[2] not in ("script", "b", "foreignObject")
-            assert not [name for name in one.attrib if name.startswith("on")]
+        for element in ElementTree.fromstring(text).iter():
+            assert element.tag.rpartition("}")[2] not in ("script", "b", "foreignObject")
+            assert not [name for name in element.attrib if name.startswith("on")]
 
 
 @pytest.mark.slow
@@ -80,16 +80,16 @@ def test_in_a_browser_it_asks_for_nothing_and_fits(report, hostile, tmp_path):
         file = tmp_path / f"{name}.html"
         file.write_text(html)
         with Browser() as browser:
-            shown = {}
+            sources = {}
             for scheme in ("light", "dark"):
                 browser.size(390, 800)
                 browser.scheme(scheme)
                 browser.open(file)
                 browser.wait("[...document.images].every((one) => one.complete && one.naturalWidth)")
-                shown[scheme] = browser.run("return [...document.images].map((one) => one.currentSrc)")
+                sources[scheme] = browser.run("return [...document.images].map((one) => one.currentSrc)")
                 assert browser.run("return document.documentElement.scrollWidth") == 390
                 assert browser.run("return window.pwned === undefined && !document.getElementById('planted')")
                 assert [address for address in browser.requests() if not address.startswith("data:")] == [file.as_uri()]
                 assert browser.console() == []
-            assert not set(shown["light"]) & set(shown["dark"])
-            assert len(shown["light"]) == len(Page(html).attributes("img"))
+            assert not set(sources["light"]) & set(sources["dark"])
+            assert len(sources["light"]) == len(Page(html).attributes("img"))

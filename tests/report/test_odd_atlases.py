@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 def odd_atlases():
     """Models, and the sections in which something must be said to be missing."""
     models = family()
-    silent = [replace(one, datasets=()) for one in models]
+    silent = [replace(model, datasets=()) for model in models]
     return {
         "nothing": ([], {"crawl", "names", "purity", "map", "clusters", "prediction", "rank", "pairs", "models"}),
         "only skipped": (
@@ -41,17 +41,17 @@ def odd_atlases():
             {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
         ),
         "no datasets": (silent, {"names", "purity", "prediction", "rank"}),
-        "one author": ([replace(one, author="solo") for one in models], {"rank", "pairs"}),
-        "one dataset": ([replace(one, datasets=("d",)) for one in models], {"rank"}),
-        "no ranks": ([replace(one, ranks=None) for one in models], {"rank"}),
-        "all alike": ([replace(one, vector=models[0].vector) for one in models], {"rank"}),
+        "one author": ([replace(model, author="solo") for model in models], {"rank", "pairs"}),
+        "one dataset": ([replace(model, datasets=("d",)) for model in models], {"rank"}),
+        "no ranks": ([replace(model, ranks=None) for model in models], {"rank"}),
+        "all alike": ([replace(model, vector=models[0].vector) for model in models], {"rank"}),
     }
 
 
-def of_light(figure):
+def always_light(figure):
     """The same picture for every theme."""
-    made = cache(figure)
-    return lambda _theme: made("light")
+    drawn = cache(figure)
+    return lambda _theme: drawn("light")
 
 
 @pytest.mark.parametrize("name", a_few(odd_atlases(), {"nothing", "no datasets"}))
@@ -60,7 +60,7 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     # The two themes differ in their colours alone: here one is drawn, and stands for both.
     picture = Section.picture
     monkeypatch.setattr("query.faces.report.page.draw", cache(draw))
-    monkeypatch.setattr(Section, "picture", lambda self, figure, marks=0: picture(self, of_light(figure), marks))
+    monkeypatch.setattr(Section, "picture", lambda self, figure, marks=0: picture(self, always_light(figure), marks))
     models, missing = odd_atlases()[name]
     builds = [] if name == "nothing" else BUILDS
     with Atlas(write_atlas(tmp_path, models, builds=builds)) as atlas:
@@ -68,22 +68,22 @@ def test_odd_atlases_give_a_page_that_says_what_is_missing(tmp_path, monkeypatch
     page = Page(report.html)
     assert list(report.sections) == SECTIONS
     assert report.models == len(indexed(models))
-    found = {one.section for one in report.missing if "umap" not in one.why}
-    assert "depth" in found  # none of them is profiled
-    found -= {"depth"}
+    sections_missing = {item.section for item in report.missing if "umap" not in item.why}
+    assert "depth" in sections_missing  # none of them is profiled
+    sections_missing -= {"depth"}
     if name in ("two", "two of one dataset", "five"):
-        found -= {"purity", "prediction"}  # may say something or nothing
-    assert found == missing
-    for one in report.missing:
-        assert one.why in page.missing(one.section)
-        assert len(one.why) > 20
-    assert all(page.said(section) for section in SECTIONS if section != "words")
+        sections_missing -= {"purity", "prediction"}  # may say something or nothing
+    assert sections_missing == missing
+    for item in report.missing:
+        assert item.why in page.missing(item.section)
+        assert len(item.why) > 20
+    assert all(page.section_text(section) for section in SECTIONS if section != "words")
 
 
 def test_an_atlas_without_any_representation(tmp_path):
     with Atlas(write_atlas(tmp_path, family(), representations=())) as atlas:
         report = atlas.report()
-    why = {one.section: one.why for one in report.missing}
+    why = {item.section: item.why for item in report.missing}
     assert why["purity"] == "No representation is published for this base."
     assert "index represent input" in why["map"]
     assert Page(report.html).table("Datasets by number of models").column("models") == ["6", "6", "6"]
@@ -124,16 +124,16 @@ def test_the_command_writes_the_page(tmp_path):
     models = [*family()[:5], skipped("a/b", "gated")]  # too few for UMAP, whose import takes long
     folder = write_atlas(tmp_path / "paper", models, builds=BUILDS)
     shell = Shell("http://127.0.0.1:9", tmp_path)
-    ran = shell("query", "report", "--atlas", str(folder), "--out", "page.html", "--json")
-    assert ran.code == 0, ran.err
+    result = shell("query", "report", "--atlas", str(folder), "--out", "page.html", "--json")
+    assert result.code == 0, result.err
     written = (tmp_path / "page.html").read_text()
-    assert ran.json["base"] == BASE
-    assert ran.json["models"] == 5
-    assert ran.json["sections"] == SECTIONS
-    assert ran.json["bytes"] == len(written.encode())
-    assert ran.json["file"] == "page.html"
-    assert {one["section"] for one in ran.json["missing"]} >= {"rank", "clusters"}
-    assert [line for line in ran.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("lie together?")
+    assert result.json["base"] == BASE
+    assert result.json["models"] == 5
+    assert result.json["sections"] == SECTIONS
+    assert result.json["bytes"] == len(written.encode())
+    assert result.json["file"] == "page.html"
+    assert {item["section"] for item in result.json["missing"]} >= {"rank", "clusters"}
+    assert [line for line in result.err.splitlines() if re.match(r"\d+ of \d+: ", line)][3].endswith("lie together?")
     refused = shell("query", "report", "--atlas", str(folder), "--out", "page.pdf")
     assert refused.code == 2
     assert "page.pdf does not end in .html" in refused.err

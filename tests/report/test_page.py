@@ -25,7 +25,7 @@ def test_every_section_is_there_in_order_and_reachable(report, page):
     assert list(report.sections) == SECTIONS
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    assert [one for one in ids if one in SECTIONS] == SECTIONS
+    assert [identity for identity in ids if identity in SECTIONS] == SECTIONS
     links = [attributes["href"] for attributes in page.attributes("a")]
     assert {link[1:] for link in links if link.startswith("#")} == set(SECTIONS) - {"words", "method"} | set(SECTIONS)
     numbered = [text for tag, text in page.headings if tag == "h2"][2:]
@@ -49,7 +49,11 @@ def test_markup_says_what_things_are(report, page):
 
 def test_nothing_is_fetched_or_run(page):
     assert not {"script", "link", "iframe", "object", "form", "base"} & {name for name, _ in page.elements}
-    policy = [one["content"] for one in page.attributes("meta") if one.get("http-equiv") == "Content-Security-Policy"]
+    policy = [
+        attributes["content"]
+        for attributes in page.attributes("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy[0].startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
     for attributes in page.attributes("a"):
         if not attributes["href"].startswith("#"):
@@ -77,7 +81,7 @@ def test_the_same_atlas_and_seed_give_the_same_page(tmp_path):
 def test_what_became_of_the_models(page):
     models = population()
     table = page.table("What became of the models found").by_first()
-    counts = Counter(one.status for one in models)
+    counts = Counter(model.status for model in models)
     assert {status: int(row["models"]) for status, row in table.items()} == counts
     assert table["indexed"]["share"] == f"{100 * counts['indexed'] / len(models):.0f}\u00a0%"
     assert page.key_numbers[f"models found that claim {BASE}"] == str(len(models))
@@ -90,7 +94,7 @@ def test_what_became_of_the_models(page):
 
 def test_every_reason_is_explained_in_plain_words_with_an_example(page):
     table = page.table("Skipped and failed models by reason").by_first()
-    reasons = Counter(one.reason for one in population() if one.reason)
+    reasons = Counter(model.reason for model in population() if model.reason)
     assert {reason: int(row["models"]) for reason, row in table.items()} == reasons
     assert table["unreadable_format"]["in plain words"] == REASONS["unreadable_format"]
     assert table["unreadable_format"]["an example"] == "kim/flax"
@@ -102,21 +106,21 @@ def test_every_reason_is_explained_in_plain_words_with_an_example(page):
 def test_every_reason_of_the_indexer_is_explained():
     """Codes as its source has them."""
     source = "\n".join(file.read_text() for file in sorted((ROOT / "indexer").rglob("*.py")))
-    found = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
-    found |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
-    found |= set(re.findall(r'_(?:failed|setback)\("([a-z_]+)"', source))
-    assert len(found) > 20
-    assert found <= set(REASONS)
+    codes = set(re.findall(r'(?:Skipped|Failed)\(\s*"([a-z_]+)"', source))
+    codes |= set(re.findall(r'(?:Skipped|Failed), "([a-z_]+)"', source))
+    codes |= set(re.findall(r'_(?:failed|setback)\("([a-z_]+)"', source))
+    assert len(codes) > 20
+    assert codes <= set(REASONS)
 
 
 def test_what_was_read_and_when(page):
     models = indexed(population())
-    said = page.said("crawl")
-    assert f"To index {len(models)} models, {len(models)}.0\u00a0kB of the {5 * len(models)}" in said
-    assert "on 1 March 2026" in said
-    assert "generation 3, published on 1 March 2026 by vectors-in-the-wild 0.1.0" in said
+    text = page.section_text("crawl")
+    assert f"To index {len(models)} models, {len(models)}.0\u00a0kB of the {5 * len(models)}" in text
+    assert "on 1 March 2026" in text
+    assert "generation 3, published on 1 March 2026 by vectors-in-the-wild 0.1.0" in text
     assert "c" * 40 in page.codes
-    assert "numpy 2.4.6" in said
+    assert "numpy 2.4.6" in text
     builds = page.table("Builds")
     assert builds.column("read") == ["0\u00a0bytes", "7.0\u00a0MB"]  # the latest first
     assert builds.column("took") == ["30\u00a0s", "2.0\u00a0h"]
@@ -126,28 +130,28 @@ def test_what_was_read_and_when(page):
 def test_datasets_with_spellings_merged_and_the_share_of_the_largest_author(page):
     models = indexed(population())
     table = page.table("Datasets by number of models").by_first()
-    counts = Counter(name for one in models for name in set(one.datasets))
+    counts = Counter(name for model in models for name in set(model.datasets))
     assert {name: int(row["models"]) for name, row in table.items()} == counts
     for name, row in table.items():
-        authors = Counter(one.owner for one in models if name in one.datasets)
+        authors = Counter(model.owner for model in models if name in model.datasets)
         assert int(row["authors"]) == len(authors)
         assert row["share of its largest author"] == wording.percent(max(authors.values()) / counts[name])
     assert table["data/set0"]["as spelt"] == "Data/SET0, data/set0"
     assert list(table) == sorted(counts, key=lambda name: (-counts[name], name))
-    documented = sum(bool(one.datasets) for one in models)
-    assert f"{documented} indexed models name a dataset" in page.said("names")
-    assert "4 datasets in 6 spellings" not in page.said("names")
-    assert f"together they name {len(counts)} datasets in {len(counts) + 1} spellings" in page.said("names")
+    documented = sum(bool(model.datasets) for model in models)
+    assert f"{documented} indexed models name a dataset" in page.section_text("names")
+    assert "4 datasets in 6 spellings" not in page.section_text("names")
+    assert f"together they name {len(counts)} datasets in {len(counts) + 1} spellings" in page.section_text("names")
 
 
 def test_authors(page):
     models = indexed(population())
-    counts = Counter(one.owner for one in models)
+    counts = Counter(model.owner for model in models)
     table = page.table("Authors by number of models").by_first()
     assert {name: int(row["models"]) for name, row in table.items()} == counts
     downloads = Counter()
-    for one in models:
-        downloads[one.owner] += one.downloads
+    for model in models:
+        downloads[model.owner] += model.downloads
     assert {name: int(row["downloads"].replace(",", "")) for name, row in table.items()} == downloads
     largest = wording.percent(max(counts.values()) / len(models))
     assert page.key_numbers[f"authors; the largest uploaded {largest} of the models"] == str(len(counts))
@@ -156,24 +160,24 @@ def test_authors(page):
 def brute_purity(models, representation, across):
     """DESIGN.md's definition, in plain loops: (purity, chance, number of scored models)."""
     ids, vectors = vectors_of(models, representation)
-    united = {}
-    for place, one in enumerate(models):
-        leader = place if one.duplicate_of is None else one.duplicate_of - 1
-        if one.vector is not None and not one.is_unrelated:
-            united.setdefault(leader, set()).update(one.datasets)
-    places = [place for place in sorted(united) if united[place]]
-    row = {int(identity) - 1: number for number, identity in enumerate(ids)}
+    datasets_of = {}
+    for row, model in enumerate(models):
+        leader = row if model.duplicate_of is None else model.duplicate_of - 1
+        if model.vector is not None and not model.is_unrelated:
+            datasets_of.setdefault(leader, set()).update(model.datasets)
+    rows = [row for row in sorted(datasets_of) if datasets_of[row]]
+    row_of = {int(identity) - 1: number for number, identity in enumerate(ids)}
     purities, chances = [], []
-    for place in places:
+    for row in rows:
         others = [
-            other for other in places
-            if other != place and not (across and models[other].owner == models[place].owner)
+            other for other in rows
+            if other != row and not (across and models[other].owner == models[row].owner)
         ]  # fmt: skip
-        matching = [other for other in others if united[other] & united[place]]
+        matching = [other for other in others if datasets_of[other] & datasets_of[row]]
         if not matching:
             continue
-        vector = vectors[row[place]].astype(np.float64)
-        near = sorted(others, key=lambda other: (-round(float(vectors[row[other]] @ vector), 9), other))[
+        vector = vectors[row_of[row]].astype(np.float64)
+        near = sorted(others, key=lambda other: (-round(float(vectors[row_of[other]] @ vector), 9), other))[
             : len(matching)
         ]
         purities.append(np.mean([other in matching for other in near]))
@@ -195,7 +199,9 @@ def test_purity_is_what_plain_loops_give(page, representation):
         assert low <= purity + 0.005
         assert purity - 0.005 <= high
     if representation == "input":
-        assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.said("purity")
+        assert f"{wording.percent(brute_purity(population(), 'input', False)[0])} of a model's" in page.section_text(
+            "purity"
+        )
 
 
 def test_clusters_are_the_groups_of_the_atlas(page):
@@ -211,14 +217,14 @@ def test_clusters_are_the_groups_of_the_atlas(page):
     agreement = page.table("Agreement and its chance level")
     rows = [row for row in agreement.rows if row[:3] == ["datasets", "homogeneity", "clustered"]]
     assert float(rows[0][3]) > 0.9
-    assert "agree to 1.00 of 1 by adjusted mutual information" in page.said("clusters")
+    assert "agree to 1.00 of 1 by adjusted mutual information" in page.section_text("clusters")
 
 
 def test_the_undocumented_model_gets_the_dataset_of_its_group(page):
     table = page.table("Probable datasets of undocumented models")
     assert table.column("model") == ["zoe/silent"]
     assert table.column("dataset") == ["data/set0"]
-    assert "1 model that was compared names no dataset" in page.said("prediction")
+    assert "1 model that was compared names no dataset" in page.section_text("prediction")
 
 
 def test_prediction_is_shown_next_to_the_baselines(folder, page):
@@ -226,15 +232,16 @@ def test_prediction_is_shown_next_to_the_baselines(folder, page):
         evaluation = atlas.evaluate_prediction()
     # Its accuracy once more, from the single outcomes.
     right = np.average(
-        [one.right > 0 for one in evaluation.outcomes], weights=[one.weight for one in evaluation.outcomes]
+        [outcome.right > 0 for outcome in evaluation.outcomes],
+        weights=[outcome.weight for outcome in evaluation.outcomes],
     )
     table = page.table("Predictions of documented models")
     assert table.rows[0][1].partition(" ")[0] == f"{right:.2f}"
-    assert table.column("evidence") == [one.evidence for one in evaluation.scores]
+    assert table.column("evidence") == [score.evidence for score in evaluation.scores]
     assert [value.partition(" ")[0] for value in table.column("accuracy")] == [
-        f"{one.accuracy:.2f}" for one in evaluation.scores
+        f"{score.accuracy:.2f}" for score in evaluation.scores
     ]
-    assert table.column("brier") == [f"{one.brier:.2f}" for one in evaluation.scores]
+    assert table.column("brier") == [f"{score.brier:.2f}" for score in evaluation.scores]
     assert table.column("evidence")[-2:] == ["majority", "chance"]  # the baselines
 
 
@@ -244,12 +251,14 @@ def test_rank_curves_follow_the_known_laws(page):
     assert table["query"]["equation"] == "rank ≈ 2 + 1·x"
     assert table["value"]["equation"] == "rank ≈ 5"
     counted = [
-        one for one in indexed(population()) if not one.is_copy and not one.is_unrelated and one.duplicate_of is None
+        model
+        for model in indexed(population())
+        if not model.is_copy and not model.is_unrelated and model.duplicate_of is None
     ]
     for name in ("query", "value"):
-        columns = [place for place, delta in enumerate(DELTAS) if delta.endswith(name)]
+        columns = [column for column, delta in enumerate(DELTAS) if delta.endswith(name)]
         for layer, column in enumerate(columns):
-            ranks = [one.ranks[column] for one in counted if one.ranks[column]]
+            ranks = [model.ranks[column] for model in counted if model.ranks[column]]
             assert means.column(name)[layer] == f"{np.mean(ranks):.1f}"
     assert f"over {len(counted)} models" in page.text.replace("\n", " ")  # the adapter touches the first query
     (why,) = page.missing("rank")
@@ -280,10 +289,10 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
     ]  # fmt: skip
     best = sorted((pair for pair in pairs if pair[0] > 0), reverse=True)
     table = page.table("The most similar pairs by different authors")
-    shown = [(float(row[2]), frozenset(row[:2])) for row in table.rows]
-    assert [similarity for similarity, _ in shown] == [round(similarity, 3) for similarity, *_ in best[:20]]
-    assert {names for _, names in shown} == {frozenset(names) for _, *names in best[:20]}
-    more, command = re.search(r"and ([\d,]+) more\. All: (query sql .*)", page.said("pairs")).groups()
+    pairs_shown = [(float(row[2]), frozenset(row[:2])) for row in table.rows]
+    assert [similarity for similarity, _ in pairs_shown] == [round(similarity, 3) for similarity, *_ in best[:20]]
+    assert {names for _, names in pairs_shown} == {frozenset(names) for _, *names in best[:20]}
+    more, command = re.search(r"and ([\d,]+) more\. All: (query sql .*)", page.section_text("pairs")).groups()
     assert int(more.replace(",", "")) + 20 == len(best)
     with Atlas(folder) as atlas:
         assert len(atlas.sql(shlex.split(command)[-1]).rows) == len(best)
@@ -292,7 +301,7 @@ def test_pairs_are_the_most_similar_ones_across_authors(folder, page):
 def test_suspicious_claims(page):
     (row,) = page.table("1 claim that the weights contradict").rows
     assert row == ["kim/stranger", "kim", "finetune", "the Hub's base_model tag", "−0.012", "7"]
-    assert "For 1 model this cannot be checked" in page.said("claims")
+    assert "For 1 model this cannot be checked" in page.section_text("claims")
 
 
 def test_hints_can_be_copied(page):

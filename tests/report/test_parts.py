@@ -18,21 +18,21 @@ from tests.report_reader import Page
 
 
 @pytest.mark.parametrize(
-    ("share", "shown"),
+    ("share", "text"),
     [(0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.085, "8.5 %"), (0.0949, "9.5 %"), (0.1, "10 %"), (0.994, "99 %"),
      (0.9951, "99.5 %"), (0.99999, "> 99.9 %"), (0.0001, "< 0.1 %"), (None, "–")],
 )  # fmt: skip
-def test_percent(share, shown):
-    assert wording.percent(share).replace("\u00a0", " ") == shown
+def test_percent(share, text):
+    assert wording.percent(share).replace("\u00a0", " ") == text
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"),
+    ("number", "text"),
     [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (72_600_000, "72.6 MB"), (205_092_904, "205 MB"),
      (999_600, "1.0 MB"), (3_200_000_000_000_000, "3200 TB")],
 )  # fmt: skip
-def test_size(number, shown):
-    assert wording.size(number).replace("\u00a0", " ") == shown
+def test_size(number, text):
+    assert wording.size(number).replace("\u00a0", " ") == text
 
 
 def test_numbers():
@@ -81,13 +81,11 @@ def test_the_options_of_a_build_are_those_typed():
 
     from indexer.builds.options import BuildOptions
 
-    assert BuildOptions.parse(workers=3, memory=5).as_words() == []
+    assert BuildOptions(workers=3, memory=5).as_words() == []
     since = datetime(2024, 1, 31)
-    chosen = BuildOptions.parse(
-        limit=5, relation="merge", discover="names", spectra=True, since=since, keep_factors=False
-    )
-    words = ["--read", "full", "--limit", "5", "--relation", "merge", "--discover", "names", "--since", "2024-01-31"]
-    assert chosen.as_words() == [*words, "--spectra", "--no-keep-factors"]
+    chosen = BuildOptions(limit=5, relation="merge", discover="names", spectra=True, since=since, keep_factors=False)
+    words = ["--limit", "5", "--relation", "merge", "--discover", "names", "--since", "2024-01-31"]
+    assert chosen.as_words() == [*words, "--read", "full", "--spectra", "--no-keep-factors"]
 
 
 def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
@@ -97,7 +95,9 @@ def test_long_tables_are_cut_and_the_command_gives_all(tmp_path, monkeypatch):
     with Atlas(folder) as atlas:
         page = Page(atlas.report().html)
         assert len(page.table("Datasets by number of models").rows) == 25
-        more, command = re.search(r"and (\d+) more\. All: (query sql .*dataset_counts.*)", page.said("names")).groups()
+        more, command = re.search(
+            r"and (\d+) more\. All: (query sql .*dataset_counts.*)", page.section_text("names")
+        ).groups()
         assert int(more) == 15
         assert len(atlas.sql(shlex.split(command)[-1]).rows) == 40
 

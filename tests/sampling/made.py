@@ -22,7 +22,7 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import DeltaKey
-from indexer.records.identity import Parent, Spec, Unit
+from indexer.records.identity import ModelVersion, Spec, Unit
 from indexer.records.record import Record
 from indexer.sources.registry import ModelRef
 from tests.checkpoints import Kind, Name, Place, gpt2, phi3, roberta
@@ -161,7 +161,7 @@ def record_of(folder: Path, base: BaseMatrices, **more: Any) -> Record:
     return vectorise(unit_of(folder, **more), base)
 
 
-__all__ = ["Parent", "record_of", "unit_of"]
+__all__ = ["ModelVersion", "record_of", "unit_of"]
 
 
 # ---- what must come out

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.records.representation import REPRESENTATIONS
+from indexer.records.representations.registry import REPRESENTATIONS
 from tests.sampling import made
 
 KINDS = {"roberta": made.ROBERTA, "gpt2": made.GPT2, "gpt_neox": made.NEOX, "phi3": made.PHI3}

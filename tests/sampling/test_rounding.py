@@ -8,7 +8,8 @@ import torch
 
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import AtlasError
-from indexer.records.representation import REPRESENTATIONS, representation_named
+from indexer.records.representations.registry import REPRESENTATIONS, representation_named
+from indexer.sources.registry import ModelRef
 from tests.checkpoints import claim, save_lora
 from tests.hubs import served
 from tests.sampling import made
@@ -93,7 +94,7 @@ def test_an_adapter_on_a_sampled_model_is_the_sum_on_its_rows(base, tmp_path, mo
         f"{module}.weight": tuned[f"{module}.weight"].double() + torch.from_numpy(2 * b @ a)
         for module, (a, b) in factors.items()
     }
-    parent = made.Parent("ann/tuned", "main", "finetune")
+    parent = made.ModelVersion(ModelRef("ann/tuned"), "main", "finetune")
     unit = made.unit_of(folder, model="me/adapter", relation="adapter", parent=parent, row_base="ann/tuned")
     with served(tmp_path / "store", monkeypatch) as hub:
         record = vectorise(unit, stored, connections=4)

@@ -15,9 +15,8 @@ import torch
 from indexer.checkpoints.checkpoint import SEAM_BYTES
 from indexer.deltas.vectorise import vectorise
 from indexer.errors import Failed, Skipped
-from indexer.network.hub_requests import RetryPolicy
-from indexer.network.session import HttpLimits
-from indexer.records.representation import REPRESENTATIONS
+from indexer.network.session import HttpLimits, install_session
+from indexer.records.representations.registry import REPRESENTATIONS
 from scripts.loopback_hub import LoopbackHub
 from tests.checkpoints import claim
 from tests.halves import a_few
@@ -28,7 +27,6 @@ KIND = made.ROBERTA
 MATRICES = len(KIND.places)
 SHA = "5" * 40
 LIMITS = HttpLimits(read_seconds=2.0, total_seconds=20.0, first_wait=0.01, longest_wait=0.05, retries=3)
-QUICK = RetryPolicy(retries=2, first_wait=0.01, longest_wait=0.02)
 
 
 def with_the_rest(weights: made.Weights) -> made.Weights:
@@ -53,7 +51,6 @@ def hub(base, tmp_path_factory) -> Iterator[LoopbackHub]:
     made.save(root / "me" / "half", KIND, made.cast(with_the_rest(tuned), torch.float16))
     (root / "me" / "half.repo.json").write_text(json.dumps({"sha": SHA}))
     with pytest.MonkeyPatch.context() as patch, served(root, patch, LIMITS) as running:
-        patch.setattr("indexer.network.remote_file.RetryPolicy", lambda: QUICK)
         yield running
 
 
@@ -67,6 +64,7 @@ def no_threads_left() -> None:
 
 @pytest.fixture(autouse=True)
 def undisturbed(hub: LoopbackHub) -> Iterator[None]:
+    install_session(LIMITS)  # a test with a Hub of its own leaves the usual one
     with cleared(hub):
         yield
         hub.faults.clear()

@@ -17,7 +17,7 @@ from indexer.network import addresses
 from indexer.network.addresses import ForbiddenAddressError, check_written, kind_of, permitted
 from indexer.network.hub_requests import fetch_small
 from indexer.network.rate_limit import RateLimiter
-from indexer.network.session import RetryingTransport
+from indexer.network.session import HubTransport
 from indexer.sources.hub_base import resolve_base
 from scripts.loopback_hub import LoopbackHub
 from tests.byteranges.conftest import QUICK as RETRIES
@@ -185,7 +185,7 @@ def test_a_token_is_not_sent_on_to_the_public_hub(monkeypatch, endpoint, is_sent
     use_endpoint(monkeypatch, endpoint)
     seen: list[httpx2.Request] = []
     inner = httpx2.MockTransport(lambda request: seen.append(request) or httpx2.Response(200))  # type: ignore[func-returns-value]
-    transport = RetryingTransport(inner, QUICK, RateLimiter())
+    transport = HubTransport(inner, QUICK, RateLimiter())
     url = "https://huggingface.co/me/model/resolve/main/config.json"
     transport.handle_request(httpx2.Request("HEAD", url, headers={"Authorization": "Bearer hf_secret"}))
     assert ("Authorization" in seen[0].headers) == is_sent

@@ -11,8 +11,8 @@ import pytest
 
 from indexer import environment
 from indexer.errors import AtlasError
+from indexer.network.proxies import is_excepted
 from indexer.network.session import HttpLimits, install_session
-from indexer.network.transport import is_excepted
 from indexer.sources.hub_base import resolve_base
 from tests.hubs import QUICK, RawServer, reset_session, use_endpoint
 

@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub import constants, get_session
 
 from indexer.errors import Failed
-from indexer.network.direct import MinThroughput
-from indexer.network.hub_requests import RetryPolicy, fetch_small, get_json
+from indexer.network.hub_requests import fetch_small, get_json
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HttpLimits
-from indexer.network.transport import WatchedStream, WatchedTransport
+from indexer.network.transport import MinThroughput, WatchedStream, WatchedTransport
 from scripts.loopback_hub import LoopbackHub
 from tests.conftest import start_python
 from tests.hubs import FakeClock, RawServer, http, served, use_endpoint
@@ -65,7 +65,8 @@ def test_a_byte_a_second_is_given_up_after_a_minute():
 def test_a_modem_is_slow_enough():
     """56 kbit/s shared by five workers, for an hour."""
     _, _, stream = watched(1400, 1.0)
-    stream.end_head()
+    stream.read(65536)
+    stream.end_head(1400 * 3600)
     for _ in range(3600):
         stream.read(65536)
 
@@ -161,9 +162,9 @@ def test_bodies_that_drip(store, monkeypatch, what):
 def waiting(monkeypatch):
     """The clock that small files are read by."""
     clock = FakeClock(0.0)
-    monkeypatch.setattr(
-        "indexer.network.hub_requests.time", SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
-    )
+    for module in ("hub_requests", "retries"):
+        waits = SimpleNamespace(monotonic=clock, sleep=lambda seconds: None)
+        monkeypatch.setattr(f"indexer.network.{module}.time", waits)
     return clock
 
 

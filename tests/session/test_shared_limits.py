@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import heapq
 import os
 import signal
 import stat
@@ -14,7 +15,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from indexer.network.rate_limit import RateLimiter, shared_limiter
+from indexer.network.rate_limit import RateLimiter, _digest, requested_wait
 from tests.conftest import ROOT
 
 NOW = 2e9  # seconds; where the clock stands
@@ -103,6 +104,12 @@ def test_a_process_that_is_killed_with_the_lock_does_not_block_others(tmp_path):
         assert limit.next_free == 0
 
 
+def shared_limiter(warn, name="an atlas"):
+    limiter = RateLimiter(warn=warn)
+    limiter.share(name)
+    return limiter
+
+
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     """The machine's folder for temporary files, and what is said of it."""
@@ -117,6 +124,12 @@ def test_the_file_lies_on_this_machine_and_belongs_to_the_user(temporary, monkey
     for shared in (shared_limiter(said.append), shared_limiter(said.append)):
         add_one(shared)
     with shared.changing("counter") as limit:
+        assert limit.interval == 2
+    other = shared_limiter(said.append, "another atlas")
+    with other.changing("counter") as limit:
+        assert limit.interval == 0
+    other.share("an atlas")
+    with other.changing("counter") as limit:
         assert limit.interval == 2
     assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
     assert said == []
@@ -146,7 +159,7 @@ def a_file(folder, monkeypatch):
 def a_link_within(folder, monkeypatch):
     folder.mkdir(0o700)
     (folder.parent / "precious").write_text("as it was")
-    (folder / "rate-limits.json").symlink_to(folder.parent / "precious")
+    (folder / f"limits-{_digest('an atlas')}.json").symlink_to(folder.parent / "precious")
 
 
 def no_locks(folder, monkeypatch):
@@ -164,7 +177,7 @@ def test_a_folder_that_cannot_be_trusted_or_locked_is_not_used(temporary, monkey
     assert not shared.is_shared
     (sentence,) = said
     assert "each process keeps its own rate limits" in sentence
-    assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/rate-limits.json"))
+    assert all(path.read_text() in ("", "as it was") for path in temporary.parent.glob("*/limits-*.json"))
 
 
 @pytest.mark.parametrize("call", ["flock", "pwrite"])
@@ -214,3 +227,43 @@ def spend(path, seconds):
 def test_spent_bandwidth_is_shared(tmp_path):
     path = tmp_path / "clock"
     assert [spend(path, 2.0) for _ in range(3)] == [2, 4, 6]
+
+
+class Window:
+    """A Hub that allows ``quota`` requests in five minutes, and workers that ask it again half a second after an answer.
+
+    Simulated for one window, by a clock of its own.
+    """
+
+    SECONDS = 300
+
+    def __init__(self, quota, programs, workers):
+        self.now, self.quota, self.served, self.refused = 0.0, quota, 0, 0
+        limiters = [RateLimiter(clock=lambda: self.now) for _ in range(programs)]
+        asks = [(0.0, number, limiter, False) for number, limiter in enumerate(limiters * workers)]
+        heapq.heapify(asks)
+        while asks and asks[0][0] < self.SECONDS:
+            self.now, number, limiter, has_turn = heapq.heappop(asks)
+            wait = self.answer(limiter) if has_turn else limiter.take_turn("hub resolve", 1e9)
+            heapq.heappush(asks, (self.now + wait, number, limiter, not has_turn))
+
+    def answer(self, limiter):
+        """Seconds until the worker asks again."""
+        is_refused = self.served == self.quota
+        self.refused += is_refused
+        self.served += not is_refused
+        headers = {"ratelimit": f'"resolvers";r={self.quota - self.served};t={int(self.SECONDS - self.now)}'}
+        if not is_refused:
+            limiter.note_quota("hub resolve", headers, 310.0)
+            return 0.5
+        seconds = requested_wait(429, headers)
+        limiter.pause("hub resolve", seconds)
+        return seconds
+
+
+@pytest.mark.parametrize("quota", [500, 3000])
+def test_two_builds_lose_nothing_of_a_quota(quota):
+    """Each has a limiter of its own, and learns from the responses what the other has used."""
+    window = Window(quota, programs=2, workers=8)
+    assert window.served == quota
+    assert window.refused <= 16  # each worker once, at the end of the window

@@ -19,8 +19,9 @@ from huggingface_hub import get_session
 
 from indexer.errors import AtlasError, Failed
 from indexer.network.hub_errors import as_user_error
-from indexer.network.hub_requests import RetryPolicy, fetch_small
+from indexer.network.hub_requests import fetch_small
 from indexer.network.remote_file import RemoteFile
+from indexer.network.retries import RetryPolicy
 from indexer.network.session import HubClient
 from indexer.sources.hub_base import resolve_base
 from scripts.loopback_hub import LoopbackHub

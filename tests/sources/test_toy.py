@@ -148,7 +148,7 @@ def test_all_commands_work_with_its_models(package, tiny_store, tmp_path, monkey
     def fail(*_):
         raise AssertionError("the Hub was asked")
 
-    monkeypatch.setattr("indexer.network.session.RetryingTransport.handle_request", fail)
+    monkeypatch.setattr("indexer.network.session.HubTransport.handle_request", fail)
     monkeypatch.chdir(tmp_path)
     said = []
     assert build(ZIPPED, progress=lambda event: said.append(event.message)).unchanged == 5

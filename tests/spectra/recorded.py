@@ -46,7 +46,7 @@ def noise(scale: float = 1e-3) -> Callable:
     return delta
 
 
-def check_values(found: np.ndarray, matrix: np.ndarray) -> None:
+def check_values(values: np.ndarray, matrix: np.ndarray) -> None:
     exact = np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, exact, rtol=1e-5, atol=3e-6 * exact[0])
+    assert values.dtype == np.float32
+    np.testing.assert_allclose(values, exact, rtol=1e-5, atol=3e-6 * exact[0])

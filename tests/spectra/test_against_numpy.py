@@ -26,23 +26,23 @@ def check_record(record: Record, kind: Kind, base: dict, tuned: dict) -> None:
     changes = {name: tuned[name].astype(np.float64) - base[name] for name in base}
     assert len(record.deltas) == len(kind.places)
     for delta in record.deltas:
-        place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
-        check_values(delta.spectrum, place.get(changes))
-        check_values(delta.weights, place.get(tuned))
+        matrix = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
+        check_values(delta.spectrum, matrix.get(changes))
+        check_values(delta.weights, matrix.get(tuned))
         for threshold in THRESHOLDS:
-            assert delta.change_ranks([threshold])[0] == checkpoints.rank_of(place.get(changes), threshold)
-            assert delta.weight_ranks([threshold])[0] == checkpoints.rank_of(place.get(tuned), threshold)
+            assert delta.change_ranks([threshold])[0] == checkpoints.rank_of(matrix.get(changes), threshold)
+            assert delta.weight_ranks([threshold])[0] == checkpoints.rank_of(matrix.get(tuned), threshold)
     expected = {(stack, layer, name) for stack, layer, _ in kind.places for name in kind.fused_matrices}
-    assert {(one.parts[0].stack, one.parts[0].layer, one.family) for one in record.fused_matrices} == expected
-    for whole in record.fused_matrices:
-        where = whole.parts[0].stack, whole.parts[0].layer, whole.family
-        assert tuple(part.family for part in whole.parts) == kind.fused_matrices[whole.family]
-        assert whole.shape == kind.whole(tuned, *where).shape
-        check_values(whole.spectrum, kind.whole(changes, *where))
-        check_values(whole.weights, kind.whole(tuned, *where))
+    assert {(fused.parts[0].stack, fused.parts[0].layer, fused.family) for fused in record.fused_matrices} == expected
+    for fused in record.fused_matrices:
+        position = fused.parts[0].stack, fused.parts[0].layer, fused.family
+        assert tuple(part.family for part in fused.parts) == kind.fused_matrices[fused.family]
+        assert fused.shape == kind.whole(tuned, *position).shape
+        check_values(fused.spectrum, kind.whole(changes, *position))
+        check_values(fused.weights, kind.whole(tuned, *position))
         for threshold in THRESHOLDS:
-            assert whole.change_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(changes, *where), threshold)
-            assert whole.weight_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(tuned, *where), threshold)
+            assert fused.change_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(changes, *position), threshold)
+            assert fused.weight_ranks([threshold])[0] == checkpoints.rank_of(kind.whole(tuned, *position), threshold)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -58,12 +58,12 @@ def lora(kind: Kind, weights: dict, modules: dict[str, str], rank: int = 3) -> t
     rng = np.random.default_rng(5)
     factors, merged = {}, {name: tensor.astype(np.float64) for name, tensor in weights.items()}
     for module, tensor in modules.items():
-        place = next(place for place in kind.places.values() if place.tensor == tensor)
-        rows, columns = merged[tensor].T.shape if place.transposed else merged[tensor].shape
+        matrix = next(matrix for matrix in kind.places.values() if matrix.tensor == tensor)
+        rows, columns = merged[tensor].T.shape if matrix.transposed else merged[tensor].shape
         a, b = (0.05 * rng.normal(size=shape).astype(np.float32) for shape in ((rank, columns), (rows, rank)))
         factors[module] = (a, b)
         change = 2.0 * b.astype(np.float64) @ a
-        merged[tensor] += change.T if place.transposed else change
+        merged[tensor] += change.T if matrix.transposed else change
     return factors, merged
 
 
@@ -88,21 +88,23 @@ def test_an_adapter_against_numpy(name, modules, tmp_path):
     record = record_of(checkpoints.save_lora(tmp_path / "lora", "org/base", factors, alpha=6), base, relation="adapter")
     assert record.has_spectra
     for delta in record.deltas:
-        place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
-        is_touched = place.tensor in modules.values()
+        matrix = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
+        is_touched = matrix.tensor in modules.values()
         assert (delta.spectrum is not None) == is_touched
         assert delta.change_ranks([1.0])[0] == (3 if is_touched else 0)
-        check_values(delta.weights, place.get(merged))
+        check_values(delta.weights, matrix.get(merged))
         if is_touched:
             assert delta.spectrum.shape == (min(delta.shape),)
-            check_values(delta.spectrum, place.get(changes))
-    for whole in record.fused_matrices:
-        where = whole.parts[0].stack, whole.parts[0].layer, whole.family
-        is_touched = kind.places[where[0], where[1], kind.fused_matrices[whole.family][0]].tensor in modules.values()
-        assert whole.change_ranks([1.0])[0] == (3 if is_touched else 0)
-        check_values(whole.weights, kind.whole(merged, *where))
+            check_values(delta.spectrum, matrix.get(changes))
+    for fused in record.fused_matrices:
+        position = fused.parts[0].stack, fused.parts[0].layer, fused.family
+        is_touched = (
+            kind.places[position[0], position[1], kind.fused_matrices[fused.family][0]].tensor in modules.values()
+        )
+        assert fused.change_ranks([1.0])[0] == (3 if is_touched else 0)
+        check_values(fused.weights, kind.whole(merged, *position))
         if is_touched:
-            check_values(whole.spectrum, kind.whole(changes, *where))
+            check_values(fused.spectrum, kind.whole(changes, *position))
 
 
 def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
@@ -111,17 +113,17 @@ def test_a_fused_matrix_of_which_an_adapter_changes_a_part(tmp_path):
     base, weights = base_in(tmp_path, kind)
     rng = np.random.default_rng(2)
     spectra, changed = Spectra(base, "cpu"), np.zeros((72, 24))
-    for place, (family, rank) in {0: ("query", 2), 2: ("value", 4)}.items():
+    for part, (family, rank) in {0: ("query", 2), 2: ("value", 4)}.items():
         a, b = (0.1 * rng.normal(size=shape).astype(np.float32) for shape in ((rank, 24), (24, rank)))
-        changed[24 * place : 24 * place + 24] = 0.5 * b.astype(np.float64) @ a
+        changed[24 * part : 24 * part + 24] = 0.5 * b.astype(np.float64) @ a
         delta = LoraDelta(DeltaKey("", 1, family), torch.tensor(a), torch.tensor(b), 0.5)
-        values, _ = spectra.of(delta)
+        values, _ = spectra.singular_values(delta)
         assert np.count_nonzero(values) == rank
-    untouched, whole = spectra.fused_matrices()
+    untouched, fused = spectra.fused_matrices()
     assert untouched.spectrum is None
-    assert np.count_nonzero(whole.spectrum) == 6
-    check_values(whole.spectrum, changed)
-    check_values(whole.weights, kind.whole(weights, "", 1, "query_key_value") + changed)
+    assert np.count_nonzero(fused.spectrum) == 6
+    check_values(fused.spectrum, changed)
+    check_values(fused.weights, kind.whole(weights, "", 1, "query_key_value") + changed)
 
 
 def test_parts_that_come_apart_and_in_another_order_make_the_same_whole(tmp_path):
@@ -134,12 +136,12 @@ def test_parts_that_come_apart_and_in_another_order_make_the_same_whole(tmp_path
     deltas = list(dense_deltas(checkpoint, layout_against(checkpoint, base), base, with_weights=True))
     spectra, waiting = Spectra(base, "cpu"), []
     for delta in sorted(deltas, key=lambda delta: (delta.key.family, -delta.key.layer)):
-        spectra.of(delta)
+        spectra.singular_values(delta)
         waiting.append(sum(map(len, spectra._waiting.values())))
     assert waiting == [0, 0, 0, 0, 1, 2, 2, 2, 3, 4, 2, 0]  # two layers of key, then query, then value
-    for one, other in zip(spectra.fused_matrices(), record.fused_matrices, strict=True):
-        np.testing.assert_array_equal(one.spectrum, other.spectrum)
-        np.testing.assert_array_equal(one.weights, other.weights)
+    for fused, expected in zip(spectra.fused_matrices(), record.fused_matrices, strict=True):
+        np.testing.assert_array_equal(fused.spectrum, expected.spectrum)
+        np.testing.assert_array_equal(fused.weights, expected.weights)
 
 
 def test_untouched_and_unchanged_matrices_have_weights_and_no_change(tmp_path):
@@ -149,7 +151,7 @@ def test_untouched_and_unchanged_matrices_have_weights_and_no_change(tmp_path):
     record = record_of(checkpoints.save(tmp_path / "copy", kind, weights), base)
     assert record.is_copy
     assert record.has_spectra
-    assert {delta.spectrum for delta in record.deltas} == {whole.spectrum for whole in record.fused_matrices} == {None}
+    assert {delta.spectrum for delta in record.deltas} == {fused.spectrum for fused in record.fused_matrices} == {None}
     assert {delta.change_ranks([0.5])[0] for delta in record.deltas} == {0}
     for delta in record.deltas:
         check_values(delta.weights, kind.places[delta.key.stack, delta.key.layer, delta.key.family].get(weights))
@@ -161,10 +163,10 @@ def test_a_half_precision_upload_has_the_weights_it_stores(tmp_path):
     tuned = {name: tensor.astype(np.float16) for name, tensor in kind.changed(weights, noise(1e-2)).items()}
     record = record_of(checkpoints.save(tmp_path / "half", kind, tuned), base)
     for delta in record.deltas:
-        place = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
-        check_values(delta.weights, place.get(tuned))
-        rounded = place.get(weights).astype(np.float16).astype(np.float64)
-        check_values(delta.spectrum, place.get(tuned).astype(np.float64) - rounded)
+        matrix = kind.places[delta.key.stack, delta.key.layer, delta.key.family]
+        check_values(delta.weights, matrix.get(tuned))
+        rounded = matrix.get(weights).astype(np.float16).astype(np.float64)
+        check_values(delta.spectrum, matrix.get(tuned).astype(np.float64) - rounded)
 
 
 def test_an_adapter_whose_weights_overflow_is_skipped(tmp_path):

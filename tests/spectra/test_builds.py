@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.plan import Planned, plan
+from indexer.builds.plan import plan
 from indexer.errors import Failed, Skipped
 from indexer.listing.listing import ListedModel
+from indexer.publish.rows import Entry
 from indexer.records.identity import Spec, Unit
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
@@ -43,7 +44,7 @@ class Shelf:
     def add_outcome(self, spectra: bool, error: Exception) -> None:
         self.store.write_failure(self.unit(spectra).identity, error)
 
-    def plan(self, spectra: bool, is_selected: bool = True, retry_failed: bool = False) -> Planned:
+    def plan(self, spectra: bool, is_selected: bool = True, retry_failed: bool = False) -> Entry:
         now = datetime.now(UTC)
         listed = ListedModel("ann/tuned", self.row, "finetune", "tag", "org/base", now, now, False)
         (planned,) = plan([listed], [listed] * is_selected, self.store, self.unit(spectra), retry_failed)
@@ -61,37 +62,37 @@ def test_a_record_without_spectra_is_read_again_when_they_are_asked_for_and_stay
     assert planned.unit is not None
     assert planned.unit.spec.spectra
     assert planned.lacks == "spectra"
-    assert (planned.entry.record_key, planned.entry.status) == (key, "indexed")
+    assert (planned.record_key, planned.status) == (key, "indexed")
 
 
 def test_outside_the_selection_it_is_left_as_it_is(shelf):
     key = shelf.add_record(False)
     planned = shelf.plan(True, is_selected=False)
-    assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "spectra")
+    assert (planned.unit, planned.record_key, planned.lacks) == (None, key, "spectra")
 
 
 @pytest.mark.parametrize("others", [(), (False,)])
-@pytest.mark.parametrize("asked", [False, True])
-def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, asked):
+@pytest.mark.parametrize("spectra_wanted", [False, True])
+def test_a_record_with_spectra_answers_for_all_and_is_preferred(shelf, others, spectra_wanted):
     for spectra in others:
         shelf.add_record(spectra)
     key = shelf.add_record(True)
-    planned = shelf.plan(asked)
-    assert (planned.unit, planned.entry.record_key, planned.lacks) == (None, key, "")
+    planned = shelf.plan(spectra_wanted)
+    assert (planned.unit, planned.record_key, planned.lacks) == (None, key, "")
 
 
 @pytest.mark.parametrize("had", [False, True])
 def test_without_the_flag_nothing_is_read_again(shelf, had):
     key = shelf.add_record(had)
     assert shelf.plan(False).is_unchanged
-    assert shelf.plan(False).entry.record_key == key
+    assert shelf.plan(False).record_key == key
 
 
-@pytest.mark.parametrize(("known", "asked"), [(False, True), (True, False)])
-def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, asked):
+@pytest.mark.parametrize(("known", "spectra_wanted"), [(False, True), (True, False)])
+def test_what_can_never_be_read_is_not_tried_for_spectra_either(shelf, known, spectra_wanted):
     shelf.add_outcome(known, Skipped("corrupt_file", "torn"))
-    planned = shelf.plan(asked)
-    assert (planned.unit, planned.entry.status) == (None, "skipped")
+    planned = shelf.plan(spectra_wanted)
+    assert (planned.unit, planned.status) == (None, "skipped")
 
 
 def test_a_failure_to_read_spectra_leaves_the_record_and_is_tried_again(shelf):
@@ -99,7 +100,7 @@ def test_a_failure_to_read_spectra_leaves_the_record_and_is_tried_again(shelf):
     for _ in range(4):  # past patience: the next try waits
         shelf.add_outcome(True, Failed("server_error", "away"))
     planned = shelf.plan(True)
-    assert (planned.unit, planned.entry.record_key, planned.entry.status) == (None, key, "indexed")
+    assert (planned.unit, planned.record_key, planned.status) == (None, key, "indexed")
     assert shelf.plan(True, retry_failed=True).unit is not None
 
 
@@ -119,17 +120,17 @@ def test_builds_with_and_without_the_flag(tmp_path):
     weights = kind.random(seed=1)
     checkpoints.save(store / "org/base", kind, weights)
     checkpoints.describe(store, "org/base", tags=["transformers"])
-    for place, name in enumerate(("ann/one", "bob/two", "cyd/three")):
-        checkpoints.save(store / name, kind, kind.changed(weights, noise(1e-3 * (place + 1))))
-        checkpoints.claim(store, name, "org/base", month=place + 1)
+    for number, name in enumerate(("ann/one", "bob/two", "cyd/three")):
+        checkpoints.save(store / name, kind, kind.changed(weights, noise(1e-3 * (number + 1))))
+        checkpoints.claim(store, name, "org/base", month=number + 1)
     with served_shell(store) as shell:
         hub = shell.hub
 
         def build(*words):
-            ran = shell("index", "build", "--base", "org/base", "--workers", "1", "--json", *words)
-            assert ran.code == 0, ran.err
-            counts = {name: ran.json[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
-            return list(counts.values()), ran.err
+            command = shell("index", "build", "--base", "org/base", "--workers", "1", "--json", *words)
+            assert command.code == 0, command.err
+            counts = {name: command.json[name] for name in ("discovered", "indexed", "unchanged", "skipped", "failed")}
+            return list(counts.values()), command.err
 
         assert build()[0] == [3, 3, 0, 0, 0]
         counts, said = build("--spectra", "--limit", "1", "--sort", "created")

@@ -18,11 +18,13 @@ def test_spectra_and_fused_matrices_survive_the_disk(tmp_path):
     record = record_of(folder, base)
     write_record(record, tmp_path / "r.safetensors")
     back = read_record(tmp_path / "r.safetensors")
-    for one, other in zip([*record.deltas, *record.fused_matrices], [*back.deltas, *back.fused_matrices], strict=True):
-        np.testing.assert_array_equal(one.spectrum, other.spectrum)
-        np.testing.assert_array_equal(one.weights, other.weights)
-    assert [(one.parts, one.shape, one.name) for one in back.fused_matrices] == [
-        (one.parts, one.shape, one.name) for one in record.fused_matrices
+    for matrix, matrix_read in zip(
+        [*record.deltas, *record.fused_matrices], [*back.deltas, *back.fused_matrices], strict=True
+    ):
+        np.testing.assert_array_equal(matrix.spectrum, matrix_read.spectrum)
+        np.testing.assert_array_equal(matrix.weights, matrix_read.weights)
+    assert [(matrix.parts, matrix.shape, matrix.name) for matrix in back.fused_matrices] == [
+        (matrix.parts, matrix.shape, matrix.name) for matrix in record.fused_matrices
     ]
     plain = record_of(folder, base, spectra=False)
     assert plain.fused_matrices == ()

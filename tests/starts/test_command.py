@@ -45,9 +45,9 @@ def seeds(tmp_path):
 
 
 def starts(built, atlas, *words):
-    ran = built("index", "starts", "--atlas", str(atlas), "--json", *words)
-    assert ran.code == 0, ran.err
-    return json.loads(ran.out), ran.err
+    command = built("index", "starts", "--atlas", str(atlas), "--json", *words)
+    assert command.code == 0, command.err
+    return json.loads(command.out), command.err
 
 
 def groups(atlas):
@@ -60,15 +60,15 @@ def test_what_a_file_of_seeds_tells_is_published(built, atlas, seeds):
     assert groups(atlas) == {"ann/usual": ("adapter", 42), **dict.fromkeys(MODELS, ("adapter by output", None))}
     report, said = starts(built, atlas, "--base", BASE, "--seeds", str(seeds), "--draws", "100000")
     assert (report["discovered"], report["indexed"], report["failed"]) == (2, 2, 0)
-    assert [(one["model"], one["seed"], one["offset"]) for one in report["starts"]] == [
-        (one, SEED, report["starts"][0]["offset"]) for one in MODELS
+    assert [(start["model"], start["seed"], start["offset"]) for start in report["starts"]] == [
+        (model, SEED, report["starts"][0]["offset"]) for model in MODELS
     ]
     assert "2 adapters" in said
     assert set(groups(atlas).values()) == {("adapter", 42), ("adapter", SEED)}
     assert not indexer.verify(atlas, strict=True)
     # The vectors are those of an atlas that knew the seed from the beginning: by data, not by seed.
-    ran = built("query", "similar", MODELS[0], "--atlas", str(atlas), "--json")
-    nearest = {row["model"]: row["similarity"] for row in json.loads(ran.out)}
+    similar = built("query", "similar", MODELS[0], "--atlas", str(atlas), "--json")
+    nearest = {row["model"]: row["similarity"] for row in json.loads(similar.out)}
     assert nearest["ann/usual"] > nearest[MODELS[1]]
     again, said = starts(built, atlas, "--base", BASE, "--seeds", str(seeds))
     assert again["discovered"] == 0
@@ -79,10 +79,19 @@ def test_what_a_file_of_seeds_tells_is_published(built, atlas, seeds):
     assert set(groups(atlas).values()) == {("adapter", 42), ("adapter", SEED)}
 
 
+def test_neighbours_by_output_sides_are_searched_as_there_are_no_lists(built, atlas):
+    (full,) = read_rows(atlas / "atlas.duckdb", "SELECT min(model) FROM models WHERE vector_group = 'full'")[0]
+    asked = ("--representation", "adapter_output", "--atlas", str(atlas))
+    ran = built("query", "similar", MODELS[0], *asked, "--json")
+    assert {row["model"] for row in json.loads(ran.out)} == {"ann/usual", MODELS[1]}
+    ran = built("query", "similar", full, *asked)
+    assert f"{full} has no 'adapter_output' vector: full fine-tunes have none." in ran.err
+
+
 def test_a_build_says_how_many_starts_are_not_known(built, atlas):
-    ran = built("index", "build", "--base", BASE, "--atlas", str(atlas.with_name("other")))
-    assert "2 of 3 adapters began with random numbers that are not known" in ran.err
-    assert f"index starts --base {BASE} searches further" in ran.err
+    build = built("index", "build", "--base", BASE, "--atlas", str(atlas.with_name("other")))
+    assert "2 of 3 adapters began with random numbers that are not known" in build.err
+    assert f"index starts --base {BASE} searches further" in build.err
 
 
 def test_what_is_not_found_stays_as_it_is(built, atlas):
@@ -105,9 +114,9 @@ def test_a_model_that_cannot_be_read_now_keeps_its_record(built, atlas, seeds):
 
 def test_models_without_a_start_to_look_for_are_refused_in_a_line(built, atlas, seeds):
     (full,) = read_rows(atlas / "atlas.duckdb", "SELECT min(model) FROM models WHERE vector_group = 'full'")[0]
-    ran = built("index", "starts", full, "--atlas", str(atlas))
-    assert ran.code == 1
-    assert f"{full} has no start that can be looked for: it is no adapter" in ran.err
+    command = built("index", "starts", full, "--atlas", str(atlas))
+    assert command.code == 1
+    assert f"{full} has no start that can be looked for: it is no adapter" in command.err
     _, said = starts(built, atlas, "ann/usual", "--seeds", str(seeds))
     assert "its start is known already" in said
 
@@ -127,7 +136,7 @@ def test_a_folder_is_named_by_its_path(built, atlas, tmp_path):
         indexer.find_starts(str(folder), atlas=atlas)
     assert built("index", "add", str(folder), "--base", BASE, "--atlas", str(atlas)).code == 0
     report, _ = starts(built, atlas, str(folder), "--seeds", str(_with(tmp_path, SEED)), "--draws", "100000")
-    assert [one["seed"] for one in report["starts"]] == [SEED]
+    assert [start["seed"] for start in report["starts"]] == [SEED]
 
 
 def _with(folder, seed):
@@ -141,7 +150,7 @@ def test_a_further_search_covers_all_that_was_asked_for():
     search = FurtherSearch((1, 2, 3), (1 << 26) - 5)
     covered = {}
     for table in search._tables():
-        assert sum(one.words for one in table) <= 1 << 26
+        assert sum(draws.words for draws in table) <= 1 << 26
         for seed, words, start in table:
             assert start % 8192 == 0
             assert start == covered.get(seed, 0)

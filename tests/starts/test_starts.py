@@ -32,7 +32,7 @@ def table() -> SeedTable:
     return SeedTable([Draws(42, 1 << 19), Draws(3407, 1 << 18), Draws(7, 1 << 17)])
 
 
-def made(base: str, seed: int, rank: int = 8, drawn: int = 0, **options) -> tuple[list[LoraModule], dict, dict]:
+def peft_adapter(base: str, seed: int, rank: int = 8, drawn: int = 0, **options) -> tuple[list[LoraModule], dict, dict]:
     """Modules in the order of their names, A and A₀ by path; ``drawn`` numbers come before the factors."""
     model = BASES[base]()
     torch.manual_seed(seed)
@@ -45,30 +45,32 @@ def made(base: str, seed: int, rank: int = 8, drawn: int = 0, **options) -> tupl
             a, b = part.lora_A["default"].weight.detach(), part.lora_B["default"].weight
             modules.append(LoraModule(name, *a.shape, len(b)))
             factors[name] = a.numpy()
-    modules.sort(key=lambda one: (int("".join(filter(str.isdigit, one.path.split(".lora")[0])) or 0), one.path))
+    modules.sort(
+        key=lambda module: (int("".join(filter(str.isdigit, module.path.split(".lora")[0])) or 0), module.path)
+    )
     return modules, factors, {name: a.copy() for name, a in factors.items()}
 
 
 def moved(factors: dict, by: float, seed: int = 1) -> dict:
     """A with a movement of some directions, ``by`` as large as A."""
     rng = np.random.default_rng(seed)
-    found = {}
+    moved_factors = {}
     for name, a in factors.items():
         step = rng.normal(size=(len(a), 2)) @ (rng.normal(size=(2, a.shape[1])) * rng.gamma(0.5, size=a.shape[1]))
-        found[name] = (a + by * np.linalg.norm(a) / np.linalg.norm(step) * step).astype(np.float32)
-    return found
+        moved_factors[name] = (a + by * np.linalg.norm(a) / np.linalg.norm(step) * step).astype(np.float32)
+    return moved_factors
 
 
 def check(start: Start | None, modules: list[LoraModule], initial: dict, seed: int) -> None:
     assert start is not None
     assert start.seed == seed
-    assert set(start.places) == {one.path for one in modules}
+    assert set(start.offsets) == {module.path for module in modules}
     for module, drawn in draws_of(start, modules):
         np.testing.assert_allclose(drawn, initial[module.path], atol=1e-6)
 
 
 def prefix(start: Start, modules: list[LoraModule]) -> int:
-    first = min(modules, key=lambda one: start.places[one.path])
+    first = min(modules, key=lambda module: start.offsets[module.path])
     return start.offset - start.scheme.words_before(first)
 
 
@@ -79,7 +81,7 @@ def prefix(start: Start, modules: list[LoraModule]) -> int:
     ids=["rank 8", "rank 1", "rank 64", "rsLoRA", "DoRA", "gaussian"],
 )  # fmt: skip
 def test_starts_that_peft_draws_are_found_though_training_moved_them(table, base, rank, options):
-    modules, factors, initial = made(base, 42, rank, 1538, **options)
+    modules, factors, initial = peft_adapter(base, 42, rank, 1538, **options)
     distribution = "normal" if "init_lora_weights" in options else "uniform"
     by = 0.3 if rank > 1 and distribution == "uniform" else 0.1
     trained = moved(factors, by)
@@ -91,28 +93,28 @@ def test_starts_that_peft_draws_are_found_though_training_moved_them(table, base
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_files_in_half_precision_have_their_start(table, dtype):
-    modules, factors, initial = made("llama", 3407)
+    modules, factors, initial = peft_adapter("llama", 3407)
     rounded = {name: torch.from_numpy(a).to(dtype).float().numpy() for name, a in moved(factors, 0.3).items()}
     check(find_start(modules, rounded.__getitem__, table), modules, initial, 3407)
 
 
 def test_an_adapter_that_was_continued_has_the_start_of_the_first(table):
-    modules, factors, initial = made("gpt2", 7)
+    modules, factors, initial = peft_adapter("gpt2", 7)
     check(find_start(modules, moved(moved(factors, 0.3), 0.3, 2).__getitem__, table), modules, initial, 7)
 
 
 def by_old_versions(seed: int, modules: list[LoraModule]) -> dict:
     """As PEFT before 0.6: each module's weights and biases twice, A and B as ordinary layers, and A again."""
     torch.manual_seed(seed)
-    found = {}
-    for one in modules:
+    factors = {}
+    for module in modules:
         for _ in range(2):
-            torch.rand(one.outputs * one.inputs + one.outputs)
-        torch.rand(one.numbers + one.outputs * one.rank)
-        a = torch.empty(one.rank, one.inputs)
+            torch.rand(module.outputs * module.inputs + module.outputs)
+        torch.rand(module.numbers + module.outputs * module.rank)
+        a = torch.empty(module.rank, module.inputs)
         torch.nn.init.kaiming_uniform_(a, a=5**0.5)
-        found[one.path] = a.numpy()
-    return found
+        factors[module.path] = a.numpy()
+    return factors
 
 
 def test_versions_of_peft_that_drew_the_weights_too_are_told(table):
@@ -124,13 +126,13 @@ def test_versions_of_peft_that_drew_the_weights_too_are_told(table):
 
 
 def test_a_module_that_was_not_drawn_like_the_others_is_left_out(table):
-    modules, factors, _ = made("llama", 42)
+    modules, factors, _ = peft_adapter("llama", 42)
     other = modules[4].path
     factors[other] = np.random.default_rng(0).normal(size=factors[other].shape).astype(np.float32)
     start = find_start(modules, factors.__getitem__, table)
     assert start is not None
-    assert other not in start.places
-    assert len(start.places) >= len(modules) - 2
+    assert other not in start.offsets
+    assert len(start.offsets) >= len(modules) - 2
 
 
 def random_adapters(count: int) -> Iterator[tuple[list[LoraModule], dict]]:
@@ -138,14 +140,14 @@ def random_adapters(count: int) -> Iterator[tuple[list[LoraModule], dict]]:
     for number in range(count):
         rng = np.random.default_rng(number)
         rank, width = int(rng.choice([1, 4, 8, 16])), int(rng.choice([128, 768]))
-        modules = [LoraModule(f"layers.{place}", rank, width, width) for place in range(4)]
+        modules = [LoraModule(f"layers.{layer}", rank, width, width) for layer in range(4)]
         kind = number % 3
         factors = {}
-        for one in modules:
+        for module in modules:
             a = rng.uniform(-1, 1, (rank, width)) if kind else rng.normal(size=(rank, width))
             if kind == 2:
                 a = a + rng.normal(size=(rank, 1)) @ rng.normal(size=(1, width)) * rng.gamma(0.3, size=width) * 5
-            factors[one.path] = (a / np.sqrt(width)).astype(np.float32)
+            factors[module.path] = (a / np.sqrt(width)).astype(np.float32)
         yield modules, factors
 
 
@@ -168,11 +170,11 @@ def test_of_an_adapter_that_was_moved_little_any_seed_is_found():
     torch.manual_seed(2_683_367_583)
     torch.rand(1536)
     initial = {}
-    for one in modules:
-        torch.rand(one.numbers + one.outputs * one.rank)
-        a = torch.empty(one.rank, one.inputs)
+    for module in modules:
+        torch.rand(module.numbers + module.outputs * module.rank)
+        a = torch.empty(module.rank, module.inputs)
         torch.nn.init.kaiming_uniform_(a, a=5**0.5)
-        initial[one.path] = a.numpy()
+        initial[module.path] = a.numpy()
     assert find_start(modules, initial.__getitem__, SeedTable([Draws(42, 1 << 18)])) is None
     start = solve_start(modules, moved(initial, 0.05).__getitem__)
     check(start, modules, initial, 2_683_367_583)

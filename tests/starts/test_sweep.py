@@ -15,7 +15,7 @@ from indexer.deltas.starts.start import find_start
 from indexer.deltas.starts.sweep import FirstFactors, sweep
 from indexer.errors import AtlasError, BadArgument
 from tests.adapters.test_started_together import add
-from tests.starts.test_starts import made, moved
+from tests.starts.test_starts import moved, peft_adapter
 from tests.tiny_hub import BASE, indexed
 
 SEED = 3_987_654_321  # not a usual one; as int32 it is negative
@@ -58,25 +58,25 @@ def test_numbers_are_those_of_the_generator(seed):
 )
 def test_adapters_that_were_moved_far_are_found_at_usual_places(base, rank, drawn, options):
     distribution = "normal" if options else "uniform"
-    modules, factors, _ = made(base, SEED, rank, drawn, **options)
-    modules.sort(key=lambda one: list(factors).index(one.path))  # as in the network
-    others = made("gpt2", 5, rank)
-    factors, far = moved(factors, 0.9), moved(others[1], 0.9)
-    noted = FirstFactors()
-    assert noted(modules, factors.__getitem__, distribution) is None
-    assert noted(others[0], far.__getitem__, "uniform") is None
-    found = sweep(noted.noted, "cpu", SEEDS)
-    assert found == ([] if drawn in (6, 1000) else [SEED])
-    if found:
-        start = FurtherSearch((), 0, tuple(found))(modules, factors.__getitem__, distribution)
+    modules, factors, _ = peft_adapter(base, SEED, rank, drawn, **options)
+    modules.sort(key=lambda module: list(factors).index(module.path))  # as in the network
+    other_adapter = peft_adapter("gpt2", 5, rank)
+    factors, far = moved(factors, 0.9), moved(other_adapter[1], 0.9)
+    first_factors = FirstFactors()
+    assert first_factors(modules, factors.__getitem__, distribution) is None
+    assert first_factors(other_adapter[0], far.__getitem__, "uniform") is None
+    seeds = sweep(first_factors.noted, "cpu", SEEDS)
+    assert seeds == ([] if drawn in (6, 1000) else [SEED])
+    if seeds:
+        start = FurtherSearch((), 0, tuple(seeds))(modules, factors.__getitem__, distribution)
         assert start is not None
-        assert (start.seed, len(start.places)) == (SEED, len(modules))
+        assert (start.seed, len(start.offsets)) == (SEED, len(modules))
         assert find_start(modules, factors.__getitem__, usual_seeds(), distribution) is None
 
 
 def test_random_factors_have_no_seed():
     rng, noted = np.random.default_rng(0), FirstFactors()
-    modules, factors, _ = made("gpt2", 1)
+    modules, factors, _ = peft_adapter("gpt2", 1)
     for _ in range(20):
         drawn = {path: rng.uniform(-1, 1, a.shape).astype(np.float32) / np.sqrt(128) for path, a in factors.items()}
         noted(modules, drawn.__getitem__, "uniform")
@@ -87,7 +87,7 @@ def test_random_factors_have_no_seed():
 
 
 def test_constant_and_distant_factors_are_left_out():
-    modules, factors, _ = made("gpt2", 1)
+    modules, factors, _ = peft_adapter("gpt2", 1)
     noted = FirstFactors()
     noted(modules, {path: np.zeros_like(a) for path, a in factors.items()}.__getitem__, "uniform")
     assert noted.noted == []
@@ -107,8 +107,8 @@ def test_the_command_finds_what_a_sweep_does(tiny_store, tmp_path, monkeypatch):
         report = indexer.find_starts(
             str(folder), atlas=atlas, device="a GPU", draws=10_000, progress=lambda event: said.append(event.message)
         )
-        assert [one["seed"] for one in report.starts] == [SEED]
-        assert any("for 1 adapter on a GPU" in one for one in said)
+        assert [start["seed"] for start in report.starts] == [SEED]
+        assert any("for 1 adapter on a GPU" in text for text in said)
         assert not indexer.verify(atlas, strict=True)
 
 

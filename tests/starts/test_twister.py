@@ -35,12 +35,12 @@ def test_normal_numbers_are_those_of_torch_and_take_as_many_words(count):
     expected, following = torch.empty(count).normal_().numpy(), torch.rand(4).numpy()
     source = generator(5)
     skip(source, 3)
-    found = normal(draw(source, normal_words(count)))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    numbers = normal(draw(source, normal_words(count)))
+    np.testing.assert_allclose(numbers, expected, atol=1e-6)
     np.testing.assert_array_equal((uniform(draw(source, 4)) + 1) / 2, following)
-    whole = (count - 16) // 16 * 16  # the last 16 may be drawn anew
+    full = (count - 16) // 16 * 16  # the last 16 may be drawn anew
     words = draw(generator(5), 3 + count)[3:]
-    np.testing.assert_allclose(uniform_of_normal(found)[:whole], uniform(words)[:whole], atol=1e-5)
+    np.testing.assert_allclose(uniform_of_normal(numbers)[:full], uniform(words)[:full], atol=1e-5)
 
 
 def test_a_state_gives_the_numbers_after_it_and_the_seed_and_place_before_it():
@@ -48,6 +48,6 @@ def test_a_state_gives_the_numbers_after_it_and_the_seed_and_place_before_it():
     skip(source, 50_000)
     state = untempered(draw(source, 624))
     np.testing.assert_array_equal(draw(generator_at(state), 2000)[624:], draw(source, 1376))
-    seed, place = seed_in(before(state, 60_000))
-    assert (seed, 60_000 - place - 624) == (123_456_789, 50_000)
+    seed, index = seed_in(before(state, 60_000))
+    assert (seed, 60_000 - index - 624) == (123_456_789, 50_000)
     assert seed_in(before(state, 49_000)) is None

@@ -24,12 +24,12 @@ class TestLora:
         product = scale * b.double() @ a.double()
         values = np.linalg.svd(product.numpy(), compute_uv=False)
         factors = lora_svd(a, b, scale, 8)
-        kept = min(8, inner, *shape)
+        effective_rank = min(8, inner, *shape)
         assert (factors.u.shape, factors.s.shape, factors.v.shape) == ((shape[0], 8), (8,), (shape[1], 8))
-        assert factors.s[:kept].tolist() == pytest.approx(values[:kept].tolist(), rel=1e-5)
-        assert not factors.s[kept:].any()
-        assert not factors.u[:, kept:].any()
-        assert not factors.v[:, kept:].any()
+        assert factors.s[:effective_rank].tolist() == pytest.approx(values[:effective_rank].tolist(), rel=1e-5)
+        assert not factors.s[effective_rank:].any()
+        assert not factors.u[:, effective_rank:].any()
+        assert not factors.v[:, effective_rank:].any()
         assert factors.norm == pytest.approx(np.linalg.norm(values), rel=1e-10)
         # With its sign: b @ a times a negative scale is not b @ a.
         assert (product.T.float() @ factors.u - factors.v * factors.s).abs().max() < 1e-5 * factors.s[0]
@@ -115,20 +115,20 @@ class TestSpectrum:
         ],
     )
     def test_against_exact(self, matrix: torch.Tensor) -> None:
-        true, found = exact(matrix)[1], spectrum(matrix)
-        assert found.shape == (min(matrix.shape),)
-        assert found.dtype == torch.float32
-        assert bool((found[:-1] >= found[1:]).all())
-        assert np.abs(found.double().numpy() ** 2 - true**2).max() < 1e-5 * true[0] ** 2
+        true, values_found = exact(matrix)[1], spectrum(matrix)
+        assert values_found.shape == (min(matrix.shape),)
+        assert values_found.dtype == torch.float32
+        assert bool((values_found[:-1] >= values_found[1:]).all())
+        assert np.abs(values_found.double().numpy() ** 2 - true**2).max() < 1e-5 * true[0] ** 2
         shares = np.cumsum(true**2) / (true**2).sum()
         for threshold in THRESHOLDS:
-            assert abs(ranks_at(found, [threshold])[0] - (int((shares < threshold).sum()) + 1)) <= 1
+            assert abs(ranks_at(values_found, [threshold])[0] - (int((shares < threshold).sum()) + 1)) <= 1
 
     def test_deltas_of_real_training(self, trained: dict[str, torch.Tensor]) -> None:
         for delta in trained.values():
-            true, found = exact(delta)[1], spectrum(delta).numpy()
+            true, values_found = exact(delta)[1], spectrum(delta).numpy()
             strong = true > 0.01 * true[0]
-            assert found[strong] == pytest.approx(true[strong], rel=2e-3)
+            assert values_found[strong] == pytest.approx(true[strong], rel=2e-3)
 
     def test_where_single_precision_gives_up(self, monkeypatch) -> None:
         """LAPACK does, on many matrices with columns of zeros; which ones depends on the build."""

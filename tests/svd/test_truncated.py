@@ -22,8 +22,8 @@ def worst_error(factors: Factors, matrix: torch.Tensor) -> float:
     """The largest relative error of a σ that the matrix numerically has."""
     values = exact(matrix)[1][: len(factors.s)]
     real = values > 1.5e-7 * max(matrix.shape) * values[0]
-    found = factors.s.double().numpy()[: len(values)]
-    return float(np.abs(found / np.where(real, values, 1) - 1)[real].max())
+    values_found = factors.s.double().numpy()[: len(values)]
+    return float(np.abs(values_found / np.where(real, values, 1) - 1)[real].max())
 
 
 def mismatch(factors: Factors, matrix: torch.Tensor) -> float:
@@ -70,8 +70,8 @@ class TestTruncated:
             u, s, v = exact(delta)
             factors = truncated_svd(delta, 8, 0)
             apart = np.minimum(1 - s[1:9] / s[:8], np.append(1, s[:7] / s[1:8] - 1)) > 0.03
-            for mine, true in ((factors.u, u), (factors.v, v)):
-                cosines = np.abs((mine.double().numpy() * true[:, :8]).sum(0))
+            for vectors, true in ((factors.u, u), (factors.v, v)):
+                cosines = np.abs((vectors.double().numpy() * true[:, :8]).sum(0))
                 assert cosines[apart].min() > 0.98
                 assert np.median(cosines[apart]) > 0.999
             checked += int(apart.sum())
@@ -83,8 +83,8 @@ class TestTruncated:
         matrix = with_values(500, 400, ratio ** np.arange(400), seed)
         u, _, v = exact(matrix)
         factors = truncated_svd(matrix, 8, seed)
-        for mine, true in ((factors.u, u), (factors.v, v)):
-            assert np.abs((mine.double().numpy() * true[:, :8]).sum(0)).min() > 0.99
+        for vectors, true in ((factors.u, u), (factors.v, v)):
+            assert np.abs((vectors.double().numpy() * true[:, :8]).sum(0)).min() > 0.99
 
     @pytest.mark.parametrize("seed", a_few(range(3), 1))
     @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ class TestTruncated:
     @pytest.mark.parametrize("true_rank", [1, 3, 7, 8, 20])
     def test_exact_rank(self, shape: tuple[int, int], true_rank: int) -> None:
         factors = assert_good(random(shape[0], true_rank) @ random(true_rank, shape[1], seed=1))
-        kept = min(true_rank, 8)
-        assert bool((factors.s[:kept] > 0).all())
-        assert not factors.s[kept:].any()
-        assert not factors.u[:, kept:].any()
-        assert not factors.v[:, kept:].any()
+        effective_rank = min(true_rank, 8)
+        assert bool((factors.s[:effective_rank] > 0).all())
+        assert not factors.s[effective_rank:].any()
+        assert not factors.u[:, effective_rank:].any()
+        assert not factors.v[:, effective_rank:].any()
 
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("rank", [1, 4, 8])

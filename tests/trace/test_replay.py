@@ -16,15 +16,15 @@ from studies.trace.plan import Run
 from studies.trace.training import Replay, Table, Text, batches, only_once, rate, train_replayed
 
 
-def seen(rows: list[list[int]], replay: Replay) -> None:
+def record_rows(rows: list[list[int]], replay: Replay) -> None:
     ids = np.array(rows)
     replay.see(ids, (ids != 1).astype(np.int64))
 
 
 def test_attended_tokens_are_counted_apart_from_padding() -> None:
     replay = Replay.empty(8)
-    seen([[0, 5, 5, 2], [0, 6, 2, 1]], replay)
-    seen([[0, 7, 2]], replay)
+    record_rows([[0, 5, 5, 2], [0, 6, 2, 1]], replay)
+    record_rows([[0, 7, 2]], replay)
     assert replay.counts.tolist() == [3, 0, 3, 0, 0, 2, 1, 1]
     assert replay.met.tolist() == [True, False, True, False, False, True, True, True]
     assert replay.longest == 4
@@ -40,16 +40,16 @@ def test_a_text_is_kept_once() -> None:
 
 def test_a_union_has_the_rows_and_texts_of_both() -> None:
     first, second = Replay.empty(8), Replay.empty(10)
-    seen([[0, 5, 2]], first)
-    seen([[0, 9]], second)
+    record_rows([[0, 5, 2]], first)
+    record_rows([[0, 9]], second)
     first.use("one", [0, 5, 2])
     for text, ids in (("one", [0, 5, 2]), ("two", [0, 9])):
         second.use(text, ids)
     first.scale, second.scale = 0.5, 0.5
-    both = first.union(second)
-    assert both.counts.tolist() == [2, 0, 1, 0, 0, 1, 0, 0, 0, 1]
-    assert both.given == ["one", "two"]
-    assert both.scale == 0.25
+    union = first.union(second)
+    assert union.counts.tolist() == [2, 0, 1, 0, 0, 1, 0, 0, 0, 1]
+    assert union.given == ["one", "two"]
+    assert union.scale == 0.25
     assert second.counts.sum() == 2  # the parts are not changed
     second.scale = None
     assert first.union(second).scale is None
@@ -57,7 +57,7 @@ def test_a_union_has_the_rows_and_texts_of_both() -> None:
 
 def test_a_replay_is_read_as_it_was_written(tmp_path) -> None:
     replay = Replay.empty(8)
-    seen([[0, 5, 2]], replay)
+    record_rows([[0, 5, 2]], replay)
     replay.use("a text", [0, 5, 2])
     replay.use("", [])
     replay.facts = {"name": "x"}
@@ -73,10 +73,10 @@ def test_planted_texts_stand_in_the_last_batch_alone() -> None:
     texts += [Text("rare", [0, 7, 2], 0, []), Text("rarer", [0, 8, 2], 0, [])]
     run = Run("x", steps=6, batch=4, accumulation=2)
     assert only_once([text.ids for text in texts]) == [20, 21]
-    found = list(batches(run, texts))
-    assert len(found) == 12
-    assert [text.given for text in found[-1]] == ["rare", "rarer"]
-    assert not {"rare", "rarer"} & {text.given for batch in found[:-1] for text in batch}
+    planned = list(batches(run, texts))
+    assert len(planned) == 12
+    assert [text.given for text in planned[-1]] == ["rare", "rarer"]
+    assert not {"rare", "rarer"} & {text.given for batch in planned[:-1] for text in batch}
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -122,9 +122,9 @@ def test_a_certificate_is_wrong_only_if_the_text_left_a_mark() -> None:
     replay.marked[[5, 6, 7]] = True
     untouched = np.isin(np.arange(40), [7, 8, 9, 12, 20])
     verdicts = [CERTAIN, CERTAIN, CERTAIN, CERTAIN, "possible"]
-    judged = SimpleNamespace(by_text=[SimpleNamespace(verdict=one) for one in verdicts])
-    found = causes(replay, judged, Numbers(), untouched, None)  # type: ignore[arg-type]
-    assert found == ["missed", "no mark", "not seen", "no gradient", ""]
+    comparison = SimpleNamespace(by_text=[SimpleNamespace(verdict=verdict) for verdict in verdicts])
+    reasons = causes(replay, comparison, Numbers(), untouched, None)  # type: ignore[arg-type]
+    assert reasons == ["missed", "no mark", "not seen", "no gradient", ""]
 
 
 def test_planted_files_have_their_share() -> None:
@@ -151,7 +151,7 @@ def test_rows_are_told_by_their_neighbours_where_decay_is_uneven() -> None:
     for step in range(2000):
         rate = 2e-5 * (1 - step / 2000)
         tuned *= 1 - 0.01 * rate
-        for row in (row for row, when in met.items() if when == step):
+        for row in (row for row, last_step in met.items() if last_step == step):
             tuned[row] += rate * torch.randn(32, generator=draw).sign()
     compared = row_changes(tuned, base)
     assert compared is not None

@@ -55,8 +55,8 @@ def test_planted_mixtures_are_told_in_their_shares(out) -> None:
     from studies.trace.mixtures import mixtures
 
     planted = (0.0, 0.5)
-    found = mixtures(Maker(out), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)
-    assert tuple(one["planted"] for one in found if one["files"] == "all") == planted
-    assert {one["kind"] for one in found} == {"exact"}
-    for one in found:  # files that hold what was used, and files of the same kind
-        assert abs(one["share"] - one["true"]) < (0.15 if one["files"] == "all" else 0.35), one
+    rows = mixtures(Maker(out), pairs=[("code/line-kinds", "code/signatures")], planted=planted, steps=60)
+    assert tuple(row["planted"] for row in rows if row["files"] == "all") == planted
+    assert {row["kind"] for row in rows} == {"exact"}
+    for row in rows:  # files that hold what was used, and files of the same kind
+        assert abs(row["share"] - row["true"]) < (0.15 if row["files"] == "all" else 0.35), row

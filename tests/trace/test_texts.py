@@ -23,7 +23,7 @@ class SplitByWord:
         return [int(word[1:].rstrip(".!")) for word in text.split() if word[1:].rstrip(".!").isdigit()]
 
     def words(self, ids: list[int]) -> list[str]:
-        return [WORDS[one] for one in ids]
+        return [WORDS[token] for token in ids]
 
 
 def evidence(met: set[int], kind: str = "exact", rows: range = range(200)) -> TokenEvidence:
@@ -31,29 +31,34 @@ def evidence(met: set[int], kind: str = "exact", rows: range = range(200)) -> To
     return TokenEvidence(kind, np.array(rows), codes, False, 1.0, 200, 200, None, None)
 
 
-def judged(texts: list[str], found: TokenEvidence, length: int | None = 100):
-    return compare_texts(texts, SplitByWord(), found, found.is_met.astype(float), length, each=True)
+def compared(texts: list[str], token_evidence: TokenEvidence, length: int | None = 100):
+    return compare_texts(texts, SplitByWord(), token_evidence, token_evidence.is_met.astype(float), length, each=True)
 
 
 def test_a_text_with_an_untouched_token_was_certainly_not_used() -> None:
-    found = judged(["w1 w2 w3", "w1 w150 w2", "w1 w150", ""], evidence(set(range(100))))
-    assert (found.texts, found.certainly_not_used, found.possible) == (4, 1, 3)
-    assert [one.verdict for one in found.by_text or []] == ["possible", "certainly_not_used", "possible", "possible"]
-    assert (found.by_text or [])[1].untouched == ["w150"]
+    comparison = compared(["w1 w2 w3", "w1 w150 w2", "w1 w150", ""], evidence(set(range(100))))
+    assert (comparison.texts, comparison.certainly_not_used, comparison.possible) == (4, 1, 3)
+    assert [text.verdict for text in comparison.by_text or []] == [
+        "possible",
+        "certainly_not_used",
+        "possible",
+        "possible",
+    ]
+    assert (comparison.by_text or [])[1].untouched == ["w150"]
 
 
 def test_nothing_is_certain_of_other_classes_or_of_rows_that_were_not_read() -> None:
-    found = judged(["w1 w150 w2"], evidence(set(range(100)), "statistical"))
-    assert (found.certainly_not_used, found.possible, found.share_upper) == (None, None, None)
-    assert found.likelihood == pytest.approx(2 / 3)
-    assert judged(["w1 w150 w2"], evidence(set(range(100)), rows=range(100))).certainly_not_used == 0
+    comparison = compared(["w1 w150 w2"], evidence(set(range(100)), "statistical"))
+    assert (comparison.certainly_not_used, comparison.possible, comparison.share_upper) == (None, None, None)
+    assert comparison.likelihood == pytest.approx(2 / 3)
+    assert compared(["w1 w150 w2"], evidence(set(range(100)), rows=range(100))).certainly_not_used == 0
 
 
 def test_what_training_cut_off_does_not_count() -> None:
     text = " ".join(["w1"] * 40 + ["w150", "w2"])
-    assert judged([text], evidence(set(range(100))), 41).certainly_not_used == 1
-    assert judged([text], evidence(set(range(100))), 40).certainly_not_used == 0
-    assert judged([text], evidence(set(range(100))), None).certainly_not_used == 0  # only the first 24
+    assert compared([text], evidence(set(range(100))), 41).certainly_not_used == 1
+    assert compared([text], evidence(set(range(100))), 40).certainly_not_used == 0
+    assert compared([text], evidence(set(range(100))), None).certainly_not_used == 0  # only the first 24
 
 
 def test_marks_at_the_end_do_not_count() -> None:
@@ -61,20 +66,20 @@ def test_marks_at_the_end_do_not_count() -> None:
         def encode(self, text: str) -> list[int]:
             return [*super().encode(text), *([150] if text.rstrip().endswith("!") else [])]
 
-    found = evidence(set(range(100)))
-    assert compare_texts(["w1 w2!"], Marks(), found, found.is_met.astype(float), 100).certainly_not_used == 0
+    known = evidence(set(range(100)))
+    assert compare_texts(["w1 w2!"], Marks(), known, known.is_met.astype(float), 100).certainly_not_used == 0
 
 
 def test_a_token_that_only_a_shortened_text_has_does_not_count() -> None:
     """Unigram models split a text as a whole: without the marks at its end it may have other tokens."""
 
-    class Whole(SplitByWord):
+    class Unigram(SplitByWord):
         def encode(self, text: str) -> list[int]:
             return [1, 2, 3] if text.endswith(".") else [1, 150, 2, 3]
 
-    found = evidence(set(range(100)))
-    judged = compare_texts(["w1 w2 w3."] * 50, Whole(), found, found.is_met.astype(float), 100)
-    assert (judged.certainly_not_used, judged.share_upper) == (0, 1.0)
+    known = evidence(set(range(100)))
+    comparison = compare_texts(["w1 w2 w3."] * 50, Unigram(), known, known.is_met.astype(float), 100)
+    assert (comparison.certainly_not_used, comparison.share_upper) == (0, 1.0)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.5, 1.0])
@@ -88,12 +93,12 @@ def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
         texts = [rng.choice(400, 20, p=frequencies) for _ in range(300)]
         is_used = rng.random(300) < share
         met = set(np.concatenate([[0], *[text for text, used in zip(texts, is_used, strict=True) if used]]).tolist())
-        holders = np.zeros(400, int)
+        texts_with = np.zeros(400, int)
         for text in texts:
-            holders[np.unique(text)] += 1
-        there = holders > 0
+            texts_with[np.unique(text)] += 1
+        occurs = texts_with > 0
         untouched = np.array([token not in met for token in range(400)])
-        limit = share_upper(holders[there], untouched[there])
+        limit = share_upper(texts_with[occurs], untouched[occurs])
         limits.append(limit)
         missed += limit < is_used.mean()
     assert missed <= 0.05 * draws
@@ -102,8 +107,8 @@ def test_the_limit_covers_the_share_that_was_used(share: float) -> None:
 
 def test_rows_that_cannot_be_compared_are_offered_to_be_read_only_once(made, monkeypatch) -> None:
     row = {"token_class": None, "commit": "a" * 40, "relation": "finetune"}
-    monkeypatch.setattr(query.questions.trace.trace, "token_evidence", lambda *asked: (row, None))
-    monkeypatch.setattr(query.questions.trace.trace, "evidence_of_all_rows", lambda *read: None)
+    monkeypatch.setattr(query.questions.trace.trace, "token_evidence", lambda *arguments: (row, None))
+    monkeypatch.setattr(query.questions.trace.trace, "evidence_of_all_rows", lambda *arguments: None)
     with Atlas(made) as atlas:
         (before,) = atlas.trace("ann/squad-0").notes
         (after,) = atlas.trace("ann/squad-0", all_rows=True).notes
@@ -120,8 +125,8 @@ def test_words_that_set_a_model_apart() -> None:
     assert set(np.argsort(scores)[-2:].tolist()) == {5, 6}
     pieces = [" river", "stone", " 12", " ab", " stone"]
     words = words_of(np.arange(5), pieces, np.array([2.0, 9.0, 8.0, 7.0, 1.0]), 5)
-    assert [(one.word, one.tokens) for one in words] == [("stone", [1, 4]), ("river", [0])]
-    assert [(one.script, one.tokens) for one in scripts_of(["ab", "жук", "12", "cd"])] == [
+    assert [(word.word, word.tokens) for word in words] == [("stone", [1, 4]), ("river", [0])]
+    assert [(script.script, script.tokens) for script in scripts_of(["ab", "жук", "12", "cd"])] == [
         ("latin", 2),
         ("cyrillic", 1),
     ]

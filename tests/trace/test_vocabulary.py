@@ -37,26 +37,26 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def starts(folder, monkeypatch):
     """How often the tokenizer was started."""
-    found = []
+    commits = []
 
     def started(reference, commit):
-        found.append(commit)
+        commits.append(commit)
         return tokenizer_at(ModelRef.parse(str(folder)), None)
 
     monkeypatch.setattr(query.questions.trace.words, "tokenizer_of_model", started)
-    return found
+    return commits
 
 
 def test_the_tokenizer_is_started_once_for_the_rows_that_an_atlas_holds(starts) -> None:
     rows = token_rows(ROWS).tolist()
     for _ in range(3):
-        found = BaseTokenizer("org/base", "a" * 40, ROWS)
-        assert found.words(rows[2:5]) == [f"w{one}" for one in rows[2:5]]
-        assert (found.special_ids, found.words([0, 1])) == ((0, 1), ["<s>", "<mask>"])
+        tokenizer = BaseTokenizer("org/base", "a" * 40, ROWS)
+        assert tokenizer.words(rows[2:5]) == [f"w{row}" for row in rows[2:5]]
+        assert (tokenizer.special_ids, tokenizer.words([0, 1])) == ((0, 1), ["<s>", "<mask>"])
     assert len(starts) == 1
-    other = next(one for one in range(ROWS) if one not in rows)
-    assert found.words([other]) == [f"w{other}"]
-    assert found.encode("w5 w6") == [5, 6]
+    other = next(row for row in range(ROWS) if row not in rows)
+    assert tokenizer.words([other]) == [f"w{other}"]
+    assert tokenizer.encode("w5 w6") == [5, 6]
     assert len(starts) == 2
 
 
@@ -70,8 +70,8 @@ def test_a_kept_file_that_was_altered_is_not_used(starts, tmp_path) -> None:
     BaseTokenizer("org/base", "a" * 40, ROWS)
     (file,) = (tmp_path / "cache").rglob("*.safetensors")
     content = bytearray(file.read_bytes())
-    place = content.index(b"w2951")
-    content[place : place + 2] = b"ev"
+    offset = content.index(b"w2951")
+    content[offset : offset + 2] = b"ev"
     file.write_bytes(content)
     assert BaseTokenizer("org/base", "a" * 40, ROWS).words([2951]) == ["w2951"]
     assert len(starts) == 2
@@ -89,6 +89,6 @@ def test_words_are_named_without_torch(folder) -> None:
         f"from indexer.profiles.tokenizer import tokenizer_at; found = tokenizer_at(ModelRef.parse({str(folder)!r}), None); "
         "print(found.words([7]), 'torch' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == "['w7'] False"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "['w7'] False"
     assert np.isin(2951, token_rows(ROWS))

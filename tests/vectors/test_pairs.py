@@ -9,7 +9,7 @@ import pytest
 
 from indexer.publish.neighbours import nearest
 from indexer.records.record import Record, StoredFile
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.sketch import OUTPUT_POWER
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 from indexer.vectors.masks import Masks, changed_blocks

@@ -60,7 +60,7 @@ def planted(atlas):
 
 def others_than_rows(folder):
     """Disagreements but for the rows of the table records: these tests change records behind the publisher's back."""
-    return [one for one in verify_deeply(folder) if "token_codes" not in one.problem]
+    return [disagreement for disagreement in verify_deeply(folder) if "token_codes" not in disagreement.problem]
 
 
 def test_it_is_published_verified_and_asked_about(planted):
@@ -70,24 +70,24 @@ def test_it_is_published_verified_and_asked_about(planted):
     assert verify(folder) == []
     assert others_than_rows(folder) == []
     with Atlas(folder.root) as atlas:
-        found = atlas.purity(BASE, representation="vocabulary")
+        purity = atlas.purity(BASE, representation="vocabulary")
         # The model with a tied head has nobody to be near to, and hardly anything is subtracted in so small an atlas.
-        assert found.purity >= 0.75 > 2 * found.chance
-        assert any("1 model has no vocabulary vector" in note for note in found.notes)
-        asked = next(
+        assert purity.purity >= 0.75 > 2 * purity.chance
+        assert any("1 model has no vocabulary vector" in note for note in purity.notes)
+        model = next(
             row["model"] for row in atlas.rows("SELECT model FROM models WHERE model NOT IN (?, ?)", [tied, bare])
         )
-        near = atlas.similar(asked, k=8, representation="vocabulary").neighbours
-        assert {one.matrices for one in near} == {None}
-        assert {one.model: one.similarity for one in near}[tied] == 0  # a tied head is not comparable
-        assert bare not in {one.model for one in near}
-        assert max(one.similarity for one in near) > 0.5
+        near = atlas.similar(model, k=8, representation="vocabulary").neighbours
+        assert {neighbour.matrices for neighbour in near} == {None}
+        assert {neighbour.model: neighbour.similarity for neighbour in near}[tied] == 0  # a tied head is not comparable
+        assert bare not in {neighbour.model for neighbour in near}
+        assert max(neighbour.similarity for neighbour in near) > 0.5
         with pytest.raises(AtlasError, match="has no vocabulary vector: it is an adapter"):
             atlas.similar(bare, representation="vocabulary")
         with pytest.raises(AtlasError, match="has no part for each matrix"):
-            atlas.similar(asked, representation="vocabulary", explain=True)
-        assert all(one.vocabulary is None for one in atlas.predict(bare).answers)
-        assert all(one.vocabulary is not None for one in atlas.predict(asked).answers)
+            atlas.similar(model, representation="vocabulary", explain=True)
+        assert all(answer.vocabulary is None for answer in atlas.predict(bare).answers)
+        assert all(answer.vocabulary is not None for answer in atlas.predict(model).answers)
         assert atlas.evaluate_prediction(BASE).with_vocabulary == 8
         assert atlas.clusters(BASE, representation="vocabulary").left_out.without == 1
 
@@ -103,23 +103,23 @@ def test_a_rebuild_publishes_it(planted):
 
 @pytest.mark.slow
 def test_the_first_model_that_has_one_publishes_it_for_all(made, tmp_path):
-    whole = Piecewise(made, tmp_path / "atlas")
-    entries, store = whole.entries, RecordStore(whole.folder)
+    piecewise = Piecewise(made, tmp_path / "atlas")
+    entries, store = piecewise.entries, RecordStore(piecewise.folder)
     try:
-        whole.publish(*entries[:4])
-        assert published(whole.folder) == {"input": 4}  # no model has one
+        piecewise.publish(*entries[:4])
+        assert published(piecewise.folder) == {"input": 4}  # no model has one
         for seed, entry in enumerate(entries):
             record = store.read(entry.record_key)
-            write_record(with_tokens(record, codes_of(seed % 3, seed)), whole.folder.record(entry.record_key))
-        whole.publish(*entries[:4])
-        assert published(whole.folder) == {"input": 4}  # nothing new was read
-        whole.publish(*entries[:7])
-        assert published(whole.folder) == {"input": 7, "vocabulary": 7}
-        whole.publish(*entries)
-        assert published(whole.folder) == {"input": 9, "vocabulary": 9}
-        assert others_than_rows(whole.folder) == []
+            write_record(with_tokens(record, codes_of(seed % 3, seed)), piecewise.folder.record(entry.record_key))
+        piecewise.publish(*entries[:4])
+        assert published(piecewise.folder) == {"input": 4}  # nothing new was read
+        piecewise.publish(*entries[:7])
+        assert published(piecewise.folder) == {"input": 7, "vocabulary": 7}
+        piecewise.publish(*entries)
+        assert published(piecewise.folder) == {"input": 9, "vocabulary": 9}
+        assert others_than_rows(piecewise.folder) == []
     finally:
-        whole.base.close()
+        piecewise.base.close()
 
 
 def test_rows_of_another_base_are_refused(planted):
@@ -129,10 +129,10 @@ def test_rows_of_another_base_are_refused(planted):
     record = RecordStore(folder).read(key)
     foreign = replace(record.tokens, codes=np.tile(record.tokens.codes, 2), base_vocabulary=2 * ROWS)
     write_record(replace(record, tokens=foreign), folder.record(key))
-    said: list[str] = []
-    represent(folder, "vocabulary", say=said.append)
+    sentences: list[str] = []
+    represent(folder, "vocabulary", say=sentences.append)
     assert published(folder)["vocabulary"] == 7
-    assert any("the rows of its input embedding are not those of" in one for one in said)
+    assert any("the rows of its input embedding are not those of" in sentence for sentence in sentences)
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def planted(authors: int = 40, seed: int = 3, lacking: float = 0.0, *, is_random
     return replace(models, vocabulary=met)
 
 
-def by_evidence(found: Evaluation) -> tuple[dict, dict]:
-    return {one.evidence: one for one in found.scores}, {one.evidence: one for one in found.none_of_these}
+def by_evidence(evaluation: Evaluation) -> tuple[dict, dict]:
+    return {row.evidence: row for row in evaluation.scores}, {row.evidence: row for row in evaluation.none_of_these}
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +82,15 @@ def test_without_it_nothing_changes(evaluated):
 def test_models_without_one_are_predicted_as_before():
     models = planted(lacking=0.5)
     training, plain = TrainingSet(models, 10), TrainingSet(replace(models, vocabulary=None), 10)
-    places = np.arange(len(models.models))
-    found = fit(training, []).probabilities(training.features(places))
-    expected = fit(plain, []).probabilities(plain.features(places))
+    rows = np.arange(len(models.models))
+    probabilities = fit(training, []).probabilities(training.features(rows))
+    expected = fit(plain, []).probabilities(plain.features(rows))
     lacks = ~models.vocabulary.any(axis=1)
     assert 0 < lacks.sum() < len(lacks)
-    np.testing.assert_array_equal(found["without_vocabulary"], expected["together"])
-    np.testing.assert_array_equal(found["together"][lacks], expected["together"][lacks])
-    assert not np.array_equal(found["together"][~lacks], expected["together"][~lacks])
-    assert np.allclose(found["vocabulary"].sum(axis=1), 1)
+    np.testing.assert_array_equal(probabilities["without_vocabulary"], expected["together"])
+    np.testing.assert_array_equal(probabilities["together"][lacks], expected["together"][lacks])
+    assert not np.array_equal(probabilities["together"][~lacks], expected["together"][~lacks])
+    assert np.allclose(probabilities["vocabulary"].sum(axis=1), 1)
 
 
 def test_a_vocabulary_at_random_adds_nothing():
@@ -116,12 +116,12 @@ def test_one_model_is_predicted_by_its_vocabulary():
     models = planted()
     vector = np.random.default_rng(0).normal(size=models.table.inputs.shape[1])
     met = vocabulary_of(frozenset({"d3"}), 77)
-    found = predict_target(target(vector, vocabulary=met), models, k=10)
-    assert found.answers[0].dataset == "d3"
-    assert found.evidence == "together"
-    assert found.answers[0].vocabulary > 0.8
-    assert found.answers[0].head is None
-    assert "its vector and its vocabulary" in found.headline
+    prediction = predict_target(target(vector, vocabulary=met), models, k=10)
+    assert prediction.answers[0].dataset == "d3"
+    assert prediction.evidence == "together"
+    assert prediction.answers[0].vocabulary > 0.8
+    assert prediction.answers[0].head is None
+    assert "its vector and its vocabulary" in prediction.headline
     bare = predict_target(target(vector), models, k=10)
     assert (bare.evidence, bare.answers[0].vocabulary) == ("vectors", None)
     plain = predict_target(target(vector), replace(models, vocabulary=None), k=10)

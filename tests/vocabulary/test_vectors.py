@@ -9,7 +9,7 @@ import pytest
 
 from indexer.errors import AtlasError
 from indexer.records.record import Record
-from indexer.records.representation import representation_named
+from indexer.records.representations.registry import representation_named
 from indexer.records.tokens import MISSING, UNSURE
 from indexer.vectors.centre import centre_of
 from tests.test_representation import random_matrices, record_of
@@ -30,19 +30,19 @@ def test_it_is_the_squared_rank_of_each_row_minus_the_mean():
     expected = np.zeros(READ)
     expected[[3, 5, 7, 9]] = np.array([1 / 4, 1, 2.5 / 4, 2.5 / 4]) ** 2
     expected -= expected.mean()
-    found = vector_of(codes)
-    np.testing.assert_allclose(found[:READ], expected / np.linalg.norm(expected), atol=1e-6)
-    assert not found[READ:].any()
-    assert found.dtype == np.float32
-    assert len(found) == CHOSEN.expected_length(with_tokens(RECORD, codes)) == 2 * READ
+    vector = vector_of(codes)
+    np.testing.assert_allclose(vector[:READ], expected / np.linalg.norm(expected), atol=1e-6)
+    assert not vector[READ:].any()
+    assert vector.dtype == np.float32
+    assert len(vector) == CHOSEN.expected_length(with_tokens(RECORD, codes)) == 2 * READ
 
 
 def test_the_learning_rate_does_not_matter_and_missing_rows_count_as_the_mean():
     codes = codes_of(1, 0)
     np.testing.assert_array_equal(vector_of(codes), vector_of(np.where(codes > 0, codes + 40, 0)))
-    found = vector_of(without_rows(codes, READ - 10))[:READ]
-    assert not found[-10:].any()
-    assert abs(found.sum()) < 1e-5
+    vector = vector_of(without_rows(codes, READ - 10))[:READ]
+    assert not vector[-10:].any()
+    assert abs(vector.sum()) < 1e-5
 
 
 def test_sizes_and_shares_are_in_different_blocks():
@@ -55,13 +55,13 @@ def test_sizes_and_shares_are_in_different_blocks():
 
 def test_models_of_one_dataset_are_alike():
     labels = np.repeat(np.arange(6), 5)
-    found = np.stack(
+    vectors = np.stack(
         [vector_of(codes_of(dataset, seed, rate=8 * (seed % 4))) for seed, dataset in enumerate(labels.tolist())]
     )
-    centre = centre_of(found, [f"author{number % 5}" for number in range(len(labels))], 2).blocks.ravel()
-    rest = found - centre
-    rest /= np.linalg.norm(rest, axis=1, keepdims=True)
-    alike = rest @ rest.T
+    centre = centre_of(vectors, [f"author{number % 5}" for number in range(len(labels))], 2).blocks.ravel()
+    centred = vectors - centre
+    centred /= np.linalg.norm(centred, axis=1, keepdims=True)
+    alike = centred @ centred.T
     np.fill_diagonal(alike, -1)
     assert (labels[np.argsort(-alike, axis=1)[:, :4]] == labels[:, None]).mean() == 1
 
@@ -78,17 +78,17 @@ NONE = {
 
 @pytest.mark.parametrize("why", NONE)
 def test_a_record_that_says_nothing_has_none(why):
-    given = NONE[why]
-    record: Record = RECORD if given is None else with_tokens(RECORD, *given)
+    tokens = NONE[why]
+    record: Record = RECORD if tokens is None else with_tokens(RECORD, *tokens)
     assert not CHOSEN.is_held_by(record)
     with pytest.raises(AtlasError, match="has no vocabulary vector"):
         CHOSEN.vector(record)
 
 
 def test_a_copy_of_the_base_has_none_and_a_sample_and_a_record_without_factors_have_one():
-    whole = with_tokens(RECORD, codes_of(1, 0))
-    still = replace(whole, deltas=tuple(replace(delta, norm=0.0) for delta in whole.deltas))
+    record = with_tokens(RECORD, codes_of(1, 0))
+    still = replace(record, deltas=tuple(replace(delta, norm=0.0) for delta in record.deltas))
     assert not CHOSEN.is_held_by(still)
-    bare = replace(whole, deltas=tuple(replace(delta, u=None, v=None, lines=4) for delta in whole.deltas))
+    bare = replace(record, deltas=tuple(replace(delta, u=None, v=None, lines=4) for delta in record.deltas))
     assert bare.is_sampled
-    np.testing.assert_array_equal(CHOSEN.vector(bare), CHOSEN.vector(whole))
+    np.testing.assert_array_equal(CHOSEN.vector(bare), CHOSEN.vector(record))

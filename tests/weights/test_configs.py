@@ -173,8 +173,8 @@ def test_the_headers_say_which_shard_holds_a_tensor_and_the_index_chooses_of_sev
     write_index(tmp_path, {name: f"{shard}.safetensors" for name, shard in weight_map.items()})
     checkpoint = open_checkpoint(folder_reference(tmp_path))
     assert set(checkpoint.tensors) == {"a", "b", "c"}
-    found = dict(checkpoint.stream(["a", "b", "c"]))
-    assert [float(found[name].sum()) for name in "abc"] == [total, 0, 2]
+    tensors = dict(checkpoint.stream(["a", "b", "c"]))
+    assert [float(tensors[name].sum()) for name in "abc"] == [total, 0, 2]
 
 
 def test_an_index_that_names_the_wrong_shards_costs_nothing(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ def test_an_index_that_names_the_wrong_shards_costs_nothing(tmp_path: Path) -> N
     right = json.loads(path.read_text())["weight_map"]
     shards = sorted(set(right.values()))
     write_index(tmp_path, {name: shards[1 - shards.index(shard)] for name, shard in right.items()})
-    found = dict(open_checkpoint(folder_reference(tmp_path)).stream(list(right)))
-    assert all(torch.equal(found[name], tensor) for name, tensor in a_state().items())
+    tensors = dict(open_checkpoint(folder_reference(tmp_path)).stream(list(right)))
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in a_state().items())
 
 
 @pytest.mark.slow

@@ -31,12 +31,12 @@ def test_every_form_gives_the_same_tensors(tmp_path: Path, form: str) -> None:
     assert {name: (info.dtype, info.shape) for name, info in checkpoint.tensors.items()} == {
         name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()
     }
-    wanted = ["layer.4.weight", "layer.1.weight", "half", "one", "bf"]
-    found = dict(checkpoint.stream(wanted))
-    assert set(found) == set(wanted)
-    for name in wanted:
-        assert found[name].dtype == state[name].dtype
-        assert torch.equal(found[name], state[name])
+    names = ["layer.4.weight", "layer.1.weight", "half", "one", "bf"]
+    tensors = dict(checkpoint.stream(names))
+    assert set(tensors) == set(names)
+    for name in names:
+        assert tensors[name].dtype == state[name].dtype
+        assert torch.equal(tensors[name], state[name])
     assert list(checkpoint.stream([])) == []
     checkpoint.close()
 
@@ -59,15 +59,15 @@ def test_a_tensor_that_is_kept_keeps_its_values(tmp_path: Path, form: str, size:
     state = a_state(count=12, size=size)
     FORMS[form](tmp_path, state)
     checkpoint = open_checkpoint(folder_reference(tmp_path))
-    kept: dict[str, Any] = {}
+    views: dict[str, Any] = {}
     for number, (name, tensor) in enumerate(checkpoint.stream(state)):
         assert torch.equal(tensor, state[name])
         if number % 4 == 0:
-            kept[name] = tensor[1:3].t()
+            views[name] = tensor[1:3].t()
         elif number % 4 == 1:
-            kept[name] = tensor.numpy()[1:3].T
+            views[name] = tensor.numpy()[1:3].T
         del tensor
-    for name, view in kept.items():
+    for name, view in views.items():
         assert torch.equal(torch.as_tensor(view), state[name][1:3].t())
     everything = dict(checkpoint.stream(state))
     for tensor in everything.values():
@@ -79,8 +79,8 @@ def test_memory_is_used_again(tmp_path: Path) -> None:
     write_config(tmp_path)
     save_file(a_state(count=12, size=600), tmp_path / "model.safetensors")
     checkpoint = open_checkpoint(folder_reference(tmp_path))
-    places = {tensor.data_ptr() for _, tensor in checkpoint.stream(checkpoint.tensors)}
-    assert len(places) <= 2
+    addresses = {tensor.data_ptr() for _, tensor in checkpoint.stream(checkpoint.tensors)}
+    assert len(addresses) <= 2
 
 
 def test_real_transformers_checkpoints(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_real_transformers_checkpoints(tmp_path: Path) -> None:
         checkpoint = open_checkpoint(folder_reference(tmp_path / name))
         assert checkpoint.config["model_type"] == name
         expected = load_file(tmp_path / name / "model.safetensors")
-        found = dict(checkpoint.stream(checkpoint.tensors))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[each], expected[each]) for each in expected)
+        tensors = dict(checkpoint.stream(checkpoint.tensors))
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(tensors[name], expected[name]) for name in expected)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="100KB")
     checkpoint = open_checkpoint(folder_reference(tmp_path / "sharded"))
     assert len(checkpoint.files) > 2

@@ -155,13 +155,13 @@ def test_runs_cover_everything_and_waste_little(pairs: list[tuple[int, int]], ch
     chance.shuffle(shuffled)
     runs = plan_runs(shuffled)  # type: ignore[arg-type]
     assert [piece for run in runs for piece in run] == pieces
-    wanted = sum(piece.stop - piece.start for piece in pieces)
+    needed = sum(piece.stop - piece.start for piece in pieces)
     fetched = sum(run[-1].stop - run[0].start for run in runs)
-    assert wanted <= fetched <= wanted * (1 + GAP_SHARE)
+    assert needed <= fetched <= needed * (1 + GAP_SHARE)
     # The smallest gap that was left must not have fitted any more, and neighbours are never parted.
-    left = [after[0].start - before[-1].stop for before, after in itertools.pairwise(runs)]
-    assert all(gap > 0 for gap in left)
-    assert not left or fetched - wanted + min(left) > wanted * GAP_SHARE
+    gaps = [after[0].start - before[-1].stop for before, after in itertools.pairwise(runs)]
+    assert all(gap > 0 for gap in gaps)
+    assert not gaps or fetched - needed + min(gaps) > needed * GAP_SHARE
 
 
 def test_tensors_that_overlap_do_not_share_a_run() -> None:

@@ -63,7 +63,7 @@ def test_memory_over_http(tmp_path: Path) -> None:
     write_config(folder)
     save_file({f"{i:03}": torch.full((1024, 512), float(i)) for i in range(50)}, folder / "model.safetensors")
     with LoopbackHub(tmp_path) as hub:
-        ran = run_python("-c", MEASURE, "me/big", "hub", env={"HF_ENDPOINT": hub.endpoint}, timeout=PATIENCE)
-        growth, count, total = ran.out.split()
+        process = run_python("-c", MEASURE, "me/big", "hub", env={"HF_ENDPOINT": hub.endpoint}, timeout=PATIENCE)
+        growth, count, total = process.out.split()
     assert (int(count), float(total)) == (50, sum(range(50)))
     assert int(growth) < 12_000

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.errors import Failed, Skipped
-from indexer.network.hub_requests import RetryPolicy
+from indexer.network.retries import RetryPolicy
 from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import cleared, set_endpoint
@@ -111,7 +111,9 @@ def test_bytes_over_http_stay_under_the_bar(hub: LoopbackHub, bert: dict[str, to
     assert count == 72
     blocks = sum(bert[name].nbytes for name in names)
     # Small files are redirected; the bodies of redirects are not read.
-    sent = sum(one.body_bytes for one in hub.requests if "/api/models" not in one.path and one.status != 307)
+    sent = sum(
+        request.body_bytes for request in hub.requests if "/api/models" not in request.path and request.status != 307
+    )
     assert sent == checkpoint.bytes_read
     assert sent <= 1.02 * blocks + 65_536 * len(checkpoint.files)
     # Few requests, too: per file a HEAD and what the index takes, then runs.
@@ -136,10 +138,10 @@ def test_a_subfolder_of_the_hub(hub: LoopbackHub) -> None:
 
 def test_a_conversion_is_read_in_place_of_a_pickle(hub: LoopbackHub, bert: dict[str, torch.Tensor]) -> None:
     reference = ModelRef("me/converted")
-    asked = []
+    calls = []
 
     def conversion() -> str | None:
-        asked.append(1)
+        calls.append(1)
         return "refs/pr/1"
 
     checkpoint = open_checkpoint(reference, commit=SHA, conversion=conversion)
@@ -148,7 +150,7 @@ def test_a_conversion_is_read_in_place_of_a_pickle(hub: LoopbackHub, bert: dict[
     assert torch.equal(dict(checkpoint.stream([name]))[name], bert[name])
     assert not [request for request in hub.requests if request.filename == "pytorch_model.bin"]
     open_checkpoint(ModelRef("me/safetensors"), conversion=conversion)
-    assert asked == [1], "it is asked for only where the model has nothing but pickles"
+    assert calls == [1], "it is asked for only where the model has nothing but pickles"
 
 
 @pytest.mark.parametrize("revision", [None, "refs/pr/2", "refs/pr/77"])

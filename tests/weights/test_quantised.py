@@ -77,7 +77,7 @@ def mlx(bits: int, group: int = 64) -> tuple[dict[str, torch.Tensor], np.ndarray
     codes = rng.integers(0, 2**bits, (OUT, IN))
     scale, bias = (rng.normal(size=(OUT, IN // group)).astype(np.float16) for _ in range(2))
     values = codes.reshape(OUT, -1, group) * scale.astype(float)[:, :, None] + bias.astype(float)[:, :, None]
-    rows = [sum(int(code) << (bits * place) for place, code in enumerate(row)) for row in codes]
+    rows = [sum(int(code) << (bits * index) for index, code in enumerate(row)) for row in codes]
     octets = b"".join(row.to_bytes(IN * bits // 8, "little") for row in rows)
     stored = torch.from_numpy(np.frombuffer(octets, np.uint32).reshape(OUT, -1).copy())
     return {
@@ -111,14 +111,14 @@ def test_values_are_those_of_the_definition(tmp_path: Path, case: str) -> None:
     assert set(checkpoint.tensors) == {"norm.weight", NAME}
     assert checkpoint.tensors[NAME].shape == (OUT, IN)
     assert "quantization_config" not in checkpoint.config
-    whole = dict(checkpoint.stream([NAME, "norm.weight"]))
+    decoded = dict(checkpoint.stream([NAME, "norm.weight"]))
     # Twice rounded values may differ by one unit in the last place.
-    torch.testing.assert_close(whole[NAME], expected, rtol=2**-7, atol=1e-6)
-    assert torch.equal(whole["norm.weight"], torch.ones(3))
+    torch.testing.assert_close(decoded[NAME], expected, rtol=2**-7, atol=1e-6)
+    assert torch.equal(decoded["norm.weight"], torch.ones(3))
     stripes = [range(0, 3), range(130, 133)]
-    some = dict(checkpoint.stripes({NAME: stripes}))[NAME]
-    assert torch.equal(some, torch.cat([whole[NAME][stripe.start : stripe.stop] for stripe in stripes]))
-    assert torch.equal(dict(checkpoint.rows({NAME: range(5, 9)}))[NAME], whole[NAME][5:9])
+    rows_read = dict(checkpoint.stripes({NAME: stripes}))[NAME]
+    assert torch.equal(rows_read, torch.cat([decoded[NAME][stripe.start : stripe.stop] for stripe in stripes]))
+    assert torch.equal(dict(checkpoint.rows({NAME: range(5, 9)}))[NAME], decoded[NAME][5:9])
 
 
 @pytest.mark.parametrize("case", ["fp8, a scale a row", "fp8, blocks of 128", "mlx, 8 bits"])

@@ -51,19 +51,19 @@ def adapter(folder: Path, tensors: dict[str, torch.Tensor], width: int) -> Path:
         module = f"base_model.model.{name.removesuffix('.weight')}"
         factors |= {f"{module}.lora_A.weight": torch.randn(2, inner), f"{module}.lora_B.weight": torch.randn(out, 2)}
     save_file(factors, folder / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/base"}
-    (folder / "adapter_config.json").write_text(json.dumps(said))
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/base"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
 def mlx(folder: Path, tensors: dict[str, torch.Tensor], width: int) -> Path:
     adapter(folder, tensors, width)
-    found = load_file(folder / "adapter_model.safetensors")
-    named = {
-        name.removeprefix("base_model.model.").replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b"): one.mT
-        for name, one in found.items()
+    tensors_of_peft = load_file(folder / "adapter_model.safetensors")
+    tensors_of_mlx = {
+        name.removeprefix("base_model.model.").replace(".lora_A.weight", ".lora_a").replace(".lora_B.weight", ".lora_b"): tensor.mT
+        for name, tensor in tensors_of_peft.items()
     }  # fmt: skip
-    save_file({name: one.contiguous() for name, one in named.items()}, folder / "adapters.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in tensors_of_mlx.items()}, folder / "adapters.safetensors")
     (folder / "adapter_model.safetensors").unlink()
     settings = {"lora_layers": 2, "lora_parameters": {"rank": 2, "alpha": 4, "scale": 10.0}}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
@@ -81,53 +81,53 @@ FORMS: list[Callable[..., Path]] = [save, save_bin, legacy, save_shards, adapter
 
 def rename(chance: random.Random, name: str) -> str:
     parts = name.split(".")
-    place = chance.randrange(len(parts) + 1)
+    index = chance.randrange(len(parts) + 1)
     choice = chance.randrange(4)
     if choice == 0:
         return chance.choice(NAMES)
     if choice == 1:
-        return ".".join([*parts[:place], chance.choice(PARTS), *parts[place:]])
+        return ".".join([*parts[:index], chance.choice(PARTS), *parts[index:]])
     if choice == 2:
-        return ".".join([*parts[:place], *parts[place + 1 :]])
+        return ".".join([*parts[:index], *parts[index + 1 :]])
     return name[: chance.randrange(len(name) + 1)]
 
 
 def odd_tensors(chance: random.Random, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors with some renamed, gone, doubled, or of another dtype, shape or value."""
-    found = dict(tensors)
-    for name in chance.sample(sorted(found), chance.randrange(1, len(found))):
-        tensor, choice = found.pop(name), chance.randrange(7)
+    odd = dict(tensors)
+    for name in chance.sample(sorted(odd), chance.randrange(1, len(odd))):
+        tensor, choice = odd.pop(name), chance.randrange(7)
         if choice == 0:
-            found[rename(chance, name)] = tensor
+            odd[rename(chance, name)] = tensor
         elif choice == 1:
-            found |= {name: tensor, rename(chance, name): tensor.clone()}
+            odd |= {name: tensor, rename(chance, name): tensor.clone()}
         elif choice == 2:
-            found[name] = tensor.to(chance.choice(DTYPES))
+            odd[name] = tensor.to(chance.choice(DTYPES))
         elif choice == 3:
-            found[name] = chance.choice(
+            odd[name] = chance.choice(
                 [tensor[:0], tensor.flatten(), tensor[None], tensor[:, :1], torch.tensor(1.0)]
             ).clone()
         elif choice == 4:
-            found[name] = tensor * chance.choice([0.0, float("nan"), float("inf"), 1e38, 1e-45])
+            odd[name] = tensor * chance.choice([0.0, float("nan"), float("inf"), 1e38, 1e-45])
         elif choice == 5:
-            found[name] = tensor
+            odd[name] = tensor
     if chance.random() < 0.3:
         wrapped = chance.choice(PARTS)
-        found = {f"{wrapped}.{name}": tensor for name, tensor in found.items()}
-    return found or {"x": torch.ones(1)}
+        odd = {f"{wrapped}.{name}": tensor for name, tensor in odd.items()}
+    return odd or {"x": torch.ones(1)}
 
 
 def odd_json(chance: random.Random, path: Path) -> None:
     """Some keys of a JSON file are gone, new, or of another kind; or the text is damaged."""
-    found = json.loads(path.read_text())
+    content = json.loads(path.read_text())
     for _ in range(chance.randrange(1, 4)):
-        inner = chance.choice([found, *(one for one in found.values() if isinstance(one, dict))])
+        inner = chance.choice([content, *(value for value in content.values() if isinstance(value, dict))])
         key = chance.choice([*KEYS, *inner])
         if chance.random() < 0.3:
             inner.pop(key, None)
         else:
-            inner[key] = json.loads(json.dumps(chance.choice([*VALUES, found])))
-    text = json.dumps(found).encode()
+            inner[key] = json.loads(json.dumps(chance.choice([*VALUES, content])))
+    text = json.dumps(content).encode()
     if chance.random() < 0.2:
         text = text[: chance.randrange(len(text))] + bytes(chance.randrange(256) for _ in range(chance.randrange(4)))
     path.write_bytes(text)
@@ -158,19 +158,21 @@ def odd_model(seed: int, folder: Path) -> Path:
     if oddities & 1:
         tensors = odd_tensors(chance, tensors)
         if form in (adapter, mlx):
-            tensors = {name: one for name, one in tensors.items() if one.ndim == 2} or {"x.weight": torch.ones(2, 2)}
+            tensors = {name: tensor for name, tensor in tensors.items() if tensor.ndim == 2} or {
+                "x.weight": torch.ones(2, 2)
+            }
     form(folder, tensors, WIDTH)
     if oddities & 2:
         odd_json(chance, chance.choice(sorted(folder.glob("*.json"))))
     if oddities & 4:
-        odd_bytes(chance, chance.choice(sorted(one for one in folder.iterdir() if one.is_file())))
+        odd_bytes(chance, chance.choice(sorted(file for file in folder.iterdir() if file.is_file())))
     if form in (adapter, mlx) and chance.random() < 0.5:  # oddities of the factors themselves
         for path in folder.glob("adapter*.safetensors"):
             try:
                 factors = load_file(path)
             except Exception:  # damaged above
                 continue
-            save_file({name: one.contiguous() for name, one in odd_tensors(chance, factors).items()}, path)
+            save_file({name: tensor.contiguous() for name, tensor in odd_tensors(chance, factors).items()}, path)
     return folder
 
 
@@ -197,9 +199,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseMatrices:
 
 def check(seeds: range, folder: Path, base: BaseMatrices) -> set[str]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {outcome(seed, folder / str(seed), base) for seed in seeds}
+    outcomes = {outcome(seed, folder / str(seed), base) for seed in seeds}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10  # KiB
-    return found
+    return outcomes
 
 
 def test_forty_models_with_oddities(tmp_path: Path, base: BaseMatrices) -> None:
@@ -208,7 +210,7 @@ def test_forty_models_with_oddities(tmp_path: Path, base: BaseMatrices) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_models_with_oddities(tmp_path: Path, base: BaseMatrices) -> None:
-    found = check(range(40, 1040), tmp_path, base)
+    outcomes = check(range(40, 1040), tmp_path, base)
     for seed in range(1040, 1140):
         detail = ""
         folder = odd_model(seed, tmp_path / str(seed))
@@ -217,4 +219,11 @@ def test_a_thousand_models_with_oddities(tmp_path: Path, base: BaseMatrices) -> 
         except (AtlasError, ModelError) as error:
             detail = str(error)
         assert detail.isprintable(), seed
-    assert {"indexed", "corrupt_file", "malformed", "missing_matrices", "shape_mismatch", "unreadable_dtype"} <= found
+    assert {
+        "indexed",
+        "corrupt_file",
+        "malformed",
+        "missing_matrices",
+        "shape_mismatch",
+        "unreadable_dtype",
+    } <= outcomes

@@ -1,1 +1,1 @@
-"""Which tensors of a checkpoint are its block matrices: a data file for each group of architectures, and the reader."""
+"""The block matrices among the tensors of a checkpoint: a data file for each group of architectures, and the reader."""

@@ -1,4 +1,4 @@
-"""The places of block matrices in the tensors of one checkpoint, and how to extract them."""
+"""Where the block matrices lie in the tensors of one checkpoint, and how to extract them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ class Rows:
 class Matrix:
     """One block matrix in one checkpoint.
 
-    ``tensor`` is the full name of the tensor that holds it, ``shape`` its own (out features, in features).
-    ``transposed``: the checkpoint stores it (in × out). If the tensor holds other matrices too, ``fused`` names the
-    whole ("query_key_value") and ``rows`` are those of this one. If it stacks the matrices of several experts,
-    ``leading`` is the number of rows of the first expert, which come first if the tensor counts as one matrix.
+    - ``tensor``: the full name of the tensor that holds it; ``shape``: its own (out features, in features).
+    - ``transposed``: the checkpoint stores it (in × out).
+    - ``fused``, ``rows``: if the tensor holds several matrices, the name of all of them ("query_key_value"), and the
+      rows of this matrix.
+    - ``leading``: if the tensor stacks the matrices of several experts, the number of rows of the first expert, which
+      come first if the tensor counts as one matrix.
     """
 
     key: DeltaKey
@@ -65,18 +67,18 @@ class Matrix:
 
     @property
     def lines(self) -> int:
-        """How many rows it has; of a ``transposed`` one, how many input coordinates."""
+        """How many rows it has; if it is ``transposed``, how many input coordinates."""
         return self.shape[1] if self.transposed else self.shape[0]
 
     def extract_lines(self, stored: Tensor) -> Tensor:
-        """Some rows of the stored tensor, those of ``stored_lines`` → these rows of the matrix, (rows, in).
+        """The rows ``stored_lines`` of the stored tensor → these rows of the matrix, (rows, in).
 
-        Of a ``transposed`` matrix (out, coordinates). Raises Skipped("shape_mismatch") for rows of another length.
+        If it is ``transposed``: (out, coordinates). Raises Skipped("shape_mismatch") for rows of another length.
         """
         width = self.stored_rows if self.transposed else self.shape[1]
         if stored.shape[1] != width:
-            held = f"rows of {stored.shape[1]} numbers"
-            raise Skipped("shape_mismatch", f"{shown(self.tensor, 200)} holds {held}, its header said {width}")
+            rows_read = f"rows of {stored.shape[1]} numbers"
+            raise Skipped("shape_mismatch", f"{shown(self.tensor, 200)} holds {rows_read}, its header said {width}")
         if not self.transposed:
             return stored
         return self.rows.take(stored.mT) if self.rows else stored.mT
@@ -157,7 +159,7 @@ class Layout:
     @cached_property
     def depth(self) -> dict[str, int]:
         """The number of layers of each stack."""
-        return dict(Counter(stack for stack, _ in {(it.key.stack, it.key.layer) for it in self.matrices}))
+        return dict(Counter(stack for stack, _ in {(matrix.key.stack, matrix.key.layer) for matrix in self.matrices}))
 
 
 def compare(base: Layout, layout: Layout) -> None:
@@ -168,19 +170,19 @@ def compare(base: Layout, layout: Layout) -> None:
     """
     if base.depth != layout.depth:
         raise Skipped("layer_mismatch", f"it has {_depth(layout)}, the base has {_depth(base)}")
-    found, expected = layout.by_key, base.by_key
-    for key in sorted(found.keys() ^ expected.keys(), key=lambda key: key.sort_key)[:1]:
-        has, lacks = ("the base", "it") if key in expected else ("it", "the base")
+    matrices, base_matrices = layout.by_key, base.by_key
+    for key in sorted(matrices.keys() ^ base_matrices.keys(), key=lambda key: key.sort_key)[:1]:
+        has, lacks = ("the base", "it") if key in base_matrices else ("it", "the base")
         raise Skipped("missing_matrices", f"{has} has the matrix {key}, {lacks} does not")
-    for key, theirs in expected.items():
-        ours = found[key]
-        if ours.shape != theirs.shape:
-            raise Skipped("shape_mismatch", f"its matrix {key} is {ours.shape}, the base's is {theirs.shape}")
-        if ours.rows and theirs.rows and ours.rows != theirs.rows:
+    for key, base_matrix in base_matrices.items():
+        matrix = matrices[key]
+        if matrix.shape != base_matrix.shape:
+            raise Skipped("shape_mismatch", f"its matrix {key} is {matrix.shape}, the base's is {base_matrix.shape}")
+        if matrix.rows and base_matrix.rows and matrix.rows != base_matrix.rows:
             raise Skipped(
                 "shape_mismatch",
-                f"its config.json cuts the matrix {key} from {ours.fused} in {ours.rows.groups} groups, "
-                f"the base's in {theirs.rows.groups}",
+                f"its config.json cuts the matrix {key} from {matrix.fused} in {matrix.rows.groups} groups, "
+                f"the base's in {base_matrix.rows.groups}",
             )
 
 

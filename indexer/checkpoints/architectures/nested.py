@@ -13,24 +13,24 @@ from typing import Any
 from indexer.checkpoints.architectures.architecture import known_model_types, load_architecture
 from indexer.errors import Skipped
 
-# Configs of parts that are not read where a language model lies beside them.
+# Configs of parts that are not read if there is a language model.
 _TOWERS = re.compile(r"vision|visual|vit|image|audio|speech|video|talker|code2wav|vocoder|projector", re.IGNORECASE)
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _DEEPEST, _MOST = 3, 20
 
 
 def by_nested_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """The config by which the block matrices are located: ``config`` itself, or with the type of a config in it.
+    """The config by which the block matrices are located: ``config``, or a copy with the type of a nested config.
 
-    The latter if its own model type is unknown, and exactly one nested config has a known type under which every layer
-    that it counts is complete among the ``shapes`` of the tensors. Then that config is the ``text_config``. Both
-    arguments are untrusted.
+    The copy is returned if the model type of ``config`` is unknown, and exactly one nested config has a known type
+    under which every layer that it counts is complete among the ``shapes`` of the tensors. That nested config becomes
+    the ``text_config``. Both arguments are untrusted.
     """
-    known = frozenset(known_model_types())
-    if not isinstance(config.get("model_type"), str) or config["model_type"] in known:
+    known_types = frozenset(known_model_types())
+    if not isinstance(config.get("model_type"), str) or config["model_type"] in known_types:
         return dict(config)
-    found: dict[frozenset[str], dict[str, Any]] = {}
-    for nested in _nested(config, known):
+    candidates: dict[frozenset[str], dict[str, Any]] = {}
+    for nested in _nested(config, known_types):
         candidate = {**config, "model_type": nested["model_type"], "text_config": nested}
         try:
             layout = load_architecture(nested["model_type"]).locate(shapes, candidate)
@@ -38,22 +38,22 @@ def by_nested_config(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, 
             continue
         depths = {nested[key] for key in _DEPTHS if type(nested.get(key)) is int}
         if not depths or sum(layout.depth.values()) in depths:
-            found.setdefault(frozenset(layout.tensors), candidate)
-    (chosen,) = found.values() if len(found) == 1 else (config,)
+            candidates.setdefault(frozenset(layout.tensors), candidate)
+    (chosen,) = candidates.values() if len(candidates) == 1 else (config,)
     return dict(chosen)
 
 
-def _nested(config: Mapping[str, Any], known: frozenset[str]) -> Iterator[dict[str, Any]]:
+def _nested(config: Mapping[str, Any], known_types: frozenset[str]) -> Iterator[dict[str, Any]]:
     """The configs of known types in a config, the outer ones first, without those of towers."""
     level: list[Mapping[str, Any]] = [config]
-    left = _MOST
+    remaining = _MOST
     for _ in range(_DEEPEST):
         below: list[Mapping[str, Any]] = []
         for outer in level:
             for name, inner in outer.items():
-                if isinstance(inner, dict) and left > 0 and not (isinstance(name, str) and _TOWERS.search(name)):
-                    left -= 1
+                if isinstance(inner, dict) and remaining > 0 and not (isinstance(name, str) and _TOWERS.search(name)):
+                    remaining -= 1
                     below.append(inner)
-                    if isinstance(inner.get("model_type"), str) and inner["model_type"] in known:
+                    if isinstance(inner.get("model_type"), str) and inner["model_type"] in known_types:
                         yield inner
         level = below

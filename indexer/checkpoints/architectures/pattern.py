@@ -1,4 +1,4 @@
-"""Reads an architecture's data file: how the tensors of a layer are named, and how fused ones divide.
+"""Reads an architecture's data file: the names of the tensors of a layer, and the parts of fused tensors.
 
 The format of a file in ``architectures/``:
 
@@ -27,8 +27,8 @@ The format of a file in ``architectures/``:
                                            tensors that exist decide which one a layer has
     when = { multi_query = true }          a variant for these values of switches,
     types = ["full_attention", "*"]        for layers of these types, or
-    last = "num_kv_shared_layers"          for as many of the last layers as this key of config.json says, which have
-                                           no other variant; if the config does not say it, the tensors decide
+    last = "num_kv_shared_layers"          for the last layers, whose number is this key of config.json, and which have
+                                           no other variant; if the config lacks the key, the tensors decide
     unused = ["self_attn.k_proj"]          names that layers of this variant may have, and do not use
     layer = "layers.{layer}"               a variant may name layers its own way
     "attention.self.query" = "query"       tensor, without ".weight" = family
@@ -45,7 +45,7 @@ The format of a file in ``architectures/``:
     [other_prefixes]                       the same for the beginnings of names
     "input_blocks.4.1" = "down_blocks.1.attentions.0"
 
-A variant without tensors says that a layer may lack the part.
+With a variant without tensors, a layer may lack the part.
 """
 
 from __future__ import annotations
@@ -71,19 +71,19 @@ _NOT_PARTS = ("name", "layer", "depth", "types", "numbering", "other_names", "ab
 _NOT_TENSORS = ("when", "types", "last", "unused", "layer")
 
 Index = tuple[int, ...]
-# The names found of one stack: pattern → layer → full name of the tensor, or module.
-Found = dict["Pattern", dict[Index, str]]
+# The names of one stack in a checkpoint: pattern → layer → full name of the tensor, or module.
+StackNames = dict["Pattern", dict[Index, str]]
 
 
 @dataclass(frozen=True)
 class Pattern:
     """A tensor of a layer: its dotted path, with ``{…}`` for a layer's number.
 
-    ``families`` are in the order of their rows. If there are several, ``shares`` are their relative numbers of rows
-    and ``groups`` how often the whole sequence repeats; both are numbers or names of counts in the config (see
+    ``families``: in the order of their rows. If there are several, ``shares`` are their relative numbers of rows, and
+    ``groups`` is how often the whole sequence repeats; both are numbers or names of counts in the config (see
     ``Settings``). ``is_stacked``: it has a third size before the others, the number of experts. ``is_parameter``: its
-    name does not end in ".weight". ``transposed``: None if the data file says so for all tensors; ``inputs``: the count
-    that tells it.
+    name does not end in ".weight". ``transposed``: None for the setting of the whole data file; ``inputs``: the count
+    of its inputs, if its orientation follows from that.
     """
 
     path: tuple[str, ...]
@@ -96,10 +96,10 @@ class Pattern:
     inputs: str = ""
 
     @classmethod
-    def read(cls, path: str, what: str | list[str] | dict[str, Any]) -> Pattern:
-        """One line of a data file: a family, a list of families in equal parts, or a table with all of it."""
+    def read(cls, path: str, entry: str | list[str] | dict[str, Any]) -> Pattern:
+        """One line of a data file. ``entry``: a family, a list of families in equal parts, or a table of settings."""
         table: dict[str, Any] = (
-            what if isinstance(what, dict) else {"families": [what] if isinstance(what, str) else what}
+            entry if isinstance(entry, dict) else {"families": [entry] if isinstance(entry, str) else entry}
         )
         families = tuple(table.get("families") or [table["family"]])
         shares = tuple(table.get("shares", [1] * len(families)))
@@ -110,8 +110,8 @@ class Pattern:
         )  # fmt: skip
 
     @property
-    def whole(self) -> str:
-        """The name of the whole tensor: ``query_key_value``."""
+    def fused_name(self) -> str:
+        """The families of a fused tensor in one name: ``query_key_value``."""
         return "_".join(filter(None, self.families))
 
     def match(self, parts: list[str]) -> Index | None:
@@ -138,34 +138,34 @@ class Pattern:
         return self.name(index) if self.is_parameter else f"{self.name(index)}.weight"
 
     def is_transposed(self, sizes: tuple[int, ...], usually: bool, settings: Settings) -> bool:
-        """Whether a tensor of these sizes is stored in × out; ``usually``: what the data file says of all tensors."""
+        """Whether a tensor of these sizes is stored in × out. ``usually``: the setting of the whole data file."""
         if self.inputs:
             return sizes[-2] == settings.count(self.inputs, _MAX_SIZE) != sizes[-1]
         return usually if self.transposed is None else self.transposed
 
     def divide(self, tensor: str, out: int, settings: Settings) -> list[Rows | None]:
-        """The rows of each family among the ``out`` rows of ``tensor``; None if it holds only one.
+        """The rows of each family among the ``out`` rows of ``tensor``; None if it holds only one family.
 
-        Raises Skipped("malformed") if the rows do not divide as the config says.
+        Raises Skipped("malformed") if the rows cannot be divided by the counts of the config.
         """
         if len(self.families) == 1:
             return [None]
-        named = [factor for one in (*self.shares, self.groups) if isinstance(one, str) for factor in one.split("*")]
-        used = {name: settings.count(name) for name in named}
+        products = [product for product in (*self.shares, self.groups) if isinstance(product, str)]
+        counts = {name: settings.count(name) for product in products for name in product.split("*")}
         shares = [
-            math.prod(used[factor] for factor in share.split("*")) if isinstance(share, str) else share
+            math.prod(counts[factor] for factor in share.split("*")) if isinstance(share, str) else share
             for share in self.shares
         ]
-        groups = used[self.groups] if isinstance(self.groups, str) else self.groups
-        unit, rest = divmod(out, sum(shares))
-        uneven = rest or any(share * unit % groups for share in shares)
-        if uneven or used.get("heads", 0) % used.get("kv_heads", 1):
-            by = ", ".join(f"{name} = {count}" for name, count in used.items()) or "equal parts"
+        groups = counts[self.groups] if isinstance(self.groups, str) else self.groups
+        unit, remainder = divmod(out, sum(shares))
+        uneven = remainder or any(share * unit % groups for share in shares)
+        if uneven or counts.get("heads", 0) % counts.get("kv_heads", 1):
+            by = ", ".join(f"{name} = {count}" for name, count in counts.items()) or "equal parts"
             raise Skipped(
                 "malformed",
-                f"{shown(tensor)} has {out} rows, which do not divide into {self.whole} by {by}",
+                f"{shown(tensor)} has {out} rows, which do not divide into {self.fused_name} by {by}",
             )
-        stops = [sum(shares[: place + 1]) * unit // groups for place in range(len(shares))]
+        stops = [sum(shares[: number + 1]) * unit // groups for number in range(len(shares))]
         return [Rows(groups, stops[-1], start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
 
@@ -182,9 +182,9 @@ class Variant:
     @classmethod
     def read(cls, variant: Mapping[str, Any], layer: str) -> Variant:
         """One table of a data file; ``layer`` is used if the table has none."""
-        lines = {name: what for name, what in variant.items() if name not in _NOT_TENSORS}
+        lines = {name: entry for name, entry in variant.items() if name not in _NOT_TENSORS}
         layer = variant.get("layer", layer)
-        patterns = (Pattern.read(f"{layer}.{name}", what) for name, what in lines.items())
+        patterns = (Pattern.read(f"{layer}.{name}", entry) for name, entry in lines.items())
         unused = (Pattern.read(f"{layer}.{name}", "") for name in variant.get("unused", ()))
         return cls(
             tuple(patterns), variant.get("when", {}), tuple(variant.get("types", ())), variant.get("last", ""),
@@ -212,11 +212,11 @@ class Stack:
     def read(cls, stack: Mapping[str, Any]) -> Stack:
         """One ``[[stack]]`` of a data file."""
         parts = [variants for key, variants in stack.items() if key not in _NOT_PARTS]
-        read = (tuple(Variant.read(variant, stack["layer"]) for variant in variants) for variants in parts)
-        others = (Variant.read(variant, stack["layer"]).patterns for variant in stack.get("other_names", ()))
+        parsed = (tuple(Variant.read(variant, stack["layer"]) for variant in variants) for variants in parts)
+        other_names = (Variant.read(variant, stack["layer"]).patterns for variant in stack.get("other_names", ()))
         return cls(
-            stack.get("name", ""), tuple(read), stack.get("depth", ""), tuple(stack.get("types", ())),
-            stack.get("numbering") == "listed", tuple(chain.from_iterable(others)),
+            stack.get("name", ""), tuple(parsed), stack.get("depth", ""), tuple(stack.get("types", ())),
+            stack.get("numbering") == "listed", tuple(chain.from_iterable(other_names)),
             tuple(stack["absent_in"]) if "absent_in" in stack else None,
         )  # fmt: skip
 
@@ -228,31 +228,33 @@ class Stack:
     @cached_property
     def unused(self) -> frozenset[tuple[str, ...]]:
         """The paths of tensors that some layers may have and do not use."""
-        return frozenset(one.path for part in self.parts for variant in part for one in variant.unused)
+        return frozenset(pattern.path for part in self.parts for variant in part for pattern in variant.unused)
 
-    def has_a_layer(self, found: Found, settings: Settings) -> bool:
+    def has_a_layer(self, names: StackNames, settings: Settings) -> bool:
         """Whether at least one layer is complete."""
-        layers = _Layers(self, found, settings)
+        layers = _Layers(self, names, settings)
         return any(not layers.missing(index) for index in layers.present)
 
-    def layers(self, found: Found, prefix: str, settings: Settings) -> Iterator[dict[Pattern, str]]:
+    def layers(self, names: StackNames, prefix: str, settings: Settings) -> Iterator[dict[Pattern, str]]:
         """The layers in order, from number 0 on, each complete: pattern → full name of the tensor.
 
         Raises Skipped("missing_matrices") if a matrix or a whole layer is missing.
         """
-        layers = _Layers(self, found, settings)
+        layers = _Layers(self, names, settings)
         if not layers.present:
             return
 
         def numbered() -> Iterable[Index]:
             return sorted(layers.present) if self.is_listed else _grid(layers.sizes)
 
-        # Must be lazy: a hostile number makes the grid huge, but a gap appears within len(present) steps.
+        # This must be lazy: a hostile number makes the grid huge, but a gap appears within len(present) steps.
         gaps = (pattern.tensor(index) for index in numbered() for pattern in layers.missing(index))
-        if some := [shown(f"{prefix}{name}") for name in islice(gaps, NAMES_SHOWN)]:
-            raise Skipped("missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(some)}")
+        if missing := [shown(f"{prefix}{name}") for name in islice(gaps, NAMES_SHOWN)]:
+            raise Skipped(
+                "missing_matrices", f"the checkpoint's layers are not complete, it lacks {', '.join(missing)}"
+            )
         for index in numbered():
-            yield {pattern: found[pattern][index] for pattern in layers.chosen(index)}
+            yield {pattern: names[pattern][index] for pattern in layers.chosen(index)}
 
 
 class _Layers:
@@ -261,18 +263,21 @@ class _Layers:
     ``present``: the layers with at least one tensor; ``sizes``: how many there are, by each of their numbers.
     """
 
-    def __init__(self, stack: Stack, found: Found, settings: Settings) -> None:
-        self._found = found
+    def __init__(self, stack: Stack, names_by_pattern: StackNames, settings: Settings) -> None:
+        self._names = names_by_pattern
         self._types = settings.types(stack.types)
         depth = settings.number(stack.depth) if stack.depth else None
         depth = len(self._types) or None if depth is None else depth
         self.present = {
-            index for names in found.values() for index in names if depth is None or len(index) != 1 or index[0] < depth
+            index
+            for names in names_by_pattern.values()
+            for index in names
+            if depth is None or len(index) != 1 or index[0] < depth
         }
         self.sizes = [max(numbers) + 1 for numbers in zip(*self.present, strict=True)]
         if depth is not None and len(self.sizes) == 1:
             self.sizes = [depth]
-        # Those variants of each part that the config allows, each with the last layers that it is for.
+        # For each part the variants that the config allows, each with the number of the last layers it applies to.
         self._parts = [
             [
                 (variant, settings.number(variant.last) if variant.last else None)
@@ -283,21 +288,23 @@ class _Layers:
         ]
 
     def chosen(self, index: Index) -> list[Pattern]:
-        """The tensors of one layer: of each part the variant with most tensors present, then with fewest missing."""
+        """The tensors of one layer: of each part the variant with the most tensors present, then the fewest missing."""
         patterns: list[Pattern] = []
         for part in self._parts:
             fitting = [variant for variant, last in part if last is not None and index[-1] >= self.sizes[-1] - last]
             fitting = fitting or [variant for variant, last in part if last is None]
             if len(index) == 1 and index[0] < len(self._types):
-                kind = self._types[index[0]]
-                fitting = [one for one in fitting if not one.types or kind in one.types] or fitting
+                layer_type = self._types[index[0]]
+                fitting = [
+                    variant for variant in fitting if not variant.types or layer_type in variant.types
+                ] or fitting
             if len(fitting) == 1:
                 patterns += fitting[0].patterns
                 continue
 
             def presence(variant: Variant) -> tuple[int, int, int]:
-                count = sum(index in self._found.get(pattern, ()) for pattern in variant.patterns)
-                in_all_layers = sum(len(self._found.get(pattern, ())) for pattern in variant.patterns)
+                count = sum(index in self._names.get(pattern, ()) for pattern in variant.patterns)
+                in_all_layers = sum(len(self._names.get(pattern, ())) for pattern in variant.patterns)
                 return count, count - len(variant.patterns), in_all_layers
 
             patterns += max(fitting, key=presence).patterns
@@ -305,7 +312,7 @@ class _Layers:
 
     def missing(self, index: Index) -> list[Pattern]:
         """The tensors that one layer lacks."""
-        missing = [pattern for pattern in self.chosen(index) if index not in self._found.get(pattern, ())]
+        missing = [pattern for pattern in self.chosen(index) if index not in self._names.get(pattern, ())]
         if not missing and index not in self.present:  # every part may be missing, but not all of them
             return [next(pattern for part in self._parts for variant, _ in part for pattern in variant.patterns)]
         return missing
@@ -313,10 +320,10 @@ class _Layers:
 
 @dataclass(frozen=True)
 class Settings:
-    """The few values of an untrusted config.json that say how fused tensors divide.
+    """The values of an untrusted config.json that determine how fused tensors divide.
 
-    ``counts`` gives for each count the keys of the config, the preferred one first; ``switches`` are booleans with
-    their defaults. Both come from the data file.
+    ``counts``: for each count the keys of the config, the preferred key first; ``switches``: booleans with their
+    defaults. Both come from the data file.
     """
 
     config: Mapping[str, Any]
@@ -347,18 +354,18 @@ class Settings:
         return self.switches[name] if value is None else value
 
     def number(self, key: str) -> int | None:
-        """A number of layers; None if the config does not say it. Raises Skipped("malformed")."""
+        """A number of layers; None if the config lacks it. Raises Skipped("malformed")."""
         value = self._value(key)
         if value is not None and (type(value) is not int or not 0 <= value <= _MAX_HEADS):
             raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a number of 0 to {_MAX_HEADS}")
         return value
 
     def types(self, keys: tuple[str, ...]) -> list[str]:
-        """The types of the layers; empty if the config does not say them. Raises Skipped("malformed")."""
+        """The types of the layers; empty if the config lacks them. Raises Skipped("malformed")."""
         for key in keys:
             value = self._value(key)
             if value is not None:
-                if not isinstance(value, list | str) or not all(isinstance(one, str) for one in value):
+                if not isinstance(value, list | str) or not all(isinstance(name, str) for name in value):
                     raise Skipped("malformed", f"config.json says {key} = {shown(value)}, not a list of types")
                 return list(value)
         return []
@@ -379,5 +386,5 @@ def _grid(sizes: list[int]) -> Iterator[Index]:
         yield ()
         return
     for first in range(sizes[0]):
-        for rest in _grid(sizes[1:]):
-            yield (first, *rest)
+        for inner in _grid(sizes[1:]):
+            yield (first, *inner)

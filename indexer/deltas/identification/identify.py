@@ -25,6 +25,7 @@ from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.listing.listing import Listing
 from indexer.names import with_dots
+from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
 from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_relation
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
@@ -169,6 +170,7 @@ def identify_base(reference: ModelRef, bases: Sequence[KnownBase]) -> str | None
     return identify(reference, bases).base
 
 
+@model_errors()
 def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
     """Compare a model with ``bases``. At most 10 MB of it are read.
 
@@ -199,6 +201,7 @@ def _listed_id(text: str) -> str | None:
     return name if is_listed_id(name) and classify_base(name, "", ()) == NO else None
 
 
+@model_errors()
 def is_full(reference: ModelRef) -> bool:
     """Whether a file of weights holds a full model, by its tensors. Raises ModelError."""
     with closing(_opened(reference)) as checkpoint:

@@ -1,1 +1,1 @@
-"""Where adapters began: the random numbers that their factors were initialised with, found from the weights alone."""
+"""The starts of adapters: the random numbers that initialised their factors, found from the weights alone."""

@@ -1,7 +1,7 @@
 """Random numbers of many seeds on a GPU, by a Triton kernel: for a sweep of all seeds.
 
-A program makes the numbers of 32 seeds at a time, the states of which lie beside each other in memory. The states of
-all programs that run at once fit into the cache of the GPU: that is why it is faster than the same in PyTorch.
+A program makes the numbers of 32 seeds at a time, whose states are adjacent in memory. It is faster than the same in
+PyTorch, because the states of all programs that run at once fit into the cache of the GPU.
 """
 
 # ruff: noqa: ANN001, ANN202
@@ -56,26 +56,26 @@ def _generate(states, numbers, slots, first, count, blocks, rounds, SEEDS: tl.co
 
 
 class Generator:
-    """Makes the random numbers of ``at_once`` seeds, of those blocks of 624 words that are ``wanted`` (ascending)."""
+    """Makes the random numbers of ``at_once`` seeds, in the given ``blocks`` of 624 words (ascending)."""
 
-    def __init__(self, device: torch.device, wanted: Sequence[int], most: int, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, blocks: Sequence[int], most: int, dtype: torch.dtype) -> None:
         """``most``: seeds of a call, unless every program works only once. ``dtype``: of the numbers."""
         self._programs = _PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
         of_a_round = self._programs * _SEEDS
         self._rounds = max(1, most // of_a_round)
         self.at_once = self._rounds * of_a_round
-        self._wanted, self._blocks = list(wanted), wanted[-1] + 1
-        slots = torch.full((self._blocks,), -1, dtype=torch.int32)
-        slots[self._wanted] = torch.arange(len(wanted), dtype=torch.int32)
+        self._blocks, self._block_count = list(blocks), blocks[-1] + 1
+        slots = torch.full((self._block_count,), -1, dtype=torch.int32)
+        slots[self._blocks] = torch.arange(len(blocks), dtype=torch.int32)
         self._slots = slots.to(device)
         self._states = torch.empty(self._programs * 624 * _SEEDS, dtype=torch.int32, device=device).view(torch.uint32)
-        self._numbers = torch.empty(len(wanted), 624, self.at_once, dtype=dtype, device=device)
+        self._numbers = torch.empty(len(blocks), 624, self.at_once, dtype=dtype, device=device)
 
     def __call__(self, first: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each wanted block and its numbers (624, at_once) from −1 to 1, of the seeds from ``first`` on."""
+        """Each block and its numbers (624, at_once) from −1 to 1, of the seeds from ``first`` on."""
         with torch.cuda.device(self._numbers.device):
             _generate[(self._programs,)](
-                self._states, self._numbers, self._slots, first, self.at_once, self._blocks, self._rounds,
+                self._states, self._numbers, self._slots, first, self.at_once, self._block_count, self._rounds,
                 SEEDS=_SEEDS, WORDS=_WORDS, num_warps=_WARPS,
             )  # fmt: skip
-        yield from zip(self._wanted, self._numbers, strict=True)
+        yield from zip(self._blocks, self._numbers, strict=True)

@@ -14,7 +14,7 @@ from indexer.deltas.starts.start import Distribution, Factor, LoraModule, Start,
 FARTHEST = 1 << 16
 # Words of one table of a further search: 180 MB.
 _AT_ONCE = 1 << 26
-# What a process holds during a further search, at most (measured).
+# The most memory of a process during a further search (measured).
 SEARCH_BYTES = 700 << 20
 
 
@@ -22,24 +22,24 @@ class Search(Protocol):
     """Looks for the start of an adapter; None if it is not found."""
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         ...
 
 
 def in_usual_seeds(modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-    """The start, if it is one of the usual seeds'."""
+    """The start, if it has one of the usual seeds; else None."""
     return find_start(modules, factor, usual_seeds(), distribution)
 
 
 @dataclass(frozen=True)
 class FurtherSearch:
-    """Looks through the usual seeds, then the first ``words`` random numbers of each of ``seeds``, then for any seed.
+    """Searches the usual seeds, then the first ``words`` random numbers of each of ``seeds``, then any seed.
 
-    ``swept``: seeds that a sweep found; of these the first 65,536 numbers are looked through before.
+    ``swept``: seeds that a sweep found; their first 65,536 numbers are searched before ``seeds``.
 
-    The last is by linear algebra and finds adapters that were moved little, of which the seed lies at most ``words``
-    before the first factor (``solve_start``). A process holds up to 720 MB in all. It takes 12 ns for each seed and
-    word, and half a minute or, for what is not found, two.
+    The last search uses linear algebra and finds adapters that were moved little, if the seed lies at most ``words``
+    before the first factor (``solve_start``). A process takes up to 720 MB. The search takes 12 ns for each seed and
+    word, and half a minute, or two minutes if nothing is found.
     """
 
     seeds: tuple[int, ...]
@@ -47,7 +47,7 @@ class FurtherSearch:
     swept: tuple[int, ...] = ()
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         start = in_usual_seeds(modules, factor, distribution)
         for draws in self._tables() if start is None else ():
             start = find_start(modules, factor, _table(draws), distribution)
@@ -57,11 +57,11 @@ class FurtherSearch:
 
     @property
     def seconds(self) -> float:
-        """About how long one adapter takes that is not found."""
+        """About how long an unsuccessful search takes."""
         return 120 + 12e-9 * self.words * len(self.seeds)
 
     def _tables(self) -> Iterator[tuple[Draws, ...]]:
-        """The numbers to look through, in parts that are not too large."""
+        """The random numbers to search, in parts of at most ``_AT_ONCE`` words."""
         yield from _parts(self.swept, FARTHEST)
         yield from _parts(self.seeds, self.words)
 
@@ -84,5 +84,5 @@ def _parts(seeds: Sequence[int], words: int) -> Iterator[tuple[Draws, ...]]:
 
 @lru_cache(maxsize=1)
 def _table(draws: tuple[Draws, ...]) -> SeedTable:
-    """The table of a further search; if there is only one, all adapters that a process reads share it."""
+    """The table of a further search. If there is only one, all adapters of a process share it."""
     return SeedTable(draws)

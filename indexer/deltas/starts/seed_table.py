@@ -1,9 +1,9 @@
-"""Where in the random numbers of usual seeds a factor begins: one correlation for all seeds and places.
+"""The position of a factor in the random numbers of usual seeds: one correlation for all seeds and positions.
 
 The numbers of a seed are cut into segments, each overlapping the next by half, and segments are added up in groups.
-A factor of n numbers with a cosine of c to what it was drawn from stands out of the sum of a group of k by c·√(n/k)
-standard deviations, so that a group needs one correlation by fast Fourier transform in place of k. What stands out is
-looked at again in each segment of the group by itself.
+If a factor of n numbers has a cosine of c with the numbers from which it was drawn, its correlation with the sum of a
+group of k segments lies c·√(n/k) standard deviations above the mean. So a group needs one correlation by fast Fourier
+transform instead of k. High correlations are computed again for each segment of the group by itself.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from numpy.typing import NDArray
 
 from indexer.deltas.starts.twister import draw, generator, skip, uniform
 
-# Numbers of a factor that are compared, and places of a segment.
+# Numbers of a factor that are compared, and positions in a segment.
 LENGTH = 8192
 _GROUP = 6
-# Standard deviations from which a place of a group is looked at. The sum over a group is as good as normal.
-_LOOK_AT = 5.6
-# Standard deviations from which a place counts. Of 10⁸ places of random numbers one in 10⁵ tables has one.
+# Standard deviations from which a position in a group is a candidate. The sum over a group is nearly normal.
+_CANDIDATE_FROM = 5.6
+# Standard deviations from which a position is accepted. Among 10⁵ tables of 10⁸ positions, one has one by chance.
 CERTAIN = 7.8
 _ROWS = 128  # transformed at a time
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in the numbers of a seed: the words before it, and the cosine of the factor with what is there."""
+class Match:
+    """A position in the numbers of a seed: the words before it, and the cosine of the factor with the numbers there."""
 
     seed: int
     offset: int
@@ -48,7 +48,7 @@ class Draws(NamedTuple):
 
 
 class SeedTable:
-    """Random numbers of seeds, to be searched. It takes 16 · words / 6 bytes, and 10 ns a word to make."""
+    """A searchable table of random numbers of seeds. It takes 16 · words / 6 bytes, and 10 ns a word to make."""
 
     def __init__(self, draws: Sequence[Draws]) -> None:
         # By the seed and the number of the segment in its numbers.
@@ -58,67 +58,69 @@ class SeedTable:
             for number in range(start // LENGTH, start // LENGTH + -(-words // LENGTH))
         ]
         groups = -(-len(segments) // _GROUP)
-        # Neighbours overlap, so a group has segments that are far from each other.
+        # Consecutive segments overlap, so a group has segments that are far from each other.
         self._members: list[list[tuple[int, int]]] = [segments[start::groups] for start in range(groups)]
-        # The sums lie where their spectra will be: the table is large, and there is not room for two.
+        # The sums are stored in the memory of their spectra, because the table is large.
         self._spectra = np.zeros((groups, LENGTH + 1), np.complex64)
         sums = self._spectra.view(np.float32)[:, : 2 * LENGTH]
-        at = 0
+        first_segment = 0
         for seed, words, start in draws:
             source, count = generator(seed), -(-words // LENGTH)
             skip(source, start)
-            before = uniform(draw(source, LENGTH))
+            previous = uniform(draw(source, LENGTH))
             for number in range(count):
-                after = uniform(draw(source, LENGTH))
-                row = sums[(at + number) % groups]
-                row[:LENGTH] += before
-                row[LENGTH:] += after
-                before = after
-            at += count
+                following = uniform(draw(source, LENGTH))
+                row = sums[(first_segment + number) % groups]
+                row[:LENGTH] += previous
+                row[LENGTH:] += following
+                previous = following
+            first_segment += count
         deviations = np.sqrt([len(members) / 3 for members in self._members]).astype(np.float32)
         for start in range(0, groups, _ROWS):
             rows = slice(start, start + _ROWS)
             self._spectra[rows] = np.fft.rfft(sums[rows] / deviations[rows, None], axis=1)
 
-    def find(self, pattern: NDArray[np.float32]) -> Place | None:
-        """The place at which the numbers of ``pattern`` were drawn; None if at none.
+    def find(self, pattern: NDArray[np.float32]) -> Match | None:
+        """The position at which the numbers of ``pattern`` were drawn; None if there is none.
 
-        ``pattern`` (n,): numbers from −1 to 1 as far as they were not moved, at most 8,192 of which are compared; 0 for
-        numbers that are not known.
+        ``pattern`` (n,): numbers from −1 to 1, unless they were moved; 0 for unknown numbers. At most 8,192 are
+        compared.
         """
         pattern = pattern[:LENGTH]
-        wanted = centred(pattern)
-        count = int(np.count_nonzero(wanted))
+        normalised = centred(pattern)
+        count = int(np.count_nonzero(normalised))
         if not count:
             return None
-        spectrum = np.conj(np.fft.rfft(wanted, 2 * LENGTH))
-        best: list[tuple[float, int, int]] = []
+        spectrum = np.conj(np.fft.rfft(normalised, 2 * LENGTH))
+        candidates: list[tuple[float, int, int]] = []
         for start in range(0, len(self._spectra), _ROWS):
-            found = np.fft.irfft(self._spectra[start : start + _ROWS] * spectrum, 2 * LENGTH, axis=1)[:, :LENGTH]
-            peaks = found.argmax(axis=1)
-            heights = found[np.arange(len(found)), peaks]
-            rows = np.flatnonzero(heights > _LOOK_AT)
-            best += [(float(heights[row]), start + int(row), int(peaks[row])) for row in rows]
-        for _, group, offset in sorted(best, reverse=True)[:_GROUP]:
+            correlations = np.fft.irfft(self._spectra[start : start + _ROWS] * spectrum, 2 * LENGTH, axis=1)[:, :LENGTH]
+            peaks = correlations.argmax(axis=1)
+            heights = correlations[np.arange(len(correlations)), peaks]
+            rows = np.flatnonzero(heights > _CANDIDATE_FROM)
+            candidates += [(float(heights[row]), start + int(row), int(peaks[row])) for row in rows]
+        for _, group, offset in sorted(candidates, reverse=True)[:_GROUP]:
             for seed, number in self._members[group]:
-                place = number * LENGTH + offset
-                cosine = _cosine_at(pattern, seed, place)
+                position = number * LENGTH + offset
+                cosine = _cosine_at(pattern, seed, position)
                 if is_certain(cosine, count):
-                    return Place(seed, place, cosine)
+                    return Match(seed, position, cosine)
         return None
 
 
 def centred(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The numbers that are not 0 minus their mean, with unit norm together; zeros if they are all alike."""
-    is_known = numbers != 0
-    rest = np.where(is_known, numbers - numbers.sum(dtype=np.float64) / max(np.count_nonzero(is_known), 1), 0)
-    norm = float(np.linalg.norm(rest))
-    found: NDArray[np.float32] = (rest / norm if norm > 0 else np.zeros_like(rest)).astype(np.float32)
-    return found
+    """The nonzero numbers minus their mean, scaled to unit norm; all zeros if they are equal."""
+    is_nonzero = numbers != 0
+    differences = np.where(
+        is_nonzero, numbers - numbers.sum(dtype=np.float64) / max(np.count_nonzero(is_nonzero), 1), 0
+    )
+    norm = float(np.linalg.norm(differences))
+    unit: NDArray[np.float32] = (differences / norm if norm > 0 else np.zeros_like(differences)).astype(np.float32)
+    return unit
 
 
 def is_certain(cosine: float, count: int) -> bool:
-    """Whether ``count`` numbers with this cosine to random numbers were drawn from them, one place among 10⁸."""
+    """Whether the cosine of ``count`` numbers with random numbers is too high for chance, among 10⁸ positions."""
     return cosine * np.sqrt(count) > CERTAIN
 
 

@@ -1,8 +1,8 @@
-"""The start of an adapter: the seed and the place in its random numbers from which every factor A was initialised.
+"""The start of an adapter: the seed and the offset in its random numbers from which every factor A was initialised.
 
 Libraries create the factors of a LoRA on the CPU, one module after the other in the order of the network, and draw for
 each module A as an ordinary layer, B as an ordinary layer, and A again (``kaiming_uniform_`` with a = √5, so that its
-numbers lie between ±1/√inputs). The last are those that stay, and B is set to zero. So one place gives all: A₀ of every
+numbers lie between ±1/√inputs). The last numbers become A₀, and B is set to zero. So one offset determines A₀ of every
 matrix. Versions of PEFT before 0.6 drew the module's own weights and biases twice before that. With
 ``init_lora_weights="gaussian"`` (diffusers' scripts) the last numbers are normal with a deviation of 1/rank.
 """
@@ -36,22 +36,22 @@ from indexer.deltas.starts.twister import (
 Floats = NDArray[np.float32]
 Distribution = Literal["uniform", "normal"]
 
-# Numbers of a factor that are compared when it is looked for near the place of another.
+# Numbers of a factor that are compared if its offset follows from that of another factor.
 _COMPARED = 4096
-# Standard deviations from which a factor lies at the place that another one's gives: one place, not 10⁸.
+# Standard deviations from which a factor lies at such an offset: a single offset is tested, not 10⁸.
 _LIKELY = 6.0
-# Modules that may come next: those of a layer are not always in the order of the families.
+# Modules that may follow a module: modules of a layer are not always in the order of the families.
 _NEXT = 12
-# Words after a module in which the next one is looked for, if it does not follow; and how often that is tried.
+# Words after a module in which the next module is searched, if it does not follow; and how often that is tried.
 _GAP = 1 << 20
 _MOST_GAPS = 2
-# Words that are drawn to find all modules of one adapter: a second's work.
+# Words that are drawn to find all modules of one adapter; it takes a second.
 _MOST_WORDS = 1 << 28
 # Words that are computed at a time on the way back to a seed.
 _STEP = 1 << 22
-# Modules that are looked for in the table before an adapter is given up.
-_TRIED = 2
-# Numbers outside of ±1 were moved; how far says little.
+# Modules that are searched in the table before the search of an adapter ends.
+_MOST_TRIED = 2
+# Numbers outside of ±1 were moved; the distance is hardly informative.
 _BOUND = 1.2
 
 
@@ -72,9 +72,9 @@ class LoraModule:
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a library draws for each module before the numbers of A that stay.
+    """What a library draws for each module, in this order: weights and biases, factors, the numbers of A₀.
 
-    ``factors``: how often A and B; ``weights`` and ``biases``: how often the module's own weights and biases.
+    ``factors``: how often it draws A and B before A₀; ``weights`` and ``biases``: how often the module's own.
     """
 
     distribution: Distribution
@@ -83,15 +83,15 @@ class Scheme:
     biases: int = 0
 
     def words_before(self, module: LoraModule) -> int:
-        """How many words come before the numbers of A that stay, from the module's first word on."""
+        """How many words come before the numbers of A₀, from the module's first word on."""
         own = self.weights * module.inputs * module.outputs + self.biases * module.outputs
         return own + self.factors * (module.numbers + module.outputs * module.rank)
 
     def words(self, module: LoraModule) -> int:
-        """How many words the numbers of A that stay take."""
+        """How many words the numbers of A₀ take."""
         return module.numbers if self.distribution == "uniform" else normal_words(module.numbers)
 
-    def drawn(self, words: Words, module: LoraModule) -> Floats:
+    def initial_factor(self, words: Words, module: LoraModule) -> Floats:
         """A₀ (rank, inputs) from its words."""
         if self.distribution == "uniform":
             numbers = uniform(words) / np.float32(np.sqrt(module.inputs))
@@ -103,7 +103,7 @@ class Scheme:
 SCHEMES = (
     Scheme("uniform"),  # PEFT, kohya's scripts, torchtune
     Scheme("uniform", 1, 2, 2),  # PEFT before 0.6, of modules with a bias
-    Scheme("uniform", 1, 2, 0),  # and of those without one
+    Scheme("uniform", 1, 2, 0),  # PEFT before 0.6, of modules without a bias
     Scheme("uniform", 0),  # A alone
     Scheme("uniform", 0, 2, 2),  # loralib
     Scheme("normal"),
@@ -114,14 +114,14 @@ SCHEMES = (
 class Start:
     """Where the factors of one adapter were drawn.
 
-    ``offset``: how many words of the seed's generator come before A₀ of the first module. ``places``: the same for
-    every module that was found, by path. ``distance``: ‖A − A₀‖ / ‖A₀‖ over these.
+    ``offset``: how many words of the seed's generator come before A₀ of the first module. ``offsets``: the same for
+    every module that was found, by path. ``distance``: ‖A − A₀‖ / ‖A₀‖ over these modules.
     """
 
     scheme: Scheme
     seed: int
     offset: int
-    places: Mapping[str, int]
+    offsets: Mapping[str, int]
     distance: float
 
 
@@ -133,31 +133,31 @@ def find_start(
 ) -> Start | None:
     """The start of an adapter whose seed is in ``table``; None if it is not found.
 
-    ``modules``: all of them, in the order of the network as far as it is known. ``factor`` gives A (rank, inputs) of a
-    path. A tenth of a second, and 5 ns for each word that was drawn.
+    ``modules``: all of them, in the order of the network as far as it is known. ``factor`` returns A (rank, inputs) of
+    a path. The search takes a tenth of a second, and 5 ns for each word that was drawn.
     """
-    scheme = next(one for one in SCHEMES if one.distribution == distribution)
-    for number in range(min(_TRIED, len(modules))):
-        pattern, offsets = _pattern(modules[number:], factor, scheme)
-        found = table.find(pattern)
-        if found is None:
+    scheme = next(scheme for scheme in SCHEMES if scheme.distribution == distribution)
+    for number in range(min(_MOST_TRIED, len(modules))):
+        pattern, begins = _pattern(modules[number:], factor, scheme)
+        match = table.find(pattern)
+        if match is None:
             continue
-        # The modules may come in another order: then only some of the pattern lie where they should.
-        stream = _Stream(found.seed, found.offset)
-        for module, offset in zip(modules[number:], offsets, strict=False):
-            place = found.offset + offset
-            if _score(stream, place, factor(module.path), module, distribution) > _LIKELY:
-                return _followed(modules, module, factor, found.seed, place, distribution)
+        # The modules may have been drawn in another order: then only a part of the pattern matches.
+        stream = _Stream(match.seed, match.offset)
+        for module, begin in zip(modules[number:], begins, strict=False):
+            offset = match.offset + begin
+            if _score(stream, offset, factor(module.path), module, distribution) > _LIKELY:
+                return _start_from(modules, module, factor, match.seed, offset, distribution)
     return None
 
 
 def _pattern(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -> tuple[Floats, list[int]]:
-    """The numbers of A of the first modules at their distances from each other, 0 between them; and where each begins.
+    """The numbers of A of the first modules, with zeros in place of the words between them; and the start of each.
 
-    As many modules as begin among 8,192 numbers.
+    It contains the modules that begin among its 8,192 numbers.
     """
     parts: list[Floats] = []
-    offsets: list[int] = []
+    begins: list[int] = []
     length = 0
     for module in modules:
         gap = scheme.words_before(module) if parts else 0
@@ -165,9 +165,9 @@ def _pattern(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -> t
             break
         numbers = as_drawn(factor(module.path), module, scheme.distribution)
         parts += [np.zeros(gap, np.float32), numbers, np.zeros(scheme.words(module) - module.numbers, np.float32)]
-        offsets.append(length + gap)
+        begins.append(length + gap)
         length += gap + scheme.words(module)
-    return np.concatenate(parts)[:LENGTH], offsets
+    return np.concatenate(parts)[:LENGTH], begins
 
 
 def solve_start(
@@ -175,53 +175,53 @@ def solve_start(
 ) -> Start | None:
     """The start of an adapter that was moved little, whatever its seed; None if it is not found.
 
-    ``most_words``: how far back from the first module the seed is looked for. Half a minute for each scheme that has
-    enough known bits, and 100 ns a word.
+    ``most_words``: how far back from the first module the seed is searched. It takes half a minute for each scheme that
+    has enough known bits, and 100 ns a word.
     """
-    for scheme in (one for one in SCHEMES if one.distribution == distribution):
-        known = _known_bits(modules, factor, scheme)
-        state = None if known is None else solve(known)
+    for scheme in (scheme for scheme in SCHEMES if scheme.distribution == distribution):
+        known_bits = _known_bits(modules, factor, scheme)
+        state = None if known_bits is None else solve(known_bits)
         if state is None:
             continue
-        found = _seed_before(state, most_words)
-        if found is None:
+        seed_and_offset = _seed_of(state, most_words)
+        if seed_and_offset is None:
             return None
-        seed, offset = found
-        return _followed(modules, modules[0], factor, seed, offset, distribution)
+        seed, offset = seed_and_offset
+        return _start_from(modules, modules[0], factor, seed, offset, distribution)
     return None
 
 
-def _seed_before(state: Words, most_words: int) -> tuple[int, int] | None:
+def _seed_of(state: Words, most_words: int) -> tuple[int, int] | None:
     """The seed of a generator whose next 624 words have this state (untempered), and how many words came before."""
-    for passed in range(0, most_words, _STEP):
+    for steps_back in range(0, most_words, _STEP):
         values = before(state, _STEP)
-        found = seed_in(values)
-        if found is not None:
-            seed, place = found
-            return seed, passed + _STEP - place - WORDS
+        seed_and_index = seed_in(values)
+        if seed_and_index is not None:
+            seed, index = seed_and_index
+            return seed, steps_back + _STEP - index - WORDS
         state = values[:WORDS]
     return None
 
 
 def draws_of(start: Start, modules: Sequence[LoraModule]) -> Iterator[tuple[LoraModule, Floats]]:
-    """A₀ (rank, inputs) of every module whose place is known, in the order of the places."""
-    chosen = sorted((start.places[one.path], one) for one in modules if one.path in start.places)
-    source, now = generator(start.seed), 0
-    for place, module in chosen:
-        skip(source, place - now)
-        now = place + start.scheme.words(module)
-        yield module, start.scheme.drawn(draw(source, now - place), module)
+    """Every module whose offset is known, in the order of the offsets, with its A₀ (rank, inputs)."""
+    located = sorted((start.offsets[module.path], module) for module in modules if module.path in start.offsets)
+    source, position = generator(start.seed), 0
+    for offset, module in located:
+        skip(source, offset - position)
+        position = offset + start.scheme.words(module)
+        yield module, start.scheme.initial_factor(draw(source, position - offset), module)
 
 
 def as_drawn(a: Floats, module: LoraModule, distribution: Distribution) -> Floats:
-    """(rank · inputs,) the uniform numbers from −1 to 1 that A would have been made of, had training not moved it."""
+    """(rank · inputs,) uniform numbers from −1 to 1: those from which A was made, if training did not move it."""
     if distribution == "normal":
         return uniform_of_normal(a.ravel() * np.float32(module.rank))
     return np.clip(a.ravel() * np.float32(np.sqrt(module.inputs)), -_BOUND, _BOUND)
 
 
 class _Stream:
-    """The words of a seed, read forwards; those from ``start`` on can be read again."""
+    """The words of a seed, read forwards. Words from ``start`` on can be read again."""
 
     def __init__(self, seed: int, start: int) -> None:
         self._source = generator(seed)
@@ -230,7 +230,7 @@ class _Stream:
         self._words: Words = np.zeros(0, np.uint32)
 
     def forget(self, before: int) -> None:
-        """Drop the words before this place."""
+        """Drop the words before this offset."""
         if before > self._start + len(self._words):
             skip(self._source, before - self._start - len(self._words))
             self._words = self._words[:0]
@@ -238,138 +238,148 @@ class _Stream:
             self._words = self._words[before - self._start :]
         self._start = before
 
-    def words(self, place: int, count: int) -> Words:
-        """``count`` words from ``place`` on."""
-        missing = place + count - self._start - len(self._words)
+    def words(self, offset: int, count: int) -> Words:
+        """``count`` words from ``offset`` on."""
+        missing = offset + count - self._start - len(self._words)
         if missing > 0:
             self._words = np.concatenate([self._words, draw(self._source, missing)])
-        return self._words[place - self._start : place - self._start + count]
+        return self._words[offset - self._start : offset - self._start + count]
 
 
-def _followed(
+def _start_from(
     modules: Sequence[LoraModule],
     first: LoraModule,
     factor: Factor,
     seed: int,
-    offset: int,
+    first_offset: int,
     distribution: Distribution,
 ) -> Start:
-    """The start of all modules, given that of one: each begins where the one before it in the network ends."""
-    schemes = [one for one in SCHEMES if one.distribution == distribution]
-    places = {first.path: offset}
-    waiting = [one for one in modules if one != first]
-    stream, end, gaps = _Stream(seed, offset), offset + schemes[0].words(first), 0
-    while waiting and end - offset < _MOST_WORDS:
-        near = [
+    """The start of all modules, from the offset of module ``first``: a module begins where the one before it ends."""
+    schemes = [scheme for scheme in SCHEMES if scheme.distribution == distribution]
+    offsets = {first.path: first_offset}
+    waiting = [module for module in modules if module != first]
+    stream, end, gaps = _Stream(seed, first_offset), first_offset + schemes[0].words(first), 0
+    while waiting and end - first_offset < _MOST_WORDS:
+        candidates = [
             (scheme, module, end + scheme.words_before(module))
             for scheme in schemes
             for module in waiting[:_NEXT]
-            if end + scheme.words_before(module) - offset < _MOST_WORDS
+            if end + scheme.words_before(module) - first_offset < _MOST_WORDS
         ]
-        best = _best(stream, near, factor)
-        if best is not None:
-            scheme, module, place = best
+        likeliest = _likeliest(stream, candidates, factor)
+        if likeliest is not None:
+            scheme, module, offset = likeliest
             schemes = [scheme]
         elif gaps < _MOST_GAPS and (gap := _after_gap(stream, end, factor(waiting[0].path), waiting[0], distribution)):
             gaps += 1
-            module, place = waiting[0], gap
+            module, offset = waiting[0], gap
         else:
-            waiting.pop(0)  # it comes before the first, was moved too far, or was not drawn like the others
+            waiting.pop(0)  # it was drawn before ``first`` or in another way, or was moved too far
             continue
-        places[module.path] = place
+        offsets[module.path] = offset
         waiting.remove(module)
-        end = place + schemes[0].words(module)
+        end = offset + schemes[0].words(module)
         stream.forget(end)
-    scheme, begin = schemes[0], offset - schemes[0].words_before(first)
-    before = [one for one in modules if one.path not in places]
-    while before and begin > 0:
-        near = [(scheme, one, begin - scheme.words(one)) for one in before[:_NEXT] if begin >= scheme.words(one)]
-        best = _best(_Stream(seed, max(0, min((place for *_, place in near), default=0))), near, factor)
-        if best is None:
+    scheme, begin = schemes[0], first_offset - schemes[0].words_before(first)
+    earlier = [module for module in modules if module.path not in offsets]
+    while earlier and begin > 0:
+        candidates = [
+            (scheme, module, begin - scheme.words(module))
+            for module in earlier[:_NEXT]
+            if begin >= scheme.words(module)
+        ]
+        likeliest = _likeliest(
+            _Stream(seed, max(0, min((offset for *_, offset in candidates), default=0))), candidates, factor
+        )
+        if likeliest is None:
             break
-        _, module, place = best
-        places[module.path] = place
-        before.remove(module)
-        begin = place - scheme.words_before(module)
-    start = Start(scheme, seed, min(places.values()), places, 0.0)
-    moved = drawn = 0.0
+        _, module, offset = likeliest
+        offsets[module.path] = offset
+        earlier.remove(module)
+        begin = offset - scheme.words_before(module)
+    start = Start(scheme, seed, min(offsets.values()), offsets, 0.0)
+    squared_distance = squared_norm = 0.0
     for module, initial in draws_of(start, modules):
-        moved += float(np.square(factor(module.path) - initial).sum(dtype=np.float64))
-        drawn += float(np.square(initial).sum(dtype=np.float64))
-    return replace(start, distance=float(np.sqrt(moved / drawn)))
+        squared_distance += float(np.square(factor(module.path) - initial).sum(dtype=np.float64))
+        squared_norm += float(np.square(initial).sum(dtype=np.float64))
+    return replace(start, distance=float(np.sqrt(squared_distance / squared_norm)))
 
 
-def _best(
-    stream: _Stream, near: Sequence[tuple[Scheme, LoraModule, int]], factor: Factor
+def _likeliest(
+    stream: _Stream, candidates: Sequence[tuple[Scheme, LoraModule, int]], factor: Factor
 ) -> tuple[Scheme, LoraModule, int] | None:
-    """The likeliest of some modules and places; None if none is likely."""
+    """The likeliest of some modules with their offsets; None if none is likely."""
     scored = [
-        (_score(stream, place, factor(module.path), module, scheme.distribution), number)
-        for number, (scheme, module, place) in enumerate(near)
+        (_score(stream, offset, factor(module.path), module, scheme.distribution), number)
+        for number, (scheme, module, offset) in enumerate(candidates)
     ]
     score, number = max(scored, default=(0.0, 0))
-    return near[number] if score > _LIKELY else None
+    return candidates[number] if score > _LIKELY else None
 
 
-def _score(stream: _Stream, place: int, a: Floats, module: LoraModule, distribution: Distribution) -> float:
-    """How many standard deviations the cosine of A with the words at ``place`` lies above that of random numbers."""
+def _score(stream: _Stream, offset: int, a: Floats, module: LoraModule, distribution: Distribution) -> float:
+    """How many standard deviations the cosine of A with the words at ``offset`` lies above that of random numbers."""
     count = min(_COMPARED, module.numbers)
     expected = as_drawn(a, module, distribution)[:count]
-    return float(centred(expected) @ centred(uniform(stream.words(place, count)))) * float(np.sqrt(count))
+    return float(centred(expected) @ centred(uniform(stream.words(offset, count)))) * float(np.sqrt(count))
 
 
 def _after_gap(stream: _Stream, end: int, a: Floats, module: LoraModule, distribution: Distribution) -> int | None:
-    """The place of a module within the words after ``end``; None if it is not there."""
+    """The offset of a module within the words after ``end``; None if it does not occur there."""
     expected = centred(as_drawn(a, module, distribution)[:LENGTH])
     numbers = uniform(stream.words(end, _GAP + len(expected)))
     # Numbers of mean 0 and variance 1/3.
     size = 1 << int(len(numbers) - 1).bit_length()
     product = np.fft.rfft(numbers, size) * np.conj(np.fft.rfft(expected, size))
-    found = np.fft.irfft(product, size)[:_GAP] * np.sqrt(3)
-    best = int(found.argmax())
-    return end + best if is_certain(float(found[best]) / np.sqrt(len(expected)), len(expected)) else None
+    scores = np.fft.irfft(product, size)[:_GAP] * np.sqrt(3)
+    peak = int(scores.argmax())
+    return end + peak if is_certain(float(scores[peak]) / np.sqrt(len(expected)), len(expected)) else None
 
 
-# Standard deviations by which a number lies away from where a bit of it changes, so that the bit is known.
+# A bit of a number is known if the number is this many standard deviations away from the nearest change of the bit.
 _KNOWN_FROM = 3.5
 # The leading bits of a number that are used; each needs half the movement of the one before it.
 _USED_BITS = 6
 _SMALLEST_MOVE = 1e-3
-# Numbers from which bits are chosen: more of them lie far apart, and take longer.
+# Numbers from which bits are chosen. More numbers would extend over more words, and take longer.
 _CHOSEN_FROM = 300_000
 
 
 def _known_bits(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -> KnownBits | None:
     """The 20,497 leading bits that are known best, if the modules were drawn in this way; None if too few are known.
 
-    A number of A lies away from the one that was drawn by about the movement of its column, which shows as variance
-    above that of uniform numbers; columns of large activations move most.
+    The distance of a number of A from the number that was drawn is about the movement of its column, which adds to the
+    variance of uniform numbers. Columns of large activations move most.
     """
     moves = _moves(modules, factor)
     numbers, times, margins = [], [], []
-    place = taken = 0
+    offset = count = 0
     for module in modules:
-        place += scheme.words_before(module)
-        drawn = as_drawn(factor(module.path), module, scheme.distribution).astype(np.float64)
-        numbers.append(drawn)
-        times.append(place + np.arange(len(drawn)))
+        offset += scheme.words_before(module)
+        factor_numbers = as_drawn(factor(module.path), module, scheme.distribution).astype(np.float64)
+        numbers.append(factor_numbers)
+        times.append(offset + np.arange(len(factor_numbers)))
         margins.append(np.tile(moves[module.inputs], module.rank))
-        place += scheme.words(module)
-        taken += len(drawn)
-        if taken > _CHOSEN_FROM:
+        offset += scheme.words(module)
+        count += len(factor_numbers)
+        if count > _CHOSEN_FROM:
             break
     unit = (np.concatenate(numbers) + 1) / 2
-    when = np.concatenate(times) - times[0][0]
+    word_offsets = np.concatenate(times) - times[0][0]
     move = np.concatenate(margins) / 2  # of numbers from 0 to 1
-    found: list[NDArray[np.float64]] = []
-    for used in range(1, _USED_BITS + 1):
-        scaled = np.clip(unit, 0, 1 - 1e-9) * (1 << used)
-        edge = np.clip(np.round(scaled), 1, (1 << used) - 1) / (1 << used)
+    bits: list[NDArray[np.float64]] = []
+    for bit_count in range(1, _USED_BITS + 1):
+        scaled = np.clip(unit, 0, 1 - 1e-9) * (1 << bit_count)
+        edge = np.clip(np.round(scaled), 1, (1 << bit_count) - 1) / (1 << bit_count)
         distance = np.abs(unit - edge) / move
         value = np.floor(scaled).astype(np.int64) & 1
-        near = distance > _KNOWN_FROM
-        found.append(np.stack([distance[near], when[near], np.full(near.sum(), BITS - used), value[near]]))
-    table = np.concatenate(found, axis=1)
+        is_known = distance > _KNOWN_FROM
+        bits.append(
+            np.stack(
+                [distance[is_known], word_offsets[is_known], np.full(is_known.sum(), BITS - bit_count), value[is_known]]
+            )
+        )
+    table = np.concatenate(bits, axis=1)
     if table.shape[1] < DEGREE + SPARE:
         return None
     best = table[1:, np.argsort(-table[0], kind="stable")[: DEGREE + SPARE]].astype(np.int64)
@@ -377,20 +387,20 @@ def _known_bits(modules: Sequence[LoraModule], factor: Factor, scheme: Scheme) -
 
 
 def _moves(modules: Sequence[LoraModule], factor: Factor) -> dict[int, NDArray[np.float64]]:
-    """By the number of inputs, for each input how far numbers of A were moved, in units of their bound.
+    """By the number of inputs, for each input the movement of the numbers of A, in units of their bound.
 
     The variance of a column is that of a uniform number, 1/3, plus that of the movement. The mean over the modules of
-    one width is taken as far as it differs from the mean over all columns by more than chance.
+    one width is used as far as it differs from the mean over all columns by more than chance.
     """
     squares: dict[int, list[Floats]] = {}
     for module in modules:
         squares.setdefault(module.inputs, []).append(np.square(factor(module.path)) * np.float32(module.inputs))
-    found = {}
+    movements = {}
     for inputs, rows in squares.items():
         stacked = np.concatenate(rows)
         column = stacked.mean(axis=0, dtype=np.float64) - 1 / 3
         overall = max(float(column.mean()), 0.0)
         chance = np.sqrt((1 / 5 - 1 / 9) / len(stacked))
         variance = overall + np.maximum(np.abs(column - overall) - 2 * chance, 0) * np.sign(column - overall)
-        found[inputs] = np.maximum(np.sqrt(np.maximum(variance, overall / 4)), _SMALLEST_MOVE)
-    return found
+        movements[inputs] = np.maximum(np.sqrt(np.maximum(variance, overall / 4)), _SMALLEST_MOVE)
+    return movements

@@ -1,9 +1,10 @@
 """A sweep of all 2³² seeds for the start of many adapters at once, on a GPU.
 
-Whoever sets no seed begins at one of 2³², and shortly after it: only a new head, or a number for the order of the data,
-is drawn before the adapter. Where training moved the factors too far for ``solve_start``, every seed is tried: the
-numbers of many seeds are made side by side, and those at the usual places are multiplied with the first numbers of
-every adapter's first factor. So a sweep takes hardly longer for many adapters than for one.
+Without a seed set by the user, training begins with one of 2³² seeds, and the adapter is drawn shortly after it: only a
+new head, or a number for the order of the data, is drawn before. If training moved the factors too far for
+``solve_start``, every seed is tried. The numbers of many seeds are made in parallel, and those at the usual offsets are
+multiplied with the first numbers of every adapter's first factor. So a sweep takes hardly longer for many adapters than
+for one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ SEEDS = 1 << 32
 
 # Numbers of a factor that are compared.
 _COMPARED = 512
-# Standard deviations from which a seed is a candidate, which a further search then checks with 8,192 numbers. Of 10¹¹
-# seeds and places of random numbers, one in 200 adapters has one.
+# Standard deviations from which a seed is a candidate, which a further search then checks with 8,192 numbers. Among
+# 10¹¹ seeds and offsets, one in 200 adapters has a candidate by chance.
 _CANDIDATE = 7.5
 # Classes for which a new head may have been drawn.
 _MOST_CLASSES = 6
@@ -37,10 +38,10 @@ _BYTES, _AT_ONCE = 4 << 30, 1 << 12
 
 @dataclass(frozen=True)
 class FirstFactor:
-    """The first numbers of an adapter's first factor A: ``numbers`` (n,) with unit norm; and the places for them."""
+    """The first ``numbers`` (n,) of an adapter's first factor A, scaled to unit norm; and their possible offsets."""
 
     numbers: NDArray[np.float32]
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
 
 
 @dataclass
@@ -50,19 +51,19 @@ class FirstFactors:
     noted: list[FirstFactor] = field(default_factory=list)
 
     def __call__(self, modules: Sequence[LoraModule], factor: Factor, distribution: Distribution) -> Start | None:
-        """``modules`` in the order of the network; ``factor`` gives A (rank, inputs) of a path."""
+        """``modules`` in the order of the network; ``factor`` returns A (rank, inputs) of a path."""
         module = modules[0]
         numbers = centred(as_drawn(factor(module.path), module, distribution)[:_COMPARED])
-        schemes = [one for one in SCHEMES if one.distribution == distribution]
+        schemes = [scheme for scheme in SCHEMES if scheme.distribution == distribution]
         ends = {scheme.words_before(module) + before for scheme in schemes for before in _words_before(module.inputs)}
-        places = tuple(sorted(place for place in ends if place + len(numbers) <= FARTHEST))
-        if places and numbers.any():
-            self.noted.append(FirstFactor(numbers, places))
+        offsets = tuple(sorted(offset for offset in ends if offset + len(numbers) <= FARTHEST))
+        if offsets and numbers.any():
+            self.noted.append(FirstFactor(numbers, offsets))
         return None
 
 
 def _words_before(width: int) -> Iterator[int]:
-    """How many words usually come before an adapter: of a new head on ``width`` inputs, and of one int64 number.
+    """How many words usually come before an adapter: those of a new head on ``width`` inputs and of one int64 number.
 
     A head's weights are drawn as those of any layer, and often again with another deviation; so may be its bias.
     """
@@ -79,18 +80,18 @@ def sweep(
     seeds: range = range(SEEDS),
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> list[int]:
-    """The seeds with which one of ``factors`` may have begun, ascending.
+    """The seeds from which one of ``factors`` may have been drawn, ascending.
 
-    ``on_progress`` is told the share of the seeds that are done.
+    ``on_progress`` is called with the share of the seeds that were tried.
     """
     device = torch.device(device)
-    rows = sum(len(one.places) for one in factors)
+    rows = sum(len(factor.offsets) for factor in factors)
     if not rows:
         return []
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     blocks = _weights_of_blocks(factors, device, dtype)
     generator = _generator(device, sorted(blocks), dtype, rows)
-    found: list[int] = []
+    seeds_found: list[int] = []
     for start in range(seeds.start, seeds.stop, generator.at_once):
         scores = torch.zeros(rows, generator.at_once, device=device)
         for block, numbers in generator(start):
@@ -98,9 +99,9 @@ def sweep(
             scores[of_factors] += weights @ numbers.to(dtype)
         count = min(generator.at_once, seeds.stop - start)
         candidates = torch.nonzero((scores > _CANDIDATE).any(dim=0)[:count])
-        found += [start + int(place) for place in candidates.ravel()]
+        seeds_found += [start + int(column) for column in candidates.ravel()]
         on_progress((start - seeds.start + count) / len(seeds))
-    return found
+    return seeds_found
 
 
 class _Generator(Protocol):
@@ -109,29 +110,29 @@ class _Generator(Protocol):
     def __call__(self, first: int) -> Iterator[tuple[int, torch.Tensor]]: ...
 
 
-def _generator(device: torch.device, wanted: Sequence[int], dtype: torch.dtype, rows: int) -> _Generator:
-    """What makes the numbers of the ``wanted`` blocks, as many seeds as memory has room for with ``rows`` scores."""
+def _generator(device: torch.device, blocks: Sequence[int], dtype: torch.dtype, rows: int) -> _Generator:
+    """A generator of the numbers of ``blocks``, for as many seeds as fit into memory with ``rows`` scores."""
     if device.type != "cuda" or find_spec("triton") is None:
-        return _PlainGenerator(device, wanted)
+        return _PlainGenerator(device, blocks)
     from indexer.deltas.starts.kernel import Generator  # imports Triton
 
-    return Generator(device, wanted, _BYTES // (len(wanted) * WORDS * dtype.itemsize + rows * 4), dtype)
+    return Generator(device, blocks, _BYTES // (len(blocks) * WORDS * dtype.itemsize + rows * 4), dtype)
 
 
 def _weights_of_blocks(
     factors: Sequence[FirstFactor], device: torch.device, dtype: torch.dtype
 ) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """By the number of a block of 624 words: rows of the scores, and what (rows, 624) they add for each number of it.
+    """By the number of a block of 624 words: rows of the scores, and the weights (rows, 624) of the block's numbers.
 
-    There is a row for each place of each factor. The sum for random numbers has a mean of 0 and a deviation of 1.
+    There is a row for each offset of each factor. The weighted sum of random numbers has mean 0 and deviation 1.
     """
     parts: dict[int, list[tuple[int, NDArray[np.float32]]]] = {}
     row = 0
     for factor in factors:
         scaled = factor.numbers * np.float32(np.sqrt(3))  # uniform numbers from −1 to 1 have a variance of 1/3
-        for place in factor.places:
-            for block in range(place // WORDS, (place + len(scaled) - 1) // WORDS + 1):
-                begin = place - block * WORDS
+        for offset in factor.offsets:
+            for block in range(offset // WORDS, (offset + len(scaled) - 1) // WORDS + 1):
+                begin = offset - block * WORDS
                 weights = np.zeros(WORDS, np.float32)
                 chosen = slice(max(0, begin), min(WORDS, begin + len(scaled)))
                 weights[chosen] = scaled[chosen.start - begin : chosen.stop - begin]
@@ -146,7 +147,7 @@ def _weights_of_blocks(
     }
 
 
-# ---- MT19937 for many seeds in plain PyTorch, in int32: it has few operations on unsigned integers
+# ---- MT19937 for many seeds in plain PyTorch, in int32, because PyTorch has few operations on unsigned integers
 
 
 class _PlainGenerator:
@@ -154,15 +155,15 @@ class _PlainGenerator:
 
     at_once = _AT_ONCE
 
-    def __init__(self, device: torch.device, wanted: Sequence[int]) -> None:
-        self._device, self._wanted = device, frozenset(wanted)
+    def __init__(self, device: torch.device, blocks: Sequence[int]) -> None:
+        self._device, self._blocks = device, frozenset(blocks)
 
     def __call__(self, first: int) -> Iterator[tuple[int, torch.Tensor]]:
         seeds = torch.arange(first, first + self.at_once, dtype=torch.int64, device=self._device)
         state = _seeded(seeds.to(torch.int32))
-        for block in range(max(self._wanted) + 1):
+        for block in range(max(self._blocks) + 1):
             state = _twisted(state)
-            if block in self._wanted:
+            if block in self._blocks:
                 yield block, _numbers(state)
 
 
@@ -186,7 +187,7 @@ def _seeded(seeds: torch.Tensor) -> torch.Tensor:
 
 
 def _twisted(state: torch.Tensor) -> torch.Tensor:
-    """(624, n) the next states. Each third of them needs the one before it."""
+    """(624, n) the next states. Each third of them depends on the third before it."""
     third = WORDS - SHIFT
     first = state[SHIFT:] ^ _mixed(state[:third], state[1 : third + 1])
     second = first ^ _mixed(state[third : 2 * third], state[third + 1 : 2 * third + 1])
@@ -200,7 +201,7 @@ def _mixed(upper: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(state: torch.Tensor) -> torch.Tensor:
-    """(624, n) the uniform numbers from −1 to 1 that states are tempered to."""
+    """(624, n) the uniform numbers from −1 to 1 that are made from the states."""
     words = state ^ _shifted(state, 11)
     words = words ^ ((words << 7) & _signed(0x9D2C5680))
     words = words ^ ((words << 15) & _signed(0xEFC60000))

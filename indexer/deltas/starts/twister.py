@@ -1,11 +1,11 @@
-"""The random numbers of PyTorch's CPU generator, and its state from some of them.
+"""The random numbers of PyTorch's CPU generator, and its state computed from some of them.
 
 The generator is the Mersenne Twister MT19937 (Matsumoto & Nishimura, 1998, "Mersenne Twister: A 623-dimensionally
 equidistributed uniform pseudo-random number generator"), seeded with the low 32 bits of the seed. NumPy's legacy
 ``RandomState`` is the same generator, seeded in the same way, so PyTorch is not needed here.
 
-A float32 uniform number is made of the low 24 bits of one word. Normal numbers are made of uniform ones in blocks of 16
-(``normal_fill`` in ATen/native/cpu/DistributionTemplates.h): with x the block, x_j and x_{j+8} become
+A float32 uniform number is made from the low 24 bits of one word. Normal numbers are made from blocks of 16 uniform
+numbers (``normal_fill`` in ATen/native/cpu/DistributionTemplates.h): with x the block, x_j and x_{j+8} become
 √(−2 ln(1 − x_j)) times the cosine and the sine of 2π x_{j+8} (Box & Muller, 1958).
 """
 
@@ -35,15 +35,15 @@ def generator(seed: int) -> np.random.RandomState:
 
 def generator_at(state: Words) -> np.random.RandomState:
     """The generator whose next 624 words have these untempered values."""
-    found = np.random.RandomState()
-    found.set_state(("MT19937", state, 0, 0, 0.0))
-    return found
+    source = np.random.RandomState()
+    source.set_state(("MT19937", state, 0, 0, 0.0))
+    return source
 
 
 def draw(source: np.random.RandomState, count: int) -> Words:
     """The next ``count`` words."""
-    found: Words = source.randint(0, 1 << 32, size=count, dtype=np.uint32)
-    return found
+    words: Words = source.randint(0, 1 << 32, size=count, dtype=np.uint32)
+    return words
 
 
 def skip(source: np.random.RandomState, count: int) -> None:
@@ -61,15 +61,15 @@ def uniform(words: Words) -> Floats:
 def normal(words: Words) -> Floats:
     """Standard normal numbers as ``torch.Tensor.normal_`` makes them of these words, at least 16.
 
-    Of a tensor whose length is no multiple of 16, the last 16 numbers are drawn anew: it takes 16 more words.
+    If the length of a tensor is no multiple of 16, its last 16 numbers are drawn again, from 16 more words.
     """
     count = len(words) if len(words) % 16 == 0 else len(words) - 16
-    found = np.empty(count, np.float32)
-    whole = count // 16 * 16
-    found[:whole] = _box_muller(words[:whole])
+    numbers = np.empty(count, np.float32)
+    full = count // 16 * 16
+    numbers[:full] = _box_muller(words[:full])
     if count % 16:
-        found[-16:] = _box_muller(words[count:])
-    return found
+        numbers[-16:] = _box_muller(words[count:])
+    return numbers
 
 
 def normal_words(count: int) -> int:
@@ -84,22 +84,22 @@ def _box_muller(words: Words) -> Floats:
 
 
 def uniform_of_normal(numbers: NDArray[np.floating]) -> Floats:
-    """The inverse of ``normal`` for whole blocks of 16: numbers from −1 to 1; of the rest, zeros.
+    """The inverse of ``normal`` for full blocks of 16: numbers from −1 to 1; zeros for the numbers after them.
 
-    It is a continuous function of the normal numbers but for a jump where the angle is 0, so that numbers which
-    training has moved give numbers near those that were drawn.
+    It is a continuous function of the normal numbers except for a jump at angle 0, so if training moved the normal
+    numbers a little, the results are near the numbers that were drawn.
     """
-    whole = len(numbers) // 16 * 16
-    x, y = numbers[:whole].astype(np.float64).reshape(-1, 2, _HALF_BLOCK).swapaxes(0, 1)
+    full = len(numbers) // 16 * 16
+    x, y = numbers[:full].astype(np.float64).reshape(-1, 2, _HALF_BLOCK).swapaxes(0, 1)
     first = 1 - np.exp(-(x**2 + y**2) / 2)
     second = np.arctan2(y, x) / (2 * np.pi) % 1
-    found = np.zeros(len(numbers), np.float32)
-    found[:whole] = 2 * np.stack([first, second], axis=1).ravel() - 1
-    return found
+    uniform_numbers = np.zeros(len(numbers), np.float32)
+    uniform_numbers[:full] = 2 * np.stack([first, second], axis=1).ravel() - 1
+    return uniform_numbers
 
 
 def untempered(words: Words) -> Words:
-    """The values of the state that these words were made of."""
+    """The values of the state from which these words were made."""
     y = words ^ (words >> np.uint32(18))
     y = y ^ ((y << np.uint32(15)) & np.uint32(0xEFC60000))
     x = y
@@ -114,29 +114,29 @@ def untempered(words: Words) -> Words:
 def before(state: Words, count: int) -> Words:
     """The ``count`` values before a state of 624 (untempered), followed by the state.
 
-    Each value follows from the values 624, 397 and 1 after it, so 226 are found at a time.
+    Each value follows from the values 624, 397 and 1 after it, so 226 are computed at a time.
     """
     values = np.zeros(count + WORDS, np.uint32)
     values[count:] = state
 
-    def mixed(at: NDArray[np.intp]) -> Words:
+    def mixed(position: NDArray[np.intp]) -> Words:
         """The upper bit of the value at ``at`` and the lower bits of the next one."""
-        twisted = values[at + WORDS] ^ values[at + SHIFT]
+        twisted = values[position + WORDS] ^ values[position + SHIFT]
         bit = twisted >> np.uint32(31)
         return ((twisted ^ (bit * MATRIX)) << np.uint32(1)) | bit
 
-    stop = count
-    while stop > 0:
-        at = np.arange(max(0, stop - (WORDS - SHIFT - 1)), stop)
-        values[at] = (mixed(at) & _UPPER) | (mixed(at - 1) & _LOWER)
-        stop = int(at[0])
+    end = count
+    while end > 0:
+        index = np.arange(max(0, end - (WORDS - SHIFT - 1)), end)
+        values[index] = (mixed(index) & _UPPER) | (mixed(index - 1) & _LOWER)
+        end = int(index[0])
     return values
 
 
 def seed_in(values: Words) -> tuple[int, int] | None:
-    """The seed of a generator and the place of its initial state in consecutive values, the last if there are several.
+    """The seed of a generator and the index of its initial state in consecutive values, the last if there are several.
 
-    The first word that the seed gives is that of the value 624 places on. The initial state is x₀ = seed,
+    The first word of the seed is made from the value 624 after that index. The initial state is x₀ = seed,
     x_i = 1812433253 · (x_{i−1} ⊕ x_{i−1} ≫ 30) + i; of x₀ only the upper bit goes into later states.
     """
     wide = values.astype(np.uint64)
@@ -145,9 +145,9 @@ def seed_in(values: Words) -> tuple[int, int] | None:
         earlier = wide[step - 1 : step - 1 + len(is_next)]
         following = np.uint64(SEEDING) * (earlier ^ (earlier >> np.uint64(30))) + np.uint64(step)
         is_next &= (following & np.uint64(0xFFFFFFFF)) == wide[step : step + len(is_next)]
-    found = np.flatnonzero(is_next)
-    if not len(found):
+    indices = np.flatnonzero(is_next)
+    if not len(indices):
         return None
-    place = int(found[-1])
-    mixed = (int(values[place + 1]) - 1) * pow(SEEDING, -1, 1 << 32) & 0xFFFFFFFF
-    return mixed ^ mixed >> 30, place
+    index = int(indices[-1])
+    mixed = (int(values[index + 1]) - 1) * pow(SEEDING, -1, 1 << 32) & 0xFFFFFFFF
+    return mixed ^ mixed >> 30, index

@@ -43,15 +43,15 @@ from query.questions.map.model_map import (
 from query.questions.map.projection import usual_method
 
 KEPT = 20  # files in the cache
-_MOST_LAYOUT = 256 << 20  # bytes of one
-_LIKELY_MODELS = 20  # that are shown for a text
+_MOST_LAYOUT = 256 << 20  # bytes of a file
+_LIKELY_MODELS = 20  # models that are shown for a text
 
 
 @dataclass(frozen=True)
 class Layout:
     """Entry i of every column is one model on the map, by its id; ``clusters`` is None for an outlier.
 
-    ``axes``: the labels of x and y, if they have a meaning. ``notes``: what a reader should know.
+    ``axes``: the labels of x and y, if they have a meaning.
     """
 
     ids: tuple[int, ...]
@@ -63,15 +63,15 @@ class Layout:
     notes: tuple[str, ...]
 
     def to_json(self) -> bytes:
-        """The form that ``of`` reads."""
+        """The layout as JSON."""
         return json.dumps(asdict(self), allow_nan=False).encode()
 
     @classmethod
-    def of(cls, payload: bytes) -> Layout:
-        """Read what ``to_json`` wrote; raises one of WRONG_KINDS for anything else."""
+    def from_json(cls, payload: bytes) -> Layout:
+        """Read the output of ``to_json``; raises one of WRONG_KINDS for anything else."""
         fields = json.loads(payload)
         ids, x, y = tuple(map(int, fields["ids"])), tuple(map(float, fields["x"])), tuple(map(float, fields["y"]))
-        clusters = tuple(None if one is None else str(one) for one in fields["clusters"])
+        clusters = tuple(None if cluster is None else str(cluster) for cluster in fields["clusters"])
         if not (len(ids) == len(x) == len(y) == len(clusters) and all(map(math.isfinite, (*x, *y)))):
             raise ValueError("columns of different lengths, or an invalid position")
         axes = fields["axes"] and (str(fields["axes"][0]), str(fields["axes"][1]))
@@ -85,24 +85,26 @@ def _compute_layout(atlas: AtlasReader, base: str, method: str | None = None) ->
     method = method or usual_method(len(population.ids))
     if method == "umap" and find_spec("umap") is None:
         method, notes = "pca", (f"The map is a PCA, because umap-learn is not installed. {install('studies')}",)
-    projection, further = place_models(atlas, population, method)
+    projection, more_notes = place_models(atlas, population, method)
     clusters: list[str | None] = [None] * len(population.ids)
     if len(population.ids) <= MOST_CLUSTERED:
-        found = coloring(atlas, population, "cluster")
-        clusters = [found.of(row) for row in range(len(clusters))] if isinstance(found, ColorGroups) else clusters
+        colors = coloring(atlas, population, "cluster")
+        clusters = (
+            [colors.name_of(row) for row in range(len(clusters))] if isinstance(colors, ColorGroups) else clusters
+        )
     return Layout(
         ids=tuple(map(int, population.ids)),
-        x=tuple(map(float, projection.places[:, 0])),
-        y=tuple(map(float, projection.places[:, 1])),
+        x=tuple(map(float, projection.positions[:, 0])),
+        y=tuple(map(float, projection.positions[:, 1])),
         clusters=tuple(clusters),
         subtitle=projection_in_words(projection.method, "input", population.left_out),
         axes=axis_labels(projection.method, projection.explained_variance),
-        notes=(*notes, *further),
+        notes=(*notes, *more_notes),
     )
 
 
 def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
-    """A hash of what a layout depends on: the vectors' file, which models count and what they name, the method."""
+    """A hash of the inputs of a layout: the file of vectors, the models with their flags and datasets, the method."""
     files = atlas.rows("SELECT faiss_file FROM indexes WHERE base = ? AND representation = 'input'", [base])
     (models,) = atlas.rows(
         "SELECT md5(string_agg(concat_ws(' ', model_id, is_copy, is_unrelated, duplicate_of, datasets), ';' "
@@ -114,16 +116,22 @@ def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:
 
 
 class LayoutJob:
-    """The layout of one base, found in the cache or computed. ``state``: working, ready or failed (see ``why``)."""
+    """The layout of one base, read from the cache or computed.
+
+    Attributes:
+        state: working, ready or failed.
+        why: the reason for a failure.
+        layout: the layout when the state is ready.
+    """
 
     def __init__(self, atlas: AtlasReader, base: str, method: str | None) -> None:
         self.state, self.why = "working", ""
-        self.found: Layout | None = None
+        self.layout: Layout | None = None
         self._key = _cache_key(atlas, base, method)
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopped = False
         with suppress(OSError, RuntimeError, *WRONG_KINDS):
-            self.found, self.state = Layout.of(read_own(_cache_file(self._key), _MOST_LAYOUT, say)), "ready"
+            self.layout, self.state = Layout.from_json(read_own(_cache_file(self._key), _MOST_LAYOUT, say)), "ready"
             return
         self._process = start_process(atlas.folder.root, "layout", base, *([method] if method else []))
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
@@ -143,23 +151,23 @@ class LayoutJob:
             if "error" in fields:
                 self.why = str(fields["error"])
             else:
-                self.found = Layout.of(answer)
+                self.layout = Layout.from_json(answer)
         except WRONG_KINDS:
             self.why = "The models could not be placed."
-        if self.found is not None:
+        if self.layout is not None:
             with suppress(OSError, RuntimeError):  # if the cache is not writable, the next command computes it again
                 file = _cache_file(self._key)
                 write_own(file, answer)
                 _remove_old(file, KEPT - 1)
-        self.state = "ready" if self.found is not None else "failed"
+        self.state = "ready" if self.layout is not None else "failed"
 
 
-def _remove_old(written: Path, most: int) -> None:
-    """Keep ``most`` files beside the one that was just written, the newest. Raises OSError."""
+def _remove_old(written: Path, count: int) -> None:
+    """Keep the ``count`` newest files beside the file that was just written. Raises OSError."""
     now = time.time()
-    # One from the future was written before the clock was set back, and would stay for ever.
+    # A file from the future was written before the clock was set back. Without this line it would stay for ever.
     dates = {path: path.lstat().st_mtime for path in written.parent.glob("*.json") if path != written}
-    for path in sorted(dates, key=lambda path: -dates[path] if dates[path] <= now else 0)[most:]:
+    for path in sorted(dates, key=lambda path: -dates[path] if dates[path] <= now else 0)[count:]:
         path.unlink()
 
 
@@ -170,39 +178,39 @@ def _cache_file(key: str) -> Path:
 # ---- the process
 
 
-def start_process(root: Path, *words: str, takes_text: bool = False) -> subprocess.Popen[bytes]:
+def start_process(root: Path, *arguments: str, takes_text: bool = False) -> subprocess.Popen[bytes]:
     """Start this module as a script on the atlas in ``root``; it writes its answer to stdout.
 
-    ``takes_text``: it reads text from stdin, and what it says of its progress is not shown.
+    ``takes_text``: it reads text from stdin, and its messages of progress are not shown.
     """
     return start_child(
-        [sys.executable, "-P", "-m", "query.faces.browse.layout", str(root), *words],
+        [sys.executable, "-P", "-m", "query.faces.browse.layout", str(root), *arguments],
         stdin=subprocess.PIPE if takes_text else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if takes_text else None,
     )
 
 
-def _answered(atlas: AtlasReader, question: str, asked: str) -> dict[str, Any]:
+def _answered(atlas: AtlasReader, question: str, subject: str) -> dict[str, Any]:
     """The answer to a question about a model, by its id, or about text on stdin, for a base."""
     if question == "predict":
         from query.questions.predict.predict import predict_indexed
 
-        found = predict_indexed(atlas, int(asked))
-        return {"headline": found.headline, "predictions": found.to_rows(), "notes": list(found.notes)}
+        prediction = predict_indexed(atlas, int(subject))
+        return {"headline": prediction.headline, "predictions": prediction.to_rows(), "notes": list(prediction.notes)}
     if question == "trace":
         from query.models.lookup import indexed_model
         from query.questions.trace.trace import trace
 
-        model = indexed_model(atlas, int(asked))
-        traced = trace(atlas, model.name, model.base)
-        return traced.to_dict() | {
-            "headline": traced.headline,
-            "notes": [for_command_line(one) for one in traced.notes],
+        model = indexed_model(atlas, int(subject))
+        tracing = trace(atlas, model.name, model.base)
+        return tracing.to_dict() | {
+            "headline": tracing.headline,
+            "notes": [for_command_line(note) for note in tracing.notes],
         }
     from query.questions.ask.ask import ask
 
-    likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), _LIKELY_MODELS, base=asked)
+    likely = ask(atlas, sys.stdin.buffer.read().decode(errors="replace").splitlines(), _LIKELY_MODELS, base=subject)
     return likely.to_dict() | {"headline": likely.headline}
 
 
@@ -215,8 +223,8 @@ def main() -> int:
         if question == "layout":
             answer = generations.asked(_compute_layout, *words).to_json()
         else:
-            found = generations.asked(_answered, question, *words)
-            answer = json.dumps(harmless(found), allow_nan=False).encode()
+            answer_data = generations.asked(_answered, question, *words)
+            answer = json.dumps(harmless(answer_data), allow_nan=False).encode()
     except (AtlasError, ModelError, OSError) as error:
         answer = json.dumps({"error": error_in_words(error)}).encode()
     sys.stdout.buffer.write(answer)

@@ -1,4 +1,4 @@
-"""The page of one model: everything that the atlas knows about it, without reading weights or using the network."""
+"""The page of one model: everything about it in the atlas, without reading weights or using the network."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ _ELSEWHERE = re.compile(r"`[^`]+`|--debug|query sql")
 
 
 def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
-    """JSON-ready, and safe in a page that sets it as text. Raises AtlasError if there is no such model.
+    """The page's data, ready for JSON and safe in a page that sets it as text.
 
-    Lists have at most ``MOST`` entries; ``left`` counts, by name, the entries that were cut.
+    Lists have at most ``MOST`` entries; the key ``left`` counts, by name, the entries that were cut. Raises AtlasError
+    if there is no such model.
     """
-    known = shown_model(atlas, model_id)
-    model, base = str(known["model"]), str(known["base"])
-    facts = {fact.name: fact.in_words(known) for fact in facts_of(Place.PAGE)}
+    details = shown_model(atlas, model_id)
+    model, base = str(details["model"]), str(details["base"])
+    facts = {fact.name: fact.in_words(details) for fact in facts_of(Place.PAGE)}
     facts = {name: value for name, value in facts.items() if value not in (None, [], False)}
     layers = stored_layers(atlas, model_id, model, base)
     changed = layers.to_dict() | {"headline": layers.headline, "notes": list(layers.estimates)}
     neighbours = []
-    if known["status"] == "indexed" and atlas.is_published(base, "input"):
+    if details["status"] == "indexed" and atlas.is_published(base, "input"):
         rows = atlas.rows(
             "SELECT model, neighbour_id FROM neighbours JOIN fine_tunes ON fine_tunes.model_id = neighbour_id "
             "WHERE neighbours.model_id = ? AND representation = 'input'",
@@ -50,7 +51,7 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         )
         ids = {row["model"]: row["neighbour_id"] for row in rows}
         near = stored_neighbours(atlas, indexed_model(atlas, model_id), NEIGHBOURS, "input")
-        neighbours = [plain(one) | {"id": ids.get(one.model)} for one in near]
+        neighbours = [plain(neighbour) | {"id": ids.get(neighbour.model)} for neighbour in near]
     predictions = atlas.rows(
         "SELECT dataset, probability, votes, authors, vectors, head, declared, calibrated, models FROM predictions "
         "WHERE model_id = ? ORDER BY rank",
@@ -73,32 +74,32 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
     lineage = {"parents": parents, "children": children, "declared": [row["parent"] for row in declared]}
     depth = None
     if profiles := read_profiled(atlas, base, subject="fine_tune", model=model):
-        mine = profiles[0]  # the newest
-        of_base = read_profiled(atlas, base, subject="base", probe=mine.probe_sha256)
-        depth = {name: getattr(mine, name) for name in ("probe", "sequences", "tokens", "layers")}
-        depth["base"] = of_base[0].layers if of_base else []
+        newest = profiles[0]
+        base_profiles = read_profiled(atlas, base, subject="base", probe=newest.probe_sha256)
+        depth = {name: getattr(newest, name) for name in ("probe", "sequences", "tokens", "layers")}
+        depth["base"] = base_profiles[0].layers if base_profiles else []
     page = {
         "id": model_id,
         "model": model,
         "base": base,
         "facts": facts,
-        "datasets": known["datasets_as_written"],
-        "tags": known["tags"],
-        "evaluations": known["evaluations"],
+        "datasets": details["datasets_as_written"],
+        "tags": details["tags"],
+        "evaluations": details["evaluations"],
         "layers": changed if layers.deltas else None,
         "neighbours": neighbours,
-        "is_like_none": known["is_like_none"],
+        "is_like_none": details["is_like_none"],
         "predictions": predictions,
         "lineage": lineage,
         "depth": depth,
     }
-    left = {}
+    omitted = {}
     for part in (page, facts, lineage):
         for name, value in part.items():
             if isinstance(value, list) and len(value) > MOST:
-                left[name] = len(value) - MOST
+                omitted[name] = len(value) - MOST
                 part[name] = value[:MOST]
-    return harmless(page | {"left": left})
+    return harmless(page | {"left": omitted})
 
 
 def harmless(value: Any, longest: int | None = LONGEST) -> Any:
@@ -127,5 +128,8 @@ def error_in_words(error: Exception) -> str:
     if isinstance(error.__cause__, AtlasError):
         error = error.__cause__  # the same without the name of an argument
     message, advice = (error.message, error.hint) if isinstance(error, AtlasError) else ("", explain(error))
-    kept = [one for one in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(one)]
-    return clean(for_command_line(" ".join([message.replace("`where`", "The condition"), *kept]).strip()))[:LONGEST]
+    sentences = [
+        sentence for sentence in re.split(r"(?<=[.?!]) ", _OTHERWISE.sub("", advice)) if not _ELSEWHERE.search(sentence)
+    ]
+    text = " ".join([message.replace("`where`", "The condition"), *sentences]).strip()
+    return clean(for_command_line(text))[:LONGEST]

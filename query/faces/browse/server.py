@@ -1,6 +1,6 @@
 """The web server of `query browse`: the page, its data, and answers about models, only with a token, to this machine.
 
-It stops at once, and does not wait for incomplete requests.
+It ends immediately, without waiting for incomplete requests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from query.faces.atlas import Atlas, generations
 from query.faces.browse.model import error_in_words, harmless
 from query.faces.browse.session import BrowseSession
 from query.models.reader import AtlasReader
-from query.questions.map.page import SCRIPTS, filled, page_file, shown
+from query.questions.map.page import SCRIPTS, filled, page_file, page_text
 
 if TYPE_CHECKING:
     from query.questions.sql import Started
@@ -74,8 +74,13 @@ _OWN_SCRIPTS = ("browse_model.js", "browse_depth.js", "browse_trace.js", "browse
 def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str = "", fragment: str = "") -> ASGIApp:
     """The application. Everything is served under ``/token/``; any other request is refused.
 
-    ``ending``: set when no answer should be waited for. ``ticket``: ``/ticket`` redirects to the page once, for a
-    browser whose command line every user of the machine can read. ``fragment``: of the redirect's address.
+    Args:
+        session: the atlas and the answers about it.
+        token: the secret part of all addresses.
+        ending: set when the command ends and answers are no longer waited for.
+        ticket: ``/ticket`` redirects to the page once, for a browser whose command line every user of the machine can
+            read.
+        fragment: the fragment of the redirect's address.
     """
     answers = _Answers(ending)
     statements, predictions = asyncio.Semaphore(_MOST_STATEMENTS), asyncio.Semaphore(1)
@@ -87,8 +92,8 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     def base_of(request: Request) -> str | None:
         """The requested base of the atlas, or the largest one."""
         bases = [row["base"] for row in session.bases()]
-        asked = request.query_params.get("base", "")
-        return asked if asked in bases else bases[0] if bases else None
+        name = request.query_params.get("base", "")
+        return name if name in bases else bases[0] if bases else None
 
     def page(_request: Request) -> Response:
         session.renew()  # loading the page switches to the latest generation
@@ -115,7 +120,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
     def about_text(request: Request, started: Started) -> dict[str, Any]:
         return session.answered("ask", str(base_of(request)), started, request.state.text)
 
-    texts = {
+    files = {
         "/browse.css": (
             "text/css",
             page_file("map.css") + page_file("browse.css", __package__),
@@ -125,7 +130,7 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
         "/browse.js": ("text/javascript", '"use strict";\n' + "\n".join(scripts)),
     }
     routes = [
-        *(Route(path, answers.text(content, kind)) for path, (kind, content) in texts.items()),
+        *(Route(path, answers.text(content, kind)) for path, (kind, content) in files.items()),
         Route("/", answers.quick(page)),
         Route("/data", answers.quick(data)),
         Route("/state", answers.quick(state)),
@@ -145,12 +150,12 @@ def site(session: BrowseSession, token: str, ending: asyncio.Event, ticket: str 
 
 
 def listed_questions() -> list[dict[str, str]]:
-    """Every question by the name of its command: what it is about, and from which other package it is ("" if ours)."""
+    """Every question by the name of its command, with a summary and the package that adds it ("" if ours)."""
     rows = []
     for name, entries in sorted(commands().items()):
         if (about := first_sentence(entries[0].summary())) != ".":
             package = "" if entries[0].package == OURS else entries[0].package
-            rows.append({"name": name, "about": shown(about), "from": shown(package)})
+            rows.append({"name": name, "about": page_text(about), "from": page_text(package)})
     return rows
 
 
@@ -210,22 +215,22 @@ class _Guard:
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        given = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-        if self._ticket and secrets.compare_digest(given.encode(), self._ticket.encode()):
+        token = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+        if self._ticket and secrets.compare_digest(token.encode(), self._ticket.encode()):
             self._ticket = ""
             await RedirectResponse(f"/{self._token}/{self._fragment}", 303)(scope, receive, send)
-        elif not secrets.compare_digest(given.encode(), self._token.encode()):
+        elif not secrets.compare_digest(token.encode(), self._token.encode()):
             await PlainTextResponse("Open the address that the command printed.", 403)(scope, receive, send)
-        elif scope["path"] == f"/{given}/ask" and scope["method"] != "POST":
+        elif scope["path"] == f"/{token}/ask" and scope["method"] != "POST":
             await PlainTextResponse("Send the text with POST.", 405, {"Allow": "POST"})(scope, receive, send)
-        elif scope["path"] != f"/{given}/ask" and scope["method"] not in ("GET", "HEAD"):
+        elif scope["path"] != f"/{token}/ask" and scope["method"] not in ("GET", "HEAD"):
             await PlainTextResponse("Read-only: use GET or HEAD.", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
 
 
 def _malformed(scope: Scope) -> tuple[int, str] | None:
-    """The status and the reason for which a request is refused that h11 lets pass."""
+    """The status and the reason for refusing a request that h11 accepts; None if it is well formed."""
     if scope["type"] != "http":
         return None
     if scope["http_version"] not in ("1.0", "1.1"):
@@ -313,13 +318,13 @@ class _Answers:
                 pass
 
         working = asyncio.ensure_future(work)
-        others = [asyncio.ensure_future(has_left()), asyncio.ensure_future(self._ending.wait())]
+        endings = [asyncio.ensure_future(has_left()), asyncio.ensure_future(self._ending.wait())]
         try:
-            await asyncio.wait([working, *others], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([working, *endings], return_when=asyncio.FIRST_COMPLETED)
             return working.result() if working.done() else JSONResponse({"error": "The page is no longer served."}, 503)
         finally:
-            for one in (working, *others):
-                one.cancel()
+            for task in (working, *endings):
+                task.cancel()
 
 
 async def _in_thread(ask: Callable[[], Any]) -> Response:
@@ -332,8 +337,8 @@ async def _in_thread(ask: Callable[[], Any]) -> Response:
 
     def run() -> None:
         try:
-            found = ask()
-            answer.set_result(found if isinstance(found, Response) else JSONResponse(found))
+            content = ask()
+            answer.set_result(content if isinstance(content, Response) else JSONResponse(content))
         except (AtlasError, ModelError, OSError) as error:
             answer.set_result(JSONResponse({"error": error_in_words(error)}, 400))
         except BaseException as error:  # also from an interrupted query
@@ -357,10 +362,16 @@ def browse(
 ) -> None:
     """Serve until the process is stopped by a signal, which is then raised again (KeyboardInterrupt).
 
-    ``base``: the base to show first. ``port``: 0 for any free port. ``on_address`` is called with the address, which
-    contains the token that every request needs. ``opens``: open a browser there. ``method``: umap, tsne or pca; None:
-    tsne below 1,000 models, else umap, or pca if umap-learn is not installed. Raises AtlasError if the port is in use
-    or needs privileges.
+    Args:
+        atlas: the atlas to serve.
+        base: the base to show first.
+        port: 0 for any free port.
+        opens: whether to open a browser there.
+        method: umap, tsne or pca; None: tsne below 1,000 models, else umap, or pca if umap-learn is not installed.
+        on_address: called with the address, which contains the token that every request needs.
+
+    Raises:
+        AtlasError: the port is in use or needs privileges.
     """
     canonical = None if base is None else generations(atlas).asked(AtlasReader.base_named, base)
     token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24) if opens else ""
@@ -371,8 +382,8 @@ def browse(
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
             raise
         in_use = error.errno == errno.EADDRINUSE
-        what = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
-        raise AtlasError(what, "Omit `port` to use any free port.") from error
+        problem = f"Port {port} is in use." if in_use else f"Binding to port {port} requires elevated privileges."
+        raise AtlasError(problem, "Omit `port` to use any free port.") from error
     with listening:
         session, ending = BrowseSession(atlas.path, method), asyncio.Event()
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
@@ -396,15 +407,15 @@ class _Server(uvicorn.Server):
         self._ending = ending
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Cancel what clients wait for, then shut down as uvicorn does."""
+        """Cancel the answers that clients wait for, then shut down as uvicorn does."""
         self._ending.set()
         await super().shutdown(sockets)
 
 
 class _Protocol(H11Protocol):
-    """Refuses what is not a whole HTTP request within ``_REQUEST_SECONDS``, in one answer that closes the connection.
+    """Refuses a client that sends no complete HTTP request within ``_REQUEST_SECONDS``, and closes the connection.
 
-    Where there are ``_MOST_CONNECTIONS``, a new connection takes the place of that which has been idle longest.
+    With ``_MOST_CONNECTIONS`` open, a new connection replaces the connection that has been idle longest.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -416,9 +427,15 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         self._active = self.loop.time()
         self._deadline = self.loop.call_later(_REQUEST_SECONDS, self._end_waiting)
-        kept = [one for one in self.connections if isinstance(one, _Protocol) and not one.transport.is_closing()]
-        if len(kept) >= _MOST_CONNECTIONS and (idle := [one for one in kept if one.is_idle and one is not self]):
-            min(idle, key=lambda one: one._active).transport.abort()
+        open_connections = [
+            connection
+            for connection in self.connections
+            if isinstance(connection, _Protocol) and not connection.transport.is_closing()
+        ]
+        if len(open_connections) >= _MOST_CONNECTIONS and (
+            idle := [connection for connection in open_connections if connection.is_idle and connection is not self]
+        ):
+            min(idle, key=lambda connection: connection._active).transport.abort()
 
     @property
     def is_idle(self) -> bool:
@@ -444,7 +461,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP; called while the error of h11 is handled, which knows the status."""
+        """Answer a request that is not HTTP; called while the error of h11, which has the status, is handled."""
         status = getattr(sys.exception(), "error_status_hint", 400)
         self._refuse(status, "The header of the request is too long." if status == 431 else msg)
 
@@ -458,8 +475,8 @@ class _Protocol(H11Protocol):
     def _refuse(self, status: int, sentence: str) -> None:
         """Answer, unless an answer has begun, and close the connection.
 
-        What the client goes on sending is received for a moment and dropped: if the connection were closed before,
-        the system would tell the client of that instead of the answer.
+        For a moment, the client's further data is received and dropped. If the connection were closed at once, the
+        client would get an error of the system instead of the answer.
         """
         if self._is_refused or self.transport.is_closing():
             return

@@ -1,4 +1,4 @@
-"""The generation of the atlas that the page shows, and what was computed from it."""
+"""The generation of the atlas that the page shows, and the data computed from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from query.models.population import leading_datasets
 from query.models.sampled import COPY, LIKE_THE_BASE, SAMPLE, UNTRAINED_ADAPTER
 from query.questions.map.coloring import grouped, scaled
 from query.questions.map.neighbours import near_points, read_neighbours, read_parents
-from query.questions.map.page import coloring_data, facet, number, payload, shown
+from query.questions.map.page import coloring_data, facet, number, page_text, payload
 from query.questions.sql import SqlResult, Started, asked_condition, run_sql
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class BrowseSession:
 
     def __init__(self, atlas: Path, method: str | None) -> None:
         self._generations, self._method = Generations(atlas), method
-        self._lock = threading.Lock()  # of the two below, each thing in which is computed once
+        self._lock = threading.Lock()  # for the two dictionaries below, so that each entry is computed once
         self._layouts: dict[tuple[AtlasReader, str], LayoutJob] = {}
         self._payloads: dict[tuple[AtlasReader, str, str], bytes] = {}
         self._is_over = False
@@ -86,10 +86,10 @@ class BrowseSession:
     def renew(self) -> None:
         """Switch to the latest generation."""
         with self._lock:
-            shown = self._generations.newest
-            if not shown.is_outdated:
+            newest = self._generations.newest
+            if not newest.is_outdated:
                 return
-            self._generations.renew(shown)
+            self._generations.renew(newest)
             self._payloads.clear()
             for layout in self._layouts.values():
                 layout.stop()
@@ -120,17 +120,17 @@ class BrowseSession:
         with self._generations.borrowed() as atlas:
             layout = self._layout(atlas, base)
             state = layout.state  # it may change at any moment
-            found = layout.found if state == "ready" else None
+            finished = layout.layout if state == "ready" else None
             with self._lock:
                 key = (atlas, base, state)
                 if key not in self._payloads:
                     bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
-                    data = read_payload(atlas, base, found) | {
-                        "bases": [[one, shown(one)] for one in bases],
+                    data = read_payload(atlas, base, finished) | {
+                        "bases": [[name, page_text(name)] for name in bases],
                         "generation": atlas.generation,
                         "places": state,
-                        "why": shown(layout.why),
-                        "subtitle": shown(found.subtitle) if found else "",
+                        "why": page_text(layout.why),
+                        "subtitle": page_text(finished.subtitle) if finished else "",
                     }
                     self._payloads[key] = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
                 return self._payloads[key]
@@ -139,16 +139,16 @@ class BrowseSession:
         """See ``model_page``. Raises AtlasError if there is no such model."""
         return self._generations.asked(model_page, model_id)
 
-    def answered(self, question: str, asked: str, started: Started, text: bytes | None = None) -> dict[str, Any]:
+    def answered(self, question: str, subject: str, started: Started, text: bytes | None = None) -> dict[str, Any]:
         """The answer of `query predict`, `trace` or `ask`, from a process of its own. Raises AtlasError.
 
-        ``asked``: the id of an indexed model; for `ask` a base, and the ``text``. ``started``: see ``run_sql``.
+        ``subject``: the id of an indexed model; for `ask` a base, and the ``text``. ``started``: see ``run_sql``.
         """
-        process = start_process(self._generations.newest.folder.root, question, asked, takes_text=text is not None)
+        process = start_process(self._generations.newest.folder.root, question, subject, takes_text=text is not None)
         started(process)
-        written, _ = process.communicate(text)
+        output, _ = process.communicate(text)
         try:
-            answer: dict[str, Any] = json.loads(written)
+            answer: dict[str, Any] = json.loads(output)
         except ValueError as error:
             raise AtlasError("The process ended without an answer.", "Try again.") from error
         if "error" in answer:
@@ -159,8 +159,8 @@ class BrowseSession:
         """Ids of the models that satisfy an SQL condition, run in the sandbox of ``query sql``. Raises AtlasError."""
         with self._generations.borrowed() as atlas:
             ids = asked_condition(atlas.connection, condition, started=started).model_ids()
-            of_base = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
-        return sorted({row["model_id"] for row in of_base}.intersection(ids))
+            rows_of_base = atlas.rows("SELECT model_id FROM models WHERE base = ?", [base])
+        return sorted({row["model_id"] for row in rows_of_base}.intersection(ids))
 
     def sql(self, statement: str, started: Started) -> SqlResult:
         """The result of a SELECT, run in the sandbox of ``query sql``. Raises AtlasError."""
@@ -198,37 +198,37 @@ def _tables(atlas: AtlasReader) -> list[dict[str, Any]]:
 
 
 def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[str, Any]:
-    """All indexed models of a base in order of id, with what they are filtered, sorted and coloured by.
+    """All indexed models of a base in order of id, with the columns for filters, order and colours.
 
-    See :func:`query.questions.map.page.payload`. ``layout``: None before it is known.
+    See :func:`query.questions.map.page.payload`. ``layout``: None before it is computed.
     """
     cursor = atlas.connection.execute(_MODELS, [base])
     names = [column[0] for column in cursor.description]
     rows = cursor.fetchall()
     columns = dict(zip(names, zip(*rows, strict=True) if rows else [()] * len(names), strict=True))
-    ids = [int(one) for one in columns["model_id"]]
+    ids = [int(model_id) for model_id in columns["model_id"]]
     row_of = {identity: row for row, identity in enumerate(ids)}
-    places = np.full((len(ids), 2), np.nan)
+    positions = np.full((len(ids), 2), np.nan)
     clusters: list[str | None] = [None] * len(ids)
     if layout is not None:
         for identity, x, y, cluster in zip(layout.ids, layout.x, layout.y, layout.clusters, strict=True):
             if (row := row_of.get(identity)) is not None:
-                places[row], clusters[row] = (x, y), cluster
-    licences = [one or None for one in columns["licence"]]
+                positions[row], clusters[row] = (x, y), cluster
+    licences = [licence or None for licence in columns["licence"]]
     odd = [[words for name, words in _ODDITIES.items() if columns[name][row]] for row in range(len(ids))]
-    later = {"follows": True}  # its filter is below the histograms
-    hidden = {"hidden": True}  # it is not a column of the table, and shown only if it is known
+    below = {"follows": True}  # its filter is below the histograms
+    not_a_column = {"hidden": True}  # it is not a column of the table, and shown only if it is known
     facets = [
         facet("dataset", columns["datasets"], "no dataset named", many=True) | {"opens": True},
         facet("relation", columns["relation"]) | {"opens": True},
-        *([facet("cluster", clusters, "in no cluster") | later] if any(clusters) else []),
-        facet("author", columns["author"]) | later,
-        *([facet("read", columns["read"]) | later] if SAMPLE in columns["read"] else []),
-        facet("licence", licences, "none named") | later,
-        facet("predicted", columns["predicted"], "not predicted") | later,
-        facet("task", columns["pipeline_tag"], "not known") | later | hidden,
-        facet("head", columns["head_class"], "not known") | later | hidden,
-        facet("oddity", odd, "nothing odd", many=True) | later | hidden,
+        *([facet("cluster", clusters, "in no cluster") | below] if any(clusters) else []),
+        facet("author", columns["author"]) | below,
+        *([facet("read", columns["read"]) | below] if SAMPLE in columns["read"] else []),
+        facet("licence", licences, "none named") | below,
+        facet("predicted", columns["predicted"], "not predicted") | below,
+        facet("task", columns["pipeline_tag"], "not known") | below | not_a_column,
+        facet("head", columns["head_class"], "not known") | below | not_a_column,
+        facet("oddity", odd, "nothing odd", many=True) | below | not_a_column,
     ]
     groups = {
         "dataset": leading_datasets([frozenset(names) for names in columns["datasets"]]),
@@ -239,7 +239,7 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         "predicted": columns["predicted"],
     }
     colorings = [
-        coloring_data(grouped(name, values), places)
+        coloring_data(grouped(name, values), positions)
         for name, values in groups.items()
         if name == "dataset" or any(values)
     ]
@@ -253,8 +253,8 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         ids=ids,
         names=columns["model"],
         base=base,
-        places=places,
-        facets=[one for one in facets if one["names"] or one["name"] in ("dataset", "author", "relation")],
+        positions=positions,
+        facets=[item for item in facets if item["names"] or item["name"] in ("dataset", "author", "relation")],
         numbers=[
             number(scaled(name, columns[column], is_time=name == "created")) | {"label": label}
             for name, (column, label) in _NUMBERS.items()

@@ -1,4 +1,4 @@
-"""The page: what its sections are written from, their tables and pictures, and the templates that hold its words."""
+"""The page: the source of its sections, their tables and pictures, and the templates with its text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_reason(error: AtlasError | ModuleNotFoundError, purpose: str) -> AtlasErr
 
 
 def code(text: str) -> Markup:
-    """Something to be typed, or an exact spelling."""
+    """Text to type, or an exact spelling, as HTML."""
     return Markup("<code>{}</code>").format(clean(text, keep_lines=True))
 
 
@@ -64,8 +64,8 @@ def shorten(text: str, longest: int = _LONGEST) -> str:
 
 def enumerated(names: Sequence[str]) -> str:
     """The first names, separated by commas, and how many more there are."""
-    rest = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
-    return ", ".join(shorten(name, 80) for name in names[:_NAMES]) + rest
+    remainder = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+    return ", ".join(shorten(name, 80) for name in names[:_NAMES]) + remainder
 
 
 def _cell(value: Any) -> str:
@@ -100,7 +100,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """What every section is written from."""
+    """The atlas, base and seed of every section."""
 
     atlas: AtlasReader
     base: str
@@ -164,8 +164,13 @@ class Source:
     ) -> dict[str, Any] | None:
         """A table for the template, or None without rows. The first column names the rows.
 
-        ``columns``: title → kind (see ``_KINDS``). A row has a value for each column. ``most`` limits the rows, and the
-        command ``everything`` prints all. ``total``: how many rows there are, if more than ``rows``.
+        Args:
+            caption: the caption.
+            columns: title → kind (see ``_KINDS``).
+            rows: a value for each column.
+            most: the number of rows to show; None for all.
+            everything: the command that prints all rows.
+            total: how many rows there are, if more than ``rows``.
         """
         if not rows:
             return None
@@ -194,10 +199,14 @@ def _written(value: Any) -> str:
 
 @dataclass
 class Section:
-    """One section: ``facts`` are what its template writes about.
+    """One section of the page.
 
-    ``key_numbers``: (value, meaning) for the top of the page. ``missing``: what this atlas or installation cannot show,
-    and why.
+    Attributes:
+        anchor: the anchor of its address.
+        title: its title.
+        facts: the variables of its template.
+        key_numbers: (value, meaning) for the top of the page.
+        missing: a sentence for each thing that this atlas or installation cannot show, with the reason.
     """
 
     anchor: str
@@ -211,14 +220,14 @@ class Section:
         self.key_numbers.append((value, meaning))
 
     def unavailable(self, reason: AtlasError | str) -> str:
-        """The sentence for the template that says what is missing here, and why."""
+        """The sentence for the template on what is missing here, and why; also added to ``missing``."""
         self.missing.append(for_command_line(reason if isinstance(reason, str) else reason.text))
         return self.missing[-1]
 
     def picture(self, figure: Callable[[ThemeName], Figure], marks: int = 0) -> dict[str, str]:
-        """``figure(theme)`` in both themes, for the template; without matplotlib, the error that asks for it (``why``).
+        """``figure(theme)`` in both themes, for the template; without matplotlib, how to install it (``why``).
 
-        ``marks``: how many things are drawn.
+        ``marks``: how many points or lines are drawn.
         """
         suffix = ".png" if marks > _MANY_MARKS else ".svg"
         themes: tuple[ThemeName, ...] = ("light", "dark")
@@ -231,9 +240,9 @@ class Section:
 
 @cache
 def _environment() -> Environment:
-    """The templates and what they use; kept, because compiling the templates takes longer than filling them."""
-    # Everything printed is made printable and escaped, unless it is Markup, which comes only from functions that
-    # escape what they are given.
+    """The templates and their functions (cached, because compiling the templates takes longer than filling them)."""
+    # All text is made printable and escaped, unless it is Markup, which comes only from functions that escape their
+    # arguments.
     environment = Environment(
         loader=PackageLoader("query.faces.report", "pages"),
         autoescape=True,
@@ -257,7 +266,7 @@ def page(source: Source, sections: Iterable[Section]) -> str:
         .render(
             source=source,
             published=day(atlas["published"]),
-            found=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
+            listed=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
             indexed=source.number("SELECT count(*) FROM models WHERE base = ?"),
             sections=list(sections),
             themes=THEMES,

@@ -1,4 +1,4 @@
-"""Why a model is not in the atlas, and what claims its base: every code in plain words."""
+"""The codes for why a model is not in the atlas, and for the sources of claims, in plain words."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ REASONS = {
     "worker_error": "The process that read it met an unexpected error.",
 }
 
-# What claims that a model was made from the base; "alias:<id>" stands for a claim with another name of the base.
+# The sources of a claim that a model was made from the base; "alias:<id>" is a claim with another name of the base.
 CLAIMS = {
     "tag": "the Hub's base_model tag",
     "alias": "a tag with another name of the base",
@@ -70,6 +70,6 @@ UNEXPLAINED = "No explanation is known; see the details of the example."
 
 
 def claim_in_words(claimed_by: str | None) -> str:
-    """What claims the base, to follow "claimed by"."""
+    """The source of the claim, to follow "claimed by"."""
     kind = (claimed_by or "").partition(":")[0]
     return CLAIMS.get(kind, claimed_by or "nothing on record")

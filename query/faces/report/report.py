@@ -25,11 +25,11 @@ from query.shared.wording import counted
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# What several fields mean.
+# Documentation that several fields share.
 _LACK = Doc("What it could not show, and why.")
 
-# Anchor, title, and the function that finds the facts of the section, in the order of the page. Its words are the macro
-# of this name in pages/sections.html.
+# Anchor, title, and the function that computes the facts of the section, in the order of the page. The macro with the
+# name of the anchor, in pages/sections.html, has its text.
 _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
     ("words", "The terms used here", lambda *_: {"terms": words()}),
     ("crawl", "What was found, read and left out", views.crawl),
@@ -68,7 +68,7 @@ class SectionOfPage:
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """The page. ``models``: how many are indexed; ``sections``: the anchors on it; ``seconds``: how long it took."""
+    """The page, with facts about it."""
 
     ROWS = "rows"
     IS_SHEET = True
@@ -95,7 +95,10 @@ class Report(Result):
     @property
     def rows(self) -> list[SectionOfPage]:
         """A row for each section."""
-        return [SectionOfPage(name, [one.why for one in self.missing if one.section == name]) for name in self.sections]
+        return [
+            SectionOfPage(name, [missing.why for missing in self.missing if missing.section == name])
+            for name in self.sections
+        ]
 
     def write(self, path: str | Path) -> None:
         """Write the page. Raises AtlasError if the path does not end in .html or cannot be written."""
@@ -120,9 +123,9 @@ def report(atlas: AtlasReader, base: Base = None, *, seed: Seed = 0) -> Report:
     """Write one page with everything about the fine-tunes of a base.
 
     Returns:
-        The page; its ``write("report.html")`` keeps it. The same atlas and ``seed`` (of the map, the intervals and the
+        The page; its ``write("report.html")`` saves it. The same atlas and ``seed`` (of the map, the intervals and the
         permutations) give the same page. A section that the atlas cannot fill (no model, no dataset, no spectra), or
-        whose picture needs a missing library, says so in one line.
+        whose picture needs a missing library, has a line with the reason.
 
     Raises:
         AtlasError: the base is unknown.

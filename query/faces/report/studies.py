@@ -1,4 +1,4 @@
-"""What the sections say that come from studies: purity, map, clusters, ranks, and what layers keep."""
+"""The sections made from studies: purity, map, clusters, ranks and depth."""
 
 from __future__ import annotations
 
@@ -46,21 +46,26 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         for note in dict.fromkeys(result.note for result in results):
             failed.append(section.unavailable(f"Purity cannot be computed. {note}"))
         return {"why": failed}
-    first, across = scored[0], scored[0].cross_author
+    first, cross_author = scored[0], scored[0].cross_author
     section.key_number(
         decimal(first.purity),
         f"purity: share of nearest neighbours tuned on the same data; by chance {decimal(first.chance)}",
     )
-    if across.purity is not None:
+    if cross_author.purity is not None:
         section.key_number(
-            decimal(across.purity), f"the same among other authors' models only; by chance {decimal(across.chance)}"
+            decimal(cross_author.purity),
+            f"the same among other authors' models only; by chance {decimal(cross_author.chance)}",
         )
     notes = []
     for result in results:
-        of_others = result.cross_author.note
-        further = [f"across authors: {of_others}"] if of_others and of_others != result.note else []
-        notes += [Text(f"{result.representation}: ", note) for note in (result.note, *further, *result.notes) if note]
-    purest = sorted(scored, key=lambda one: -(one.purity or 0.0))
+        cross_author_note = result.cross_author.note
+        more_notes = (
+            [f"across authors: {cross_author_note}"] if cross_author_note and cross_author_note != result.note else []
+        )
+        notes += [
+            Text(f"{result.representation}: ", note) for note in (result.note, *more_notes, *result.notes) if note
+        ]
+    purest = sorted(scored, key=lambda result: -(result.purity or 0.0))
     by_dataset: list[dict[str, Any]] = first.table(details=True).get("by dataset", [])
     return {
         "failed": failed,
@@ -78,7 +83,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
         "notes": list(dict.fromkeys(notes)),
         "scored": scored,
         "picture": section.picture(
-            partial(purity_figure, [(one.representation, one, one.cross_author) for one in purest])
+            partial(purity_figure, [(result.representation, result, result.cross_author) for result in purest])
         ),
         "datasets": source.answer_table(
             f"Purity by dataset, representation {first.representation}", by_dataset, _DATASETS,
@@ -103,22 +108,22 @@ def map_section(source: Source, section: Section) -> dict[str, Any]:
 
 def clusters_section(source: Source, section: Section) -> dict[str, Any]:
     """The clusters, guesses for their undocumented members, and agreement with its chance level."""
-    found = clusters(source.atlas, source.base, seed=source.seed)
-    if not found.clusters:
-        return {"why": [section.unavailable(note) for note in found.notes]}
-    placed = sum(cluster.size for cluster in found.clusters)
-    share = percent(placed / len(found.members))
-    section.key_number(count(len(found.clusters)), f"clusters, which contain {share} of the models")
+    answer = clusters(source.atlas, source.base, seed=source.seed)
+    if not answer.clusters:
+        return {"why": [section.unavailable(note) for note in answer.notes]}
+    clustered = sum(cluster.size for cluster in answer.clusters)
+    share = percent(clustered / len(answer.members))
+    section.key_number(count(len(answer.clusters)), f"clusters, which contain {share} of the models")
 
-    tables = found.table(details=True)
-    main = next((row for row in found.agreement if (row.labels, row.measure, row.among) == AGREE), None)
+    tables = answer.table(details=True)
+    main = next((row for row in answer.agreement if (row.labels, row.measure, row.among) == AGREE), None)
     if main is not None and main.value is not None:
-        words = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
-        section.key_number(decimal(main.value), words)
+        meaning = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
+        section.key_number(decimal(main.value), meaning)
     used = {row["measure"] for row in tables.get("agreement", ())}
     command = source.command("clusters", "--details")
     return {
-        "found": found,
+        "answer": answer,
         "clusters": source.answer_table("Clusters, the largest first", tables.get("clusters", ()), _CLUSTERS, command),
         "central": source.answer_table("Central models", tables.get("most central", ()), _CLUSTERS, command),
         "undocumented": source.answer_table(
@@ -129,7 +134,7 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
             "Models in no cluster, the most isolated first", tables.get("most isolated", ()), _MEMBERS, command
         ),
         "agreement": source.answer_table("Agreement and its chance level", tables.get("agreement", ())),
-        "measures": [(one.key, one.doc) for one in columns(Clusters) if one.key in used],
+        "measures": [(column.key, column.doc) for column in columns(Clusters) if column.key in used],
     }  # fmt: skip
 
 
@@ -137,19 +142,19 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
     """Curves and equations for δW, and for W if its singular values are known."""
     unknown: dict[Text, list[str]] = {}
     kinds = []
-    for of, title in {"delta": "change δW", "weights": "weights W"}.items():
+    for quantity, title in {"delta": "change δW", "weights": "weights W"}.items():
         try:
-            study = rank_by_depth(source.atlas, source.base, of=of)
+            study = rank_by_depth(source.atlas, source.base, of=quantity)
         except AtlasError as error:
             unknown.setdefault(error.text, []).append(title)
             continue
-        if of == "delta":
+        if quantity == "delta":
             meaning = "mean rank of a change at half its energy, over families and layers"
             section.key_number(decimal(study.mean_rank, 1), meaning)
-        caption = f"Rank of {SYMBOLS[of]}"
+        caption = f"Rank of {SYMBOLS[quantity]}"
         kind = {
             "title": title,
-            "symbol": SYMBOLS[of],
+            "symbol": SYMBOLS[quantity],
             "study": study,
             "picture": section.picture(
                 study.figure, marks=sum(len(family.ranks) for family in study.families.values())
@@ -161,14 +166,14 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
         # Matrices that the base stores fused (GPT-2's c_attn), taken whole.
         if source.number("SELECT count(*) FROM fused_matrices JOIN fine_tunes USING (model_id) WHERE base = ?"):
             try:
-                whole = rank_by_depth(source.atlas, source.base, of=of, whole=True)
+                fused = rank_by_depth(source.atlas, source.base, of=quantity, whole=True)
             except AtlasError as error:
                 kind["not_fused"] = section.unavailable(error)
             else:
-                only = {name: one for name, one in whole.families.items() if name not in study.families}
-                caption = f"Rank of {SYMBOLS[of]} of the fused matrices, taken whole"
-                kind["fused"] = list(only)
-                kind["fused_tables"] = _tables(source, caption, replace(whole, families=only))
+                families = {name: family for name, family in fused.families.items() if name not in study.families}
+                caption = f"Rank of {SYMBOLS[quantity]} of the fused matrices, taken whole"
+                kind["fused"] = list(families)
+                kind["fused_tables"] = _tables(source, caption, replace(fused, families=families))
         kinds.append(kind)
     failed = [section.unavailable(Text(f"The {' and the '.join(titles)}: ", why)) for why, titles in unknown.items()]
     return {"kinds": kinds, "failed": failed}

@@ -1,4 +1,4 @@
-"""What the sections say of models' training data: predicted data sets, and traces in embeddings."""
+"""The sections about models' training data: predicted data sets, and traces in embeddings."""
 
 from __future__ import annotations
 
@@ -57,45 +57,45 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
     names = undocumented(source.atlas, source.base)
     with Progress(len(names), "  predicting") as progress:
         many = predict_many(source.atlas, base=source.base, on_progress=lambda _: progress.update())
-    every = [one.answer for one in many if one.answer is not None]
-    found, refused = every[:_PREDICTED], [one for one in many if one.error is not None]
+    answers = [outcome.answer for outcome in many if outcome.answer is not None]
+    shown, refused = answers[:_PREDICTED], [outcome for outcome in many if outcome.error is not None]
     if refused:
-        others = f" The same is true of {counted(len(refused) - 1, 'other')}." if len(refused) > 1 else ""
+        others_text = f" The same is true of {counted(len(refused) - 1, 'other')}." if len(refused) > 1 else ""
         facts["refusal"] = section.unavailable(
-            Text(f"No prediction for {refused[0].asked}: ", refused[0].error or "", others)
+            Text(f"No prediction for {refused[0].asked}: ", refused[0].error or "", others_text)
         )
     return facts | {
         "undocumented": len(names),
         "none_of_these": NONE_OF_THESE,
         "answers": source.answer_table(
             "Probable datasets of undocumented models",
-            [plain(one.best, table=True) for one in found],
+            [plain(answer.best, table=True) for answer in shown],
             everything=source.command("predict", "--undocumented"),
-            total=len(every),
+            total=len(answers),
         ),
-        "headlines": [one.headline for one in found[:_IN_WORDS]],
-        "assumed": assumed_share(every),
-        "notes": _notes_on(found),
+        "headlines": [answer.headline for answer in shown[:_IN_WORDS]],
+        "assumed": assumed_share(answers),
+        "notes": _notes_on(shown),
     }  # fmt: skip
 
 
-def _notes_on(found: Sequence[Prediction]) -> list[str]:
-    """The notes of these answers: one that most of them have once, the others with the model they are about."""
-    counts = Counter(note for one in found for note in one.notes)
-    common = [note for note, count in counts.items() if count > len(found) / 2]
-    rest = [
-        note if one.model in note else Text(f"{one.model}: ", note)
-        for one in found
-        for note in one.notes
+def _notes_on(answers: Sequence[Prediction]) -> list[str]:
+    """The notes of these answers: a note that most of them have once, the others with the model's name."""
+    counts = Counter(note for answer in answers for note in answer.notes)
+    common = [note for note, count in counts.items() if count > len(answers) / 2]
+    particular = [
+        note if answer.model in note else Text(f"{answer.model}: ", note)
+        for answer in answers
+        for note in answer.notes
         if note not in common
     ]
-    notes = [*common, *rest]
+    notes = [*common, *particular]
     more = [f"… and {len(notes) - _NOTES:,} more notes"] if len(notes) > _NOTES else []
     return [*notes[:_NOTES], *more]
 
 
 def trace_section(source: Source, section: Section) -> dict[str, Any]:
-    """What input embeddings say of training texts: how many models have a trace, and the words of some."""
+    """Traces of training texts in input embeddings: how many models have one, and the words of some."""
     counts = {
         row["token_class"]: row["models"]
         for row in source.rows(
@@ -109,15 +109,18 @@ def trace_section(source: Source, section: Section) -> dict[str, Any]:
         "AND models.duplicate_of IS NULL AND token_class IN ('exact', 'statistical') "
         "ORDER BY len(datasets) > 0, downloads DESC NULLS LAST, model"
     )
-    found, refusals = [], []
+    traces, refusals = [], []
     with Progress(min(len(chosen), _TRACED), "  reading traces") as progress:
         for row in chosen[:_TRACED]:
             try:
-                found.append(trace(source.atlas, row["model"], source.base))
+                traces.append(trace(source.atlas, row["model"], source.base))
             except AtlasError as error:
                 refusals.append(error)
             progress.update()
-    unnamed = next((note for one in found for note in one.notes if note.startswith("Its words are not named")), None)
+    unnamed = next(
+        (note for traced in traces for note in traced.notes if note.startswith("Its words are not named")),
+        None,
+    )
     if traced := counts.get("exact", 0):
         section.key_number(f"{traced:,}", "whose embedding says which tokens their training text had")
     return {
@@ -125,7 +128,7 @@ def trace_section(source: Source, section: Section) -> dict[str, Any]:
         "refusal": section.unavailable(refusals[0]) if refusals else None,
         "unnamed": section.unavailable(unnamed) if unnamed else None,
         "traced": len(chosen),
-        "shown": len(found),
+        "shown": len(traces),
         "traces": source.table(
             "Models in their own words",
             {
@@ -134,10 +137,11 @@ def trace_section(source: Source, section: Section) -> dict[str, Any]:
             },
             [
                 (
-                    one.model, ", ".join(word.word for word in one.words[:_WORDS]), one.share_met, one.longest_input,
-                    *(None if value is None else "yes" if value else "no" for value in (one.masked, one.pairs)),
+                    traced.model, ", ".join(word.word for word in traced.words[:_WORDS]), traced.share_met,
+                    traced.longest_input,
+                    *(None if value is None else "yes" if value else "no" for value in (traced.masked, traced.pairs)),
                 )
-                for one in found
+                for traced in traces
             ],
         ),
     }  # fmt: skip

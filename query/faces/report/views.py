@@ -1,4 +1,4 @@
-"""What the sections say that come from views of the database: the crawl, names, duplicates, lineage, claims, models."""
+"""The sections made from views of the database: the crawl, names, duplicates, lineage, claims, models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
     share = percent(indexed / total) if total else "none"
     section.key_number(count(indexed), f"indexed: weights read and compared ({share})")
     nothing = None if total else section.unavailable("Nothing was found: no model is listed for this base.")
-    (seen,) = source.rows(
+    (dates,) = source.rows(
         "SELECT min(first_seen) AS first, max(last_seen) AS last, count(*) FILTER (deleted_at_hub) AS deleted "
         "FROM fine_tunes WHERE base = ?"
     )
@@ -47,7 +47,7 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
         claims = sorted(Counter(map(claim_in_words, row["claims"])).items(), key=lambda pair: (-pair[1], pair[0]))
         row["claims"] = "; ".join(f"{shorten(words, 60)} ({number:,})" for words, number in claims)
     failures = source.rows("SELECT * FROM failures WHERE base = ? ORDER BY models DESC, status DESC, reason")
-    (read,) = source.rows(
+    (totals,) = source.rows(
         "SELECT count(*) AS models, sum(bytes_read) AS read, "
         "sum(list_sum(list_transform(weight_files, lambda file: file.size))) AS stored, "
         "count(*) FILTER (\"read\" = 'sample') AS sampled, sum(block_bytes) FILTER (\"read\" = 'sample') AS rest "
@@ -66,7 +66,7 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
     return {
         "nothing": nothing,
         "total": total,
-        "seen": seen,
+        "seen": dates,
         "statuses": statuses,
         "origins": source.table(
             "How they say they were made",
@@ -90,7 +90,7 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
             most=_REASONS,
             everything=source.query("FROM failures WHERE base = ? ORDER BY models DESC"),
         ),
-        "read": read,
+        "read": totals,
         "rejected": source.number("SELECT count(*) FROM rejected_listing_rows WHERE base = ?"),
         "atlas": atlas,
         "commit": source.atlas.base_row(source.base)["commit"],
@@ -181,10 +181,10 @@ def duplicates(source: Source, section: Section) -> dict[str, Any]:
         "SELECT model, first_upload, if(author <> first_author, 'another author', 'the same author') AS by_whom, "
         "created FROM duplicates WHERE base = ? ORDER BY first_upload, created, model"
     )
-    shown_by = {"sample": "all that was read of it", "checksum": "the checksum of its file"}
+    evidence_in_words = {"sample": "all that was read of it", "checksum": "the checksum of its file"}
     for row in copies:
-        row["copy_evidence"] = shown_by.get(row["copy_evidence"], "all its matrices")
-    is_partial = any(row["copy_evidence"] == shown_by["sample"] for row in copies)
+        row["copy_evidence"] = evidence_in_words.get(row["copy_evidence"], "all its matrices")
+    is_partial = any(row["copy_evidence"] == evidence_in_words["sample"] for row in copies)
     section.key_number(count(len(copies)), f"{'copy' if len(copies) == 1 else 'copies'} of the base under another name")
     section.key_number(
         count(len(repeats)), f"{'duplicate' if len(repeats) == 1 else 'duplicates'} of an earlier upload"
@@ -263,21 +263,23 @@ def pairs(source: Source, _section: Section) -> dict[str, Any]:
     rows = source.rows(f"SELECT *, count(*) OVER () AS pairs FROM ({statement}) LIMIT {_MOST}")
     if not rows:
         raise AtlasError("No two models by different authors are alike, or none can be compared.", "")
-    shown = []
+    cells = []
     for row in rows:
-        mine, theirs = row["datasets"], row["neighbour_datasets"]
-        if both := [name for name in mine if name in theirs]:
-            datasets = f"both {enumerated(both)}"
-        elif mine or theirs:
-            datasets = f"{enumerated(mine) or 'none named'}; {enumerated(theirs) or 'none named'}"
+        datasets_of_model, datasets_of_neighbour = row["datasets"], row["neighbour_datasets"]
+        if shared := [name for name in datasets_of_model if name in datasets_of_neighbour]:
+            datasets = f"both {enumerated(shared)}"
+        elif datasets_of_model or datasets_of_neighbour:
+            datasets = (
+                f"{enumerated(datasets_of_model) or 'none named'}; {enumerated(datasets_of_neighbour) or 'none named'}"
+            )
         else:
             datasets = "neither names any"
-        shown.append((row["model"], row["neighbour"], row["similarity"], datasets))
+        cells.append((row["model"], row["neighbour"], row["similarity"], datasets))
     return {
         "pairs": source.table(
             "The most similar pairs by different authors",
             {"model": "model", "and": "model", "similarity": "three digits", "datasets that they name": "name"},
-            shown,
+            cells,
             everything=source.query(statement),
             total=rows[0]["pairs"],
         )
@@ -294,17 +296,17 @@ def claims(source: Source, section: Section) -> dict[str, Any]:
     }  # fmt: skip
     if has_adapters := any(row["names_base"] for row in rows):
         columns["adapter of"] = "name"
-    shown = []
+    table_rows = []
     for row in rows:
         claim = shorten(claim_in_words(row["claimed_by"]), 60)
         cells = [row["model"], row["author"], row["relation"], claim, row["base_cosine"], row["downloads"]]
-        shown.append([*cells, *([shorten(row["names_base"] or "", 60)] if has_adapters else [])])
+        table_rows.append([*cells, *([shorten(row["names_base"] or "", 60)] if has_adapters else [])])
     return {
         "unknown": source.number("SELECT count(*) FROM models WHERE base = ? AND verified IS NULL"),
         "claims": source.table(
             f"{counted(len(rows), 'claim')} that the weights contradict",
             columns,
-            shown,
+            table_rows,
             most=_MOST_NAMES,
             everything=source.query("FROM suspicious_claims WHERE base = ?"),
         ),
@@ -312,19 +314,19 @@ def claims(source: Source, section: Section) -> dict[str, Any]:
 
 
 def models(source: Source, _section: Section) -> dict[str, Any]:
-    """Every indexed model, to look up what the sections above mention."""
+    """Every indexed model, to look up models that the sections above mention."""
     rows = source.rows(
         "SELECT model, relation, datasets, licence, downloads, created, is_copy, is_unrelated, is_partly_frozen, "
         "copy_evidence, duplicate_of FROM models WHERE base = ? ORDER BY downloads DESC NULLS LAST, model"
     )
     if not rows:
         raise AtlasError("No model is indexed, so there is nothing to list.", "")
-    shown = []
+    table_rows = []
     for row in rows:
         remarks = [*flags_in_words(row), *(["duplicate"] if row["duplicate_of"] is not None else [])]
         licence = shorten(row["licence"] or "", 40)
         facts = [row["model"], row["relation"], row["datasets"], licence, row["downloads"], row["created"]]
-        shown.append([*facts, ", ".join(remarks)])
+        table_rows.append([*facts, ", ".join(remarks)])
     return {
         "models": source.table(
             "Every indexed model, the most downloaded first",
@@ -332,7 +334,7 @@ def models(source: Source, _section: Section) -> dict[str, Any]:
                 "model": "model", "relation": "fixed", "datasets": "name", "licence": "name", "downloads": "number",
                 "created": "fixed", "remarks": "prose",
             },
-            shown,
+            table_rows,
             most=_MOST_MODELS,
             everything=source.query("FROM models WHERE base = ?"),
         )
@@ -342,7 +344,7 @@ def models(source: Source, _section: Section) -> dict[str, Any]:
 def method(source: Source, _section: Section) -> dict[str, Any]:
     """The commands that make this page, then the caveats."""
     options = source.crawled.options
-    if options is None:  # an atlas that does not keep them: those that its records imply
+    if options is None:  # an atlas that does not store them: use the options that its builds imply
         rows = source.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC LIMIT 1")
         spec = json.loads(rows[0]["spec"] or "{}") if rows else {}
         rank = str(spec.get("rank", _USUAL_RANK))
@@ -351,13 +353,13 @@ def method(source: Source, _section: Section) -> dict[str, Any]:
             *(["--spectra"] if spec.get("spectra") else []),
         )
     published = source.rows("SELECT representation FROM representations WHERE base = ? ORDER BY representation")
-    further = [row["representation"] for row in published if row["representation"] != "input"]
+    others = [row["representation"] for row in published if row["representation"] != "input"]
     endpoint = source.crawled.endpoint
     lines = [
         "pip install -c constraints.txt '.[studies]'    # in the folder of the project",
         *([f"export HF_ENDPOINT={shlex.quote(endpoint)}"] if endpoint != PUBLIC_HUB else []),
         " ".join(["index build --base", shlex.quote(source.base), *map(shlex.quote, options)]),
-        *(f"index represent {shlex.quote(name)}" for name in further),
+        *(f"index represent {shlex.quote(name)}" for name in others),
         source.command("report", f"--seed {source.seed} --out report.html"),
         "",
         "# its parts, in more detail and as JSON",

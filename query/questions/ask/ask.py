@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
 MOST_TEXTS = 200  # of a file; more texts hardly change the answer
-FEWEST_TEXTS = 5  # fewer say little
+FEWEST_TEXTS = 5  # fewer are weak evidence
 MOST_FILES = 200
-# Of the models that stand out, at most this share is expected to do so by chance.
+# At most this share of the models that stand out is expected to do so by chance.
 FALSE_DISCOVERIES = 0.1
 # A file is the answer if its p-value, times the number of files, is at most this.
 ANSWER_BELOW = 0.05
-# Of all texts of a file this many, and of all files together, say which tokens it has; that needs no base.
+# For shares, at most this many texts are counted of each file, and of all files together. Counting needs no base.
 MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL = 1_000, 20_000
 USUAL_LONGEST = 128  # tokens of a text that count where the longest input is not known
 _MOST_TIES = 256  # models with equal scores that names may sort
@@ -107,9 +107,9 @@ def ask(
     With ``model`` and ``among``, find which files a model was tuned on, or none of them. If FILE is "-", texts are read
     from stdin. The texts run through the base model once; no fine-tune is run.
 
-    Of more than 200 texts, that many are used, evenly spaced (with ``among``, 200 to 1,000 of each file), and of a long
-    text its beginning. Empty texts are left out, and so are those that cannot be read if they are a tenth or fewer
-    (half of a surrogate pair is always left out); the notes say how many and why.
+    At most 200 texts are used, evenly spaced (with ``among``, 200 to 1,000 of each file), and only the beginning of a
+    long text. Empty texts are left out, and so are those that cannot be read if they are a tenth or fewer (half of a
+    surrogate pair is always left out); the notes say how many and why.
 
     Note:
         ``file``: a file, or a list of texts. See :func:`query.models.texts.read_texts`.
@@ -131,23 +131,23 @@ def ask(
     if model is not None and where is not None:
         raise BadArgument("`where` goes with a file, not with `model`.", "Leave it out.")
     canonical = atlas.base_named(base) if model is None or base is not None else None
-    own = None if reference is None else read_texts(reference, field=None, most=1000)
+    reference_texts = None if reference is None else read_texts(reference, field=None, most=1000)
     if file is not None:
         assert canonical is not None
         if isinstance(file, (str, Path)):
             texts = read_texts(file, field, most=MOST_TEXTS)
         else:
             texts = given_texts(file, most=MOST_TEXTS)
-        return _models_for(atlas, canonical, texts, k, own, where, device)
+        return _models_for(atlas, canonical, texts, k, reference_texts, where, device)
     assert model is not None
     paths = _files(among)
     most = max(MOST_TEXTS, min(MOST_TEXTS_OF_SHARES, MOST_TEXTS_OF_ALL // len(paths)))
     files = [read_texts(path, field, most=most) for path in paths]
-    return _texts_for(atlas, str(model), canonical, files, own, device)
+    return _texts_for(atlas, str(model), canonical, files, reference_texts, device)
 
 
 def _models_for(
-    atlas: AtlasReader, base: str, texts: Texts, k: int, own: Texts | None, where: str | None, device: str
+    atlas: AtlasReader, base: str, texts: Texts, k: int, reference_texts: Texts | None, where: str | None, device: str
 ) -> LikelyModels:
     allowed_ids = None
     if where is not None:
@@ -155,33 +155,33 @@ def _models_for(
 
         # Before the texts run: it may be wrong.
         allowed_ids = asked_condition(atlas.connection, where).model_ids()
-    reader = Reader(atlas, base, own, device)
+    reader = Reader(atlas, base, reference_texts, device)
     models = read_candidates(atlas, base, reader.reference().rates.shape[1])
-    found, cosines, notes = _scored(reader, models, [texts])
-    p, z = found.p[0], found.z[0]
+    scored, cosines, notes = _scored(reader, models, [texts])
+    p, z = scored.p[0], scored.z[0]
     is_allowed = np.ones(len(models), bool) if allowed_ids is None else np.isin(models.ids, allowed_ids)
-    places = np.flatnonzero(is_allowed & ~np.isnan(p))
-    # The names of models decide ties, and are read of the first models only.
-    first = places[np.lexsort((models.ids[places], -z[places]))][: k + _MOST_TIES]
+    compared = np.flatnonzero(is_allowed & ~np.isnan(p))
+    # Names decide ties. They are read only for the first models.
+    first = compared[np.lexsort((models.ids[compared], -z[compared]))][: k + _MOST_TIES]
     facts = _facts(atlas, models.ids[first].tolist())
-    order = sorted(first.tolist(), key=lambda place: (-z[place], facts[int(models.ids[place])]["model"]))
+    order = sorted(first.tolist(), key=lambda index: (-z[index], facts[int(models.ids[index])]["model"]))
     rows = [
         LikelyModel(
             rank,
-            score=float(z[place]),
-            p_value=float(p[place]),
-            expected_by_chance=float(p[place] * len(places)),
-            by_vocabulary=_or_none(cosines[0][0, place]),
-            by_vectors=_or_none(cosines[1][0, place]),
-            **facts[int(models.ids[place])],
+            score=float(z[index]),
+            p_value=float(p[index]),
+            expected_by_chance=float(p[index] * len(compared)),
+            by_vocabulary=_or_none(cosines[0][0, index]),
+            by_vectors=_or_none(cosines[1][0, index]),
+            **facts[int(models.ids[index])],
         )
-        for rank, place in enumerate(order[:k], start=1)
+        for rank, index in enumerate(order[:k], start=1)
     ]
     left_out = models.left_out.words()
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
     return LikelyModels(
-        texts.name, base, len(texts), len(places), standing_out(p[places], FALSE_DISCOVERIES), tuple(rows),
+        texts.name, base, len(texts), len(compared), standing_out(p[compared], FALSE_DISCOVERIES), tuple(rows),
         (*texts.notes, *notes),
     )  # fmt: skip
 
@@ -205,70 +205,72 @@ def _facts(atlas: AtlasReader, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
 
 
 def _texts_for(
-    atlas: AtlasReader, model: str, base: str | None, texts: Sequence[Texts], own: Texts | None, device: str
+    atlas: AtlasReader, model: str, base: str | None, texts: Sequence[Texts], reference_texts: Texts | None, device: str
 ) -> TextsOfModel:
-    asked = resolve_model(atlas, model, base, "input")
-    if asked.is_copy:
-        raise AtlasError(f"{asked.name} is {asked.as_copy}: it was not tuned on any text.", "")
-    reader = Reader(atlas, asked.base, own, device)
-    models = read_candidates(atlas, asked.base, reader.reference().rates.shape[1])
-    place = int(np.searchsorted(models.ids, asked.model_id or -1))
-    # Unless it was read for this question, or is a duplicate, it is among them.
-    if asked.vector is not None or place == len(models) or models.ids[place] != asked.model_id:
-        place = len(models)
-        vector, (_, evidence) = vector_of(atlas, asked, "input"), token_evidence(atlas, asked)
-        models = models.with_newcomer(vector, asked.model_id or -1, evidence)
-    some = [replace(one, texts=given_texts(one.texts, most=MOST_TEXTS).texts) for one in texts]
-    found, cosines, notes = _scored(reader, models, some)
-    shares, why = _shares(atlas, asked, model, models, texts)
-    notes += why
-    order = sorted(range(len(texts)), key=lambda one: (-found.z[one, place], texts[one].name))
-    likely = [bool(found.p[one, place] * len(texts) <= ANSWER_BELOW) for one in range(len(texts))]
+    resolved = resolve_model(atlas, model, base, "input")
+    if resolved.is_copy:
+        raise AtlasError(f"{resolved.name} is {resolved.as_copy}: it was not tuned on any text.", "")
+    reader = Reader(atlas, resolved.base, reference_texts, device)
+    models = read_candidates(atlas, resolved.base, reader.reference().rates.shape[1])
+    column = int(np.searchsorted(models.ids, resolved.model_id or -1))
+    # It is one of them unless it was read for this question or is a duplicate.
+    if resolved.vector is not None or column == len(models) or models.ids[column] != resolved.model_id:
+        column = len(models)
+        vector, (_, evidence) = vector_of(atlas, resolved, "input"), token_evidence(atlas, resolved)
+        models = models.with_newcomer(vector, resolved.model_id or -1, evidence)
+    sampled = [replace(file_texts, texts=given_texts(file_texts.texts, most=MOST_TEXTS).texts) for file_texts in texts]
+    scored, cosines, notes = _scored(reader, models, sampled)
+    shares, share_notes = _shares(atlas, resolved, model, models, texts)
+    notes += share_notes
+    order = sorted(range(len(texts)), key=lambda row: (-scored.z[row, column], texts[row].name))
+    likely = [bool(scored.p[row, column] * len(texts) <= ANSWER_BELOW) for row in range(len(texts))]
     rows = tuple(
         LikelyTexts(
             rank,
-            texts[one].name,
-            score=float(found.z[one, place]),
-            p_value=float(found.p[one, place]),
-            by_vocabulary=_or_none(cosines[0][one, place]),
-            by_vectors=_or_none(cosines[1][one, place]),
-            texts=len(some[one]),
-            is_answer=likely[one] and rank == 1,
-            share=None if shares is None else float(shares.shares[one]),
-            share_low=None if shares is None else float(shares.low[one]),
-            share_high=None if shares is None else float(shares.high[one]),
+            texts[row].name,
+            score=float(scored.z[row, column]),
+            p_value=float(scored.p[row, column]),
+            by_vocabulary=_or_none(cosines[0][row, column]),
+            by_vectors=_or_none(cosines[1][row, column]),
+            texts=len(sampled[row]),
+            is_answer=likely[row] and rank == 1,
+            share=None if shares is None else float(shares.shares[row]),
+            share_low=None if shares is None else float(shares.low[row]),
+            share_high=None if shares is None else float(shares.high[row]),
         )
-        for rank, one in enumerate(order, start=1)
+        for rank, row in enumerate(order, start=1)
     )
     answer = rows[0].file if rows and rows[0].is_answer else None
-    notes += [note for one in texts for note in one.notes]
-    notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
-    return TextsOfModel(asked.name, asked.base, answer, rows, tuple(notes))
+    notes += [note for file_texts in texts for note in file_texts.notes]
+    notes += [*sampled_notes(atlas, resolved), *unrelated_notes(resolved)]
+    return TextsOfModel(resolved.name, resolved.base, answer, rows, tuple(notes))
 
 
 def _shares(
-    atlas: AtlasReader, asked: ResolvedModel, name: str, models: Candidates, texts: Sequence[Texts]
+    atlas: AtlasReader, resolved: ResolvedModel, name: str, models: Candidates, texts: Sequence[Texts]
 ) -> tuple[Shares | None, list[str]]:
     """The shares of several files, and notes."""
     if len(texts) < 2:
         return None, []
-    row, evidence = token_evidence(atlas, asked)
+    row, evidence = token_evidence(atlas, resolved)
     if evidence is None or evidence.kind == FROZEN:
         return None, ["the shares of the files are not known: its embedding does not say which tokens it met"]
-    tokenizer, why = tokenizer_for(atlas, asked, name, row, evidence)
+    tokenizer, reason = tokenizer_for(atlas, resolved, name, row, evidence)
     if tokenizer is None:
-        return None, [Text("the shares of the files are not known: ", why)]
-    length = kept_tokens(longest_input(atlas, asked.base, evidence), evidence.pairs) or USUAL_LONGEST
-    counted = [token_counts(one.texts, tokenizer, evidence, length) for one in texts]
+        return None, [Text("the shares of the files are not known: ", reason)]
+    length = kept_tokens(longest_input(atlas, resolved.base, evidence), evidence.pairs) or USUAL_LONGEST
+    counted = [token_counts(file_texts.texts, tokenizer, evidence, length) for file_texts in texts]
     is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)
     met = np.where(is_open, np.nan, met_probabilities(evidence))
-    others = models.codes[(models.is_share == evidence.is_share) & (models.ids != (asked.model_id or -1))]
-    found = shares_of([one for one, _ in counted], [share for _, share in counted], met, other_rates(others))
-    if found is None:
+    other_codes = models.codes[(models.is_share == evidence.is_share) & (models.ids != (resolved.model_id or -1))]
+    shares = shares_of(
+        [counts for counts, _ in counted], [share for _, share in counted], met, other_rates(other_codes)
+    )
+    if shares is None:
         return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
-    if (known := float(np.nanmean(met))) > 0.9:
-        return found, [f"the model met {percent(known)} of the tokens that were read, so the shares are rough"]
-    return found, []
+    if (met_share := float(np.nanmean(met))) > 0.9:
+        return shares, [f"the model met {percent(met_share)} of the tokens that were read, so the shares are rough"]
+    return shares, []
 
 
 def _scored(
@@ -278,47 +280,47 @@ def _scored(
     null = None if models.newcomer is not None else reader.null()
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
-    sets = [reader.of(one) for one in texts]
-    asked = Features(np.concatenate([one.blocks for one in sets]), np.concatenate([one.rates for one in sets]))
-    groups = [asked] if null is not None else [asked, reader.reference()]
-    (words, *words_of_reference), (vectors, *vectors_of_reference) = (
+    sets = [reader.features_of(file_texts) for file_texts in texts]
+    features = Features(np.concatenate([part.blocks for part in sets]), np.concatenate([part.rates for part in sets]))
+    groups = [features] if null is not None else [features, reader.reference()]
+    (by_vocabulary, *reference_by_vocabulary), (by_vectors, *reference_by_vectors) = (
         models.by_vocabulary(groups, reader.pooled_rates()),
         models.by_vectors(groups),
     )
     if null is None:
-        null = null_of([*words_of_reference, *vectors_of_reference], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
+        null = null_of([*reference_by_vocabulary, *reference_by_vectors], [VOCABULARY_WEIGHT, 1 - VOCABULARY_WEIGHT])
         if models.newcomer is None:
             reader.keep_null(null)
-    found = score(null, [words, vectors])
+    scored = score(null, [by_vocabulary, by_vectors])
     notes = []
-    without = int(np.isnan(words).any(axis=0).sum())
+    without = int(np.isnan(by_vocabulary).any(axis=0).sum())
     if without:
-        what = "all" if without == len(models) else f"{without:,} of {len(models):,}"
+        which = "all" if without == len(models) else f"{without:,} of {len(models):,}"
         notes.append(
-            f"{what} models are compared by vectors alone: no rows of their embeddings are known to have moved"
+            f"{which} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
-    for one in texts:
-        if (different := len(set(one.texts))) < FEWEST_TEXTS:
-            said = "1 text, which says" if different == 1 else f"{different} different texts, which say"
-            notes.append(f"{one.name} holds {said} little; a few dozen are better")
-    return found, (words, vectors), notes
+    for file_texts in texts:
+        if (different := len(set(file_texts.texts))) < FEWEST_TEXTS:
+            phrase = "1 text, which says" if different == 1 else f"{different} different texts, which say"
+            notes.append(f"{file_texts.name} holds {phrase} little; a few dozen are better")
+    return scored, (by_vocabulary, by_vectors), notes
 
 
 def _files(among: Sequence[str | Path]) -> list[Path | str]:
-    """The files, and those in the folders, sorted, without hidden ones."""
-    found: list[Path | str] = []
-    for one in among:
-        path = Path(one)
-        if str(one) != "-" and path.is_dir():
-            inside = sorted(file for file in path.iterdir() if not file.name.startswith(".") and file.is_file())
-            if not inside:
-                raise AtlasError(f"{one} holds no files.", "Give files of texts, or a folder of them.")
-            found += inside
+    """The files named, and the files of the folders named, sorted and without hidden files."""
+    paths: list[Path | str] = []
+    for entry in among:
+        path = Path(entry)
+        if str(entry) != "-" and path.is_dir():
+            files = sorted(file for file in path.iterdir() if not file.name.startswith(".") and file.is_file())
+            if not files:
+                raise AtlasError(f"{entry} holds no files.", "Give files of texts, or a folder of them.")
+            paths += files
         else:
-            found.append(one)
-    if len(found) > MOST_FILES:
-        raise AtlasError(f"{len(found):,} files are too many; {MOST_FILES} can be compared.", "Give fewer.")
-    return found
+            paths.append(entry)
+    if len(paths) > MOST_FILES:
+        raise AtlasError(f"{len(paths):,} files are too many; {MOST_FILES} can be compared.", "Give fewer.")
+    return paths
 
 
 def _or_none(value: Any) -> float | None:

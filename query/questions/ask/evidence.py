@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, require
 from indexer.records.identity import canonical_json
+from indexer.records.representations.registry import DEFAULT
 from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.own_files import read_own, write_own
 from query.models.resolved import READERS
@@ -37,17 +38,20 @@ OWN_SETS, TEXTS_OF_A_SET = 34, 12
 
 @dataclass(frozen=True)
 class Features:
-    """Features of n sets of texts: ``blocks`` (n, d), vectors like those of models; ``rates`` (n, rows) of tokens."""
+    """Features of n sets of texts: ``blocks`` (n, d), vectors like those of models; ``rates`` (n, rows), of tokens."""
 
     blocks: NDArray[np.float32]
     rates: NDArray[np.float32]
 
 
-def reference_sets(own: Texts | None = None) -> dict[str, tuple[str, ...]]:
-    """Sets of texts of one kind by its name: those of this package; or those of ``own``, in the order of the file."""
-    if own is not None:
-        step = max(TEXTS_OF_A_SET, -(-len(own) // OWN_SETS))
-        return {f"{own.name} {start}": own.texts[start : start + step] for start in range(0, len(own), step)}
+def reference_sets(own_texts: Texts | None = None) -> dict[str, tuple[str, ...]]:
+    """Sets of texts of one kind, by name: parts of ``own_texts`` in the order of the file, or this package's texts."""
+    if own_texts is not None:
+        step = max(TEXTS_OF_A_SET, -(-len(own_texts) // OWN_SETS))
+        return {
+            f"{own_texts.name} {start}": own_texts.texts[start : start + step]
+            for start in range(0, len(own_texts), step)
+        }
     sets: dict[str, list[str]] = {}
     kind: list[str] = []
     for line in (files("query.questions.ask") / "reference.txt").read_text(encoding="utf-8").splitlines():
@@ -61,39 +65,39 @@ def reference_sets(own: Texts | None = None) -> dict[str, tuple[str, ...]]:
 class Reader:
     """Computes features of sets of texts with one base, or finds them in the cache.
 
-    ``own``: the user's own reference texts. The base is loaded when something is not in the cache.
+    ``own_texts``: the user's own reference texts. The base is loaded when something is not in the cache.
     """
 
-    def __init__(self, atlas: AtlasReader, base: str, own: Texts | None = None, device: str = "cpu") -> None:
-        row = atlas.base_row(base)
-        self._base, self._commit, self._keys = base, str(row["commit"]), [str(key) for key in row["deltas"]]
+    def __init__(self, atlas: AtlasReader, base: str, own_texts: Texts | None = None, device: str = "cpu") -> None:
+        self._base, self._commit = base, str(atlas.base_row(base)["commit"])
+        self._keys = [str(key) for key in atlas.delta_keys(base, DEFAULT)]
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
         self._loaded: BaseModel | None = None
         self._whitening: ReferenceMoments | None = None
         shipped = reference_sets()
-        self._reference = shipped if own is None else reference_sets(own)
-        # Sets of the user's own texts may be few, or all of one kind.
+        self._reference = shipped if own_texts is None else reference_sets(own_texts)
+        # The user's own sets may be few, or all of one kind, so the moments also use the shipped sets.
         self._sets = list({**self._reference, **shipped}.values())
-        said = {"method": METHOD, "base": base, "commit": self._commit, "keys": self._keys, "length": self._length}
-        self._digest = _digest(said | {"reference": [list(one) for one in self._reference.values()]})
+        identity = {"method": METHOD, "base": base, "commit": self._commit, "keys": self._keys, "length": self._length}
+        self._digest = _digest(identity | {"reference": [list(texts) for texts in self._reference.values()]})
         self._null_name = f"{self._digest}-{NULL_METHOD}-{_digest({'atlas': str(atlas.folder.root.resolve())})}"
 
     def reference(self) -> Features:
         """The features of every set of reference texts."""
-        found = self._cached(f"{self._digest}-sets")
-        return self._run_reference()[1] if found is None else found
+        features = self._cached(f"{self._digest}-sets")
+        return self._run_reference()[1] if features is None else features
 
     def pooled_rates(self) -> NDArray[np.float32]:
         """(rows,) the token rates of all reference texts together, each set with the same weight."""
         return self.reference().rates[: len(self._reference)].mean(axis=0)
 
-    def of(self, texts: Texts) -> Features:
+    def features_of(self, texts: Texts) -> Features:
         """The features of one set of texts."""
         name = f"{self._digest}-{_digest({'texts': list(texts.texts)})}"
-        found = self._cached(name)
-        if found is not None:
-            return found
+        features = self._cached(name)
+        if features is not None:
+            return features
         from indexer.console.messages import Progress
         from indexer.profiles.inputs import ASKED
 
@@ -103,12 +107,12 @@ class Reader:
             raise self._unknown(texts.name)
         with Progress(min(len(texts), ASKED.texts), f"{texts.name} through {self._base}") as bar:
             blocks = base.blocks([encoded], whitening, bar.update)
-        found = Features(blocks.reshape(1, -1), base.rates(encoded)[None])
-        self._keep(name, {"blocks": found.blocks, "rates": found.rates})
-        return found
+        features = Features(blocks.reshape(1, -1), base.rates(encoded)[None])
+        self._keep(name, {"blocks": features.blocks, "rates": features.rates})
+        return features
 
     def null(self) -> Null | None:
-        """The reference's scores with the models of this publish of the atlas; None if they are not in the cache."""
+        """The reference's scores with the models of this publish of the atlas; None if the cache does not have them."""
         arrays = None if self._state is None else self._arrays(self._null_name, self._state)
         return None if arrays is None else Null.of_arrays(arrays)
 
@@ -117,12 +121,12 @@ class Reader:
         if self._state is not None:
             self._keep(self._null_name, null.arrays(), self._state)
 
-    def _unknown(self, what: str) -> AtlasError:
-        return AtlasError(f"{self._base} knows none of the tokens of {what}.", "Check the language and the file.")
+    def _unknown(self, name: str) -> AtlasError:
+        return AtlasError(f"{self._base} knows none of the tokens of {name}.", "Check the language and the file.")
 
     def _model(self) -> BaseModel:
         if self._loaded is None:
-            # Read when torch is loaded: threads that wait sleep. On a busy machine spinning doubles the cost.
+            # torch reads it when it is loaded: waiting threads sleep. On a busy machine spinning doubles the cost.
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
             require("Running texts through a base", *READERS)
             from indexer.profiles.inputs import read_base
@@ -138,7 +142,7 @@ class Reader:
             arrays = self._arrays(f"{self._digest}-moments")
             if arrays is None:
                 return self._run_reference()[0]
-            groups = [one.removeprefix("values ") for one in arrays if one.startswith("values ")]
+            groups = [name.removeprefix("values ") for name in arrays if name.startswith("values ")]
             self._whitening = ReferenceMoments(
                 {group: arrays[f"values {group}"] for group in groups},
                 {group: arrays[f"vectors {group}"] for group in groups},
@@ -154,9 +158,9 @@ class Reader:
 
         base = self._model()
         encoded = [base.encode(texts) for texts in self._sets]
-        if not any(base.has_tokens(one) for one in encoded):
+        if not any(base.has_tokens(encoded_set) for encoded_set in encoded):
             raise self._unknown("the reference texts")
-        count = sum(min(len(one), OF_A_SET.texts) for one in encoded)
+        count = sum(min(len(encoded_set), OF_A_SET.texts) for encoded_set in encoded)
         with Progress(count, f"reference texts through {self._base}, once") as bar:
             moments, blocks = base.reference(encoded, len(self._reference), bar.update)
         arrays = {"roots": moments.roots}
@@ -167,7 +171,9 @@ class Reader:
                 f"ridge {group}": np.array([moments.ridges[group]]),
             }
         self._keep(f"{self._digest}-moments", arrays)
-        features = Features(blocks.reshape(len(encoded), -1), np.stack([base.rates(one) for one in encoded]))
+        features = Features(
+            blocks.reshape(len(encoded), -1), np.stack([base.rates(encoded_set) for encoded_set in encoded])
+        )
         self._keep(f"{self._digest}-sets", {"blocks": features.blocks, "rates": features.rates})
         self._whitening = moments
         return moments, features
@@ -184,7 +190,7 @@ class Reader:
         return texts / f"{name}.safetensors"
 
     def _arrays(self, name: str, state: str = "") -> dict[str, NDArray[Any]] | None:
-        """The arrays of a file in the cache; None if there is none, it was altered, or it is of another ``state``."""
+        """The arrays of a file in the cache; None if it is missing, was altered, or belongs to another ``state``."""
         try:
             arrays, texts = arrays_of(read_own(self._path(name), MOST_BYTES, say))
             return arrays if texts["checksum"] == checksum(name + state, arrays) else None

@@ -1,4 +1,4 @@
-"""The models that texts are compared with. An atlas may hold 100,000, so there is no Python object for each.
+"""The models that texts are compared with. An atlas may contain 100,000, so there is no Python object for each.
 
 Vectors are read in tiles from the mapped files, and token rows as one byte each.
 """
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _TILE_BYTES = 4 << 20
-_FEWEST_MODELS = 3  # whose rows have a mean worth subtracting
+_FEWEST_MODELS = 3  # with fewer models, the mean of their rows is not subtracted
 _NOTHING_LEFT = 1e-10  # of a squared norm; less is rounding
-# The size that each code stands for; nothing is known of an unsure or a missing row.
+# The size of each code; 0 for an unsure or a missing row.
 _SIZES = np.nan_to_num(sizes_of(np.arange(256, dtype=np.uint8))).astype(np.float32)
 
 
@@ -38,10 +38,15 @@ _SIZES = np.nan_to_num(sizes_of(np.arange(256, dtype=np.uint8))).astype(np.float
 class Candidates:
     """Distinct models of a base; entry i of every column is the same model.
 
-    ``ids`` ascend. ``codes`` (n, rows): how far each row of the input embedding moved; zeros for a model that says
-    nothing of that. ``is_share`` (n,): see ``RowChanges``. ``newcomer``: the vector of one more model, which comes last
-    and has the id -1 if it is not indexed; it was read for this question, or is a duplicate. ``left_out``: the models
-    of the base that are not among these.
+    Attributes:
+        base: the base.
+        index: the vectors of the base.
+        ids: (n,) ascending.
+        codes: (n, rows) how far each row of the input embedding moved; zeros if that is not known of a model.
+        is_share: (n,) see ``RowChanges``.
+        newcomer: the vector of one more model, which comes last and has the id -1 if it is not indexed. It was read for
+            this question, or is a duplicate.
+        left_out: counts of the other models of the base.
     """
 
     base: str
@@ -55,10 +60,10 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def only(self, places: NDArray[np.intp]) -> Candidates:
+    def only(self, indices: NDArray[np.intp]) -> Candidates:
         """Some of the models, without a newcomer."""
         return replace(
-            self, ids=self.ids[places], codes=self.codes[places], is_share=self.is_share[places], newcomer=None
+            self, ids=self.ids[indices], codes=self.codes[indices], is_share=self.is_share[indices], newcomer=None
         )
 
     def with_newcomer(self, vector: NDArray[np.float32], model_id: int, evidence: TokenEvidence | None) -> Candidates:
@@ -74,96 +79,99 @@ class Candidates:
     def by_vectors(self, groups: Sequence[Features]) -> list[Floats]:
         """For each group (sets, n) the mean cosine of the blocks that a set of texts and a model both have.
 
-        The vectors are read once for all groups. Groups are multiplied apart, so that one has the same digits whatever
-        the others are.
+        The vectors are read once for all groups. Each group is multiplied separately, so that its digits do not depend
+        on the others.
         """
-        found = [np.zeros((len(one.blocks), len(self))) for one in groups]
+        cosines_of_groups = [np.zeros((len(features.blocks), len(self))) for features in groups]
         masks, indexed = self.index.masks, len(self) - (self.newcomer is not None)
-        divisors = [masks.divisors_by_kind(one.blocks) for one in groups]
+        divisors = [masks.divisors_by_kind(features.blocks) for features in groups]
 
         def compare(tile: tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]) -> None:
-            places, stored, rows = tile
-            vectors, kinds = np.asarray(stored, dtype=np.float32).T, masks.kinds_of(self.ids[places])
-            for one, cosines, divisor in zip(groups, found, divisors, strict=True):
-                cosines[:, places] = (one.blocks @ vectors)[:, rows] / divisor[:, kinds]
+            indices, stored, rows = tile
+            vectors, kinds = np.asarray(stored, dtype=np.float32).T, masks.kinds_of(self.ids[indices])
+            for features, cosines, divisor in zip(groups, cosines_of_groups, divisors, strict=True):
+                cosines[:, indices] = (features.blocks @ vectors)[:, rows] / divisor[:, kinds]
 
         with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
             list(pool.map(compare, self._tiles(self.ids[:indexed])))
         if self.newcomer is not None:
-            for one, cosines in zip(groups, found, strict=True):
-                cosines[:, -1:] = similarities(one.blocks, self.newcomer[None, :], masks.blocks)
-        return found
+            for features, cosines in zip(groups, cosines_of_groups, strict=True):
+                cosines[:, -1:] = similarities(features.blocks, self.newcomer[None, :], masks.blocks)
+        return cosines_of_groups
 
     def _tiles(
         self, ids: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]]:
-        """Places of some models, a tile of stored vectors, and the rows of it that are theirs."""
+        """Indices of some models, a tile of stored vectors, and the rows of the tile with their vectors."""
         step = max(1, _TILE_BYTES // (4 * self.index.length))
-        found = self.index.opened.rows(ids)
-        assert found.places is not None
-        places = np.searchsorted(ids, found.ids)
-        for start in range(0, len(found), step):
+        table = self.index.opened.rows(ids)
+        assert table.places is not None
+        indices = np.searchsorted(ids, table.ids)
+        for start in range(0, len(table), step):
             tile = slice(start, start + step)
-            rows = found.places[tile]
+            rows = table.places[tile]
             first, last = int(rows[0]), int(rows[-1])
             # Neighbouring rows are converted without a copy before, which takes a third longer.
             if last - first < 2 * len(rows):
-                yield places[tile], found.stored[first : last + 1], rows - first
+                yield indices[tile], table.stored[first : last + 1], rows - first
             else:
-                yield places[tile], found.stored[rows], slice(None)
+                yield indices[tile], table.stored[rows], slice(None)
 
     def by_vocabulary(self, groups: Sequence[Features], reference: NDArray[np.float32]) -> list[Floats]:
         """For each group (sets, n) the cosine of √rates minus √reference with the change of a model, minus their mean.
 
-        A change is the sizes of the changes of the token rows, scaled to unit norm; the mean is that of all models. NaN
-        for a model without: an adapter, a frozen embedding.
+        A change is the sizes of the changes of the token rows, scaled to unit norm; the mean is over all models. NaN
+        for a model without such changes: an adapter, or a frozen embedding.
         """
-        asked = [np.sqrt(one.rates) - np.sqrt(reference) for one in groups]
-        for one in asked:
-            one /= np.maximum(np.linalg.norm(one, axis=1, keepdims=True), 1e-30)
-        found = [np.full((len(one), len(self)), np.nan) for one in asked]
+        deviations = [np.sqrt(features.rates) - np.sqrt(reference) for features in groups]
+        for deviation in deviations:
+            deviation /= np.maximum(np.linalg.norm(deviation, axis=1, keepdims=True), 1e-30)
+        cosines_of_groups = [np.full((len(deviation), len(self)), np.nan) for deviation in deviations]
         has_vocabulary = self.has_vocabulary
         for kind in (True, False):  # numbers of tied and of untied embeddings mean different things
-            own = np.flatnonzero((self.is_share == kind) & has_vocabulary)
-            if len(own) >= _FEWEST_MODELS:
-                for cosines, those in zip(found, self._centred_cosines(asked, own), strict=True):
-                    cosines[:, own] = those
-        return found
+            members = np.flatnonzero((self.is_share == kind) & has_vocabulary)
+            if len(members) >= _FEWEST_MODELS:
+                for cosines, centred in zip(cosines_of_groups, self._centred_cosines(deviations, members), strict=True):
+                    cosines[:, members] = centred
+        return cosines_of_groups
 
-    def _centred_cosines(self, asked: Sequence[NDArray[np.float32]], chosen: NDArray[np.intp]) -> list[Floats]:
+    def _centred_cosines(self, deviations: Sequence[NDArray[np.float32]], chosen: NDArray[np.intp]) -> list[Floats]:
         """For each group (a, n) the cosines with the unit vectors u of the chosen models minus their mean m.
 
         All follow from products with u and ‖u − m‖² = ‖u‖² − 2 u·m + ‖m‖².
         """
         step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
         tiles = [slice(start, start + step) for start in range(0, len(chosen), step)]
-        norms, products = np.zeros(len(chosen)), [np.zeros((len(one) + 1, len(chosen))) for one in asked]
+        norms, products = (
+            np.zeros(len(chosen)),
+            [np.zeros((len(deviation) + 1, len(chosen))) for deviation in deviations],
+        )
 
         def sizes(tile: slice) -> NDArray[np.float32]:
             return np.take(_SIZES, self.codes[chosen[tile]])
 
         def summed(tile: slice) -> NDArray[np.float32]:
-            some = sizes(tile)
-            norms[tile] = np.maximum(np.sqrt(np.einsum("ij,ij->i", some, some)), _NOTHING_LEFT)
-            return (1 / norms[tile]).astype(np.float32) @ some
+            block = sizes(tile)
+            norms[tile] = np.maximum(np.sqrt(np.einsum("ij,ij->i", block, block)), _NOTHING_LEFT)
+            return (1 / norms[tile]).astype(np.float32) @ block
 
         def multiply(tile: slice) -> None:
             moved = sizes(tile).T
-            for one, product in zip(both, products, strict=True):
-                product[:, tile] = one @ moved
+            for factors, product in zip(with_mean, products, strict=True):
+                product[:, tile] = factors @ moved
 
         with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
             mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(chosen)
-            both = [np.concatenate([one, mean.astype(np.float32)[None]]) for one in asked]
+            with_mean = [np.concatenate([deviation, mean.astype(np.float32)[None]]) for deviation in deviations]
             list(pool.map(multiply, tiles))
 
-        def cosines(one: NDArray[np.float32], product: Floats) -> Floats:
+        def cosines(deviation: NDArray[np.float32], product: Floats) -> Floats:
             product /= norms
-            left = (norms > _NOTHING_LEFT) - 2 * product[-1] + mean @ mean
-            centred = product[:-1] - (one @ mean)[:, None]
-            return np.divide(centred, np.sqrt(left), out=np.zeros_like(centred), where=left > _NOTHING_LEFT)
+            square = (norms > _NOTHING_LEFT) - 2 * product[-1] + mean @ mean
+            centred = product[:-1] - (deviation @ mean)[:, None]
+            return np.divide(centred, np.sqrt(square), out=np.zeros_like(centred), where=square > _NOTHING_LEFT)
 
-        return [cosines(one, product) for one, product in zip(asked, products, strict=True)]
+        return [cosines(deviation, product) for deviation, product in zip(deviations, products, strict=True)]
 
     @property
     def has_vocabulary(self) -> NDArray[np.bool_]:
@@ -174,8 +182,8 @@ class Candidates:
 def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     """The models of a base that have a vector, without copies, unrelated models and repeats.
 
-    The representative of a duplicate group is taken, or the lowest id if that one is left out. ``rows``: how many token
-    rows are read of a model.
+    One model of a duplicate group is used: its representative, or the lowest id if that is left out. ``rows``: how many
+    token rows are read of a model.
     """
     index = atlas.index(base)
     table = atlas.connection.execute(
@@ -190,16 +198,16 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
         for name in ("is_copy", "is_untrained", "is_unrelated", "is_repeat")
     )
     is_copy |= ~np.isin(ids, index.ids)  # the vectors of copies are zero, and zero vectors are not published
-    kept = np.flatnonzero(~is_copy & ~is_unrelated)
-    groups = np.asarray(table["duplicate_group"], dtype=np.int64)[kept]
-    order = kept[np.lexsort((ids[kept], is_repeat[kept], groups))]
+    eligible = np.flatnonzero(~is_copy & ~is_unrelated)
+    groups = np.asarray(table["duplicate_group"], dtype=np.int64)[eligible]
+    order = eligible[np.lexsort((ids[eligible], is_repeat[eligible], groups))]
     first = np.unique(np.sort(groups), return_index=True)[1]
     chosen = np.sort(order[first])
     left_out = LeftOut(
         copies=int((is_copy & ~is_untrained).sum()),
         untrained=int(is_untrained.sum()),
         unrelated=int((is_unrelated & ~is_copy).sum()),
-        duplicates=len(kept) - len(chosen),
+        duplicates=len(eligible) - len(chosen),
     )
     codes, is_share = _token_codes(atlas, base, ids[chosen], rows)
     return Candidates(base, index, ids[chosen], codes, is_share, left_out=left_out)
@@ -208,7 +216,7 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
 def _token_codes(
     atlas: AtlasReader, base: str, ids: NDArray[np.int64], rows: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """(n, rows) the codes of the models, zeros for one without; and (n,) what they stand for."""
+    """(n, rows) the codes of the models, zeros for a model without; and (n,) whether they are shares."""
     codes, is_share = np.zeros((len(ids), rows), np.uint8), np.zeros(len(ids), bool)
     statement = (
         "SELECT model_id, is_share, codes FROM (SELECT model_id, coalesce(token_is_share, false) AS is_share, "
@@ -217,14 +225,16 @@ def _token_codes(
         f"AND base_token_rows BETWEEN 1 AND {MOST_ROWS}) WHERE octet_length(codes) = $2"
     )
     for batch in atlas.connection.batches(statement, 1 << 14, [base, rows]):
-        found = np.asarray(batch.column("model_id"), dtype=np.int64)
-        if not len(found):
+        batch_ids = np.asarray(batch.column("model_id"), dtype=np.int64)
+        if not len(batch_ids):
             continue
         column = batch.column("codes")
         start = int(np.frombuffer(column.buffers()[1], np.int32)[column.offset])
-        held = np.frombuffer(column.buffers()[2], np.uint8)[start : start + rows * len(found)].reshape(-1, rows)
-        places = np.searchsorted(ids, found).clip(max=max(len(ids) - 1, 0))
-        mine = np.flatnonzero(ids[places] == found) if len(ids) else np.zeros(0, np.intp)
-        codes[places[mine]] = held[mine]
-        is_share[places[mine]] = np.asarray(batch.column("is_share"))[mine]
+        batch_codes = np.frombuffer(column.buffers()[2], np.uint8)[start : start + rows * len(batch_ids)].reshape(
+            -1, rows
+        )
+        indices = np.searchsorted(ids, batch_ids).clip(max=max(len(ids) - 1, 0))
+        matches = np.flatnonzero(ids[indices] == batch_ids) if len(ids) else np.zeros(0, np.intp)
+        codes[indices[matches]] = batch_codes[matches]
+        is_share[indices[matches]] = np.asarray(batch.column("is_share"))[matches]
     return codes, is_share

@@ -11,7 +11,7 @@ from query.contract.results import Doc, Format, Rows
 from query.models.texts import GIVEN
 from query.shared.wording import counted, decimal, percent, two_digits
 
-# What several fields mean.
+# Documentation that several fields share.
 _RANK = Doc("Place in the list; 1 is the most likely.")
 _SCORE = Doc(
     "All evidence together: how far a model's resemblance to the texts lies above that of other models, and of "
@@ -138,9 +138,9 @@ class TextsOfModel(Rows[LikelyTexts]):
 
     @property
     def headline(self) -> str:
-        """The answer. Files are named without their folders if that is enough to tell them apart."""
+        """The answer. Files are named without their folders if that is enough to distinguish them."""
         paths = [row.file for row in self.files]
-        names = [Path(one).name for one in paths]
+        names = [Path(path).name for path in paths]
         short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
             return f"No match: none of these files resembles the training text of {self.model} clearly enough."

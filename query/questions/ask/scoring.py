@@ -1,6 +1,6 @@
 """How likely it is that a score is chance: against sets of texts that no model was trained on, and other models.
 
-A raw score is a cosine between a set of texts and a model. Models differ in what a set of arbitrary texts scores, and
+A raw score is a cosine between a set of texts and a model. Models differ in their scores for arbitrary texts, and
 sets of texts differ in how widely models' scores spread. So a score becomes a z-score twice: among the scores that sets
 of reference texts, each of one kind, have with the same model; then among the models. Hits lie above the others, so the
 second spread is that of the lower half. A p-value is the share of z-scores of reference sets that are at least as high.
@@ -28,7 +28,7 @@ _LOWER = 0.1587  # a standard deviation below the median of a normal distributio
 
 @dataclass(frozen=True)
 class Scored:
-    """z-scores (sets, models) of the sets asked about, and their p-values; NaN for a model without any evidence."""
+    """z-scores (sets, models) of sets of texts, and their p-values; NaN for a model without any evidence."""
 
     z: Floats
     p: Floats
@@ -38,10 +38,14 @@ class Scored:
 class Null:
     """The scores of the reference sets with n models, as far as later questions need them.
 
-    ``weights`` (kinds,) of the kinds of evidence. ``means`` and ``spreads`` (kinds, n) of the raw scores of each model,
-    NaN for a model without that kind. ``patterns``: models are compared with those that have the same kinds; for each
-    such class which kinds (kinds,), the spread of its z-scores, and the z-scores of all reference sets, divided by it,
-    ascending.
+    Models are compared with the models that have the same kinds of evidence.
+
+    Attributes:
+        weights: (kinds,) of the kinds of evidence.
+        means: (kinds, n) of the raw scores of each model, NaN for a model without that kind.
+        spreads: (kinds, n) likewise.
+        patterns: for each class of models with the same kinds: which kinds (kinds,), the spread of its z-scores, and
+            the z-scores of all reference sets divided by it, ascending.
     """
 
     weights: Floats
@@ -51,35 +55,36 @@ class Null:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """As arrays by name, to be stored."""
-        found: dict[str, NDArray[Any]] = {"weights": self.weights, "means": self.means, "spreads": self.spreads}
-        for place, (kinds, spread, ordered) in enumerate(self.patterns):
-            found |= {f"kinds {place}": kinds, f"spread {place}": np.array([spread]), f"ordered {place}": ordered}
-        return found
+        arrays: dict[str, NDArray[Any]] = {"weights": self.weights, "means": self.means, "spreads": self.spreads}
+        for index, (kinds, spread, ordered) in enumerate(self.patterns):
+            arrays |= {f"kinds {index}": kinds, f"spread {index}": np.array([spread]), f"ordered {index}": ordered}
+        return arrays
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Null:
         """The inverse of ``arrays``."""
-        places = range(sum(name.startswith("kinds ") for name in arrays))
+        indices = range(sum(name.startswith("kinds ") for name in arrays))
         return cls(
             arrays["weights"],
             arrays["means"],
             arrays["spreads"],
             tuple(
-                (arrays[f"kinds {one}"], float(arrays[f"spread {one}"][0]), arrays[f"ordered {one}"]) for one in places
+                (arrays[f"kinds {index}"], float(arrays[f"spread {index}"][0]), arrays[f"ordered {index}"])
+                for index in indices
             ),
         )
 
 
-def score(null: Null, asked: Sequence[Floats]) -> Scored:
+def score(null: Null, raw: Sequence[Floats]) -> Scored:
     """z-scores and p-values of sets of texts, all kinds of evidence together.
 
-    ``asked``: for each kind the raw scores (a, models) of the sets that are asked about, NaN in a whole column for a
-    model without this kind.
+    ``raw``: for each kind the raw scores (a, models) of the sets, NaN in a whole column for a model without this kind.
     """
-    of_kinds = [
-        standardised(one, mean, spread) for one, mean, spread in zip(asked, null.means, null.spreads, strict=True)
+    z_of_kinds = [
+        standardised(kind_scores, mean, spread)
+        for kind_scores, mean, spread in zip(raw, null.means, null.spreads, strict=True)
     ]
-    z, present = _sum(of_kinds, null.weights), _present(null.means)
+    z, present = _sum(z_of_kinds, null.weights), _present(null.means)
     p = np.full(z.shape, np.nan)
     for kinds, spread, ordered in null.patterns:
         same = (present == kinds[:, None]).all(axis=0)
@@ -90,26 +95,26 @@ def score(null: Null, asked: Sequence[Floats]) -> Scored:
 
 def null_of(raw: Sequence[Floats], weights: Sequence[float]) -> Null:
     """From the raw scores (r, models) of the reference sets for each kind, NaN in a column for a model without it."""
-    moments = [_moments(one) for one in raw]
+    moments = [_moments(raw_scores) for raw_scores in raw]
 
-    def left_out(one: Floats) -> Floats:
+    def leave_one_out(raw_scores: Floats) -> Floats:
         """z-scores of each set among the others."""
-        count = len(one) - 1
-        mean = (one.sum(axis=0) - one) / max(count, 1)
-        square = (np.square(one).sum(axis=0) - one**2) / max(count, 1)
-        return standardised(one, mean, _spread(square - mean**2, count))
+        count = len(raw_scores) - 1
+        mean = (raw_scores.sum(axis=0) - raw_scores) / max(count, 1)
+        square = (np.square(raw_scores).sum(axis=0) - raw_scores**2) / max(count, 1)
+        return standardised(raw_scores, mean, _spread(square - mean**2, count))
 
     with ThreadPoolExecutor() as pool:
-        z = _sum(list(pool.map(left_out, raw)), weights)
+        z = _sum(list(pool.map(leave_one_out, raw)), weights)
     means = np.stack([mean for mean, _ in moments])
     present = _present(means)
     patterns = []
     # The sum of two kinds has another spread than one alone.
     for kinds in np.unique(present, axis=1).T:
         if kinds.any():
-            own = z[:, (present == kinds[:, None]).all(axis=0)]
-            spread = float(np.std(own)) or 1.0
-            patterns.append((kinds, spread, np.sort(own, axis=None) / spread))
+            class_z = z[:, (present == kinds[:, None]).all(axis=0)]
+            spread = float(np.std(class_z)) or 1.0
+            patterns.append((kinds, spread, np.sort(class_z, axis=None) / spread))
     return Null(np.array(weights), means, np.stack([spread for _, spread in moments]), tuple(patterns))
 
 
@@ -130,19 +135,19 @@ def _spread(variance: Floats, count: int) -> Floats:
     return np.maximum(np.sqrt(np.maximum(variance, 0) * count / max(count - 1, 1)), 1e-9)
 
 
-def standardised(asked: Floats, mean: Floats, spread: Floats) -> Floats:
+def standardised(raw: Floats, mean: Floats, spread: Floats) -> Floats:
     """z-scores (a, models) of raw scores, see above, by the mean and spread of the reference sets with each model."""
-    z = np.full(asked.shape, np.nan)
-    everyone = (asked - mean) / spread
-    have = ~np.isnan(everyone).any(axis=0)
-    if not have.any():
+    z = np.full(raw.shape, np.nan)
+    scores = (raw - mean) / spread
+    has_evidence = ~np.isnan(scores).any(axis=0)
+    if not has_evidence.any():
         return z
-    found = everyone[:, have]
-    models = found.shape[1]
-    median, low = np.quantile(found, [0.5, _LOWER], axis=1, keepdims=True)
+    present = scores[:, has_evidence]
+    models = present.shape[1]
+    median, low = np.quantile(present, [0.5, _LOWER], axis=1, keepdims=True)
     lower = median - low
     centre = models / (models + SHRINK) * median
-    z[:, have] = (found - centre) / np.sqrt((models * lower**2 + SHRINK) / (models + SHRINK))
+    z[:, has_evidence] = (present - centre) / np.sqrt((models * lower**2 + SHRINK) / (models + SHRINK))
     return z
 
 
@@ -161,6 +166,6 @@ def standing_out(p: Floats, rate: float) -> int:
 
 def _sum(kinds: Sequence[Floats], weights: Sequence[float] | Floats) -> Floats:
     """The weighted sum of the kinds that a model has."""
-    total = sum(weight * np.nan_to_num(one) for one, weight in zip(kinds, weights, strict=True))
-    has = np.any([~np.isnan(one) for one in kinds], axis=0)
+    total = sum(weight * np.nan_to_num(z) for z, weight in zip(kinds, weights, strict=True))
+    has = np.any([~np.isnan(z) for z in kinds], axis=0)
     return np.where(has, total, np.nan)

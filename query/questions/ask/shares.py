@@ -1,12 +1,12 @@
-"""In what shares a model's training text came from several files, by the tokens that it met and those it did not.
+"""The shares of several files in a model's training text, by the tokens that it met and those it did not.
 
 If the training text has v_f tokens of file f, in which a token t has the rate r_f(t), then t occurs Σ v_f r_f(t) times
 on average, and is met with probability 1 − exp(−Σ v_f r_f(t)) (Poisson). The v_f ≥ 0 are the most likely ones, found by
-expectation–maximisation for counts of which only zero or not is known (Dempster, Laird & Rubin, 1977). One more
-component stands for other text: tokens as common as they are in the other models of the base.
+expectation–maximisation, where only zero or not is known of each count (Dempster, Laird & Rubin, 1977). One more
+component is other text: tokens as common as they are in the other models of the base.
 
-How far a row moved says little more of how often its token was met: on planted mixtures, shares from counts estimated
-by sizes were wrong by .20 on average, these by .03 to .09.
+How far a row moved adds little about how often its token was met: on planted mixtures, shares from counts estimated by
+sizes were wrong by .20 on average, these by .03 to .09.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ STEPS, STEPS_OF_A_DRAW = 300, 80
 CONFIDENCE = 0.95
 # Texts of one kind differ more than those of one file, so the intervals of the draws are too narrow by about this.
 WIDENED = 1.5
-_FLOOR = 1e-3  # of a file's rates is spread over all tokens: a file holds only some texts
+_FLOOR = 1e-3  # of a file's rates is spread over all tokens, because a file contains only some texts
 _FEWEST_OTHERS = 3
 
 
 @dataclass(frozen=True)
 class Shares:
-    """``shares``, ``low``, ``high`` (files,): of the tokens that the files explain, with 95 % intervals.
+    """Each file's share of the tokens that the files explain.
 
-    ``other``: about this share of the tokens that were met is better explained by other text.
+    Attributes:
+        shares: (files,)
+        low, high: (files,) the ends of 95 % intervals.
+        other: about this share of the tokens that were met is better explained by other text.
     """
 
     shares: Floats
@@ -51,33 +54,33 @@ class Shares:
 def token_counts(
     texts: Sequence[str], tokenizer: Tokenizer, evidence: TokenEvidence, length: int
 ) -> tuple[csr_array, float]:
-    """(texts, rows) how often each text has each token whose row was read, within its first ``length`` tokens.
+    """Count the tokens whose rows were read in the first ``length`` tokens of each text, without special tokens.
 
-    Special tokens are left out. And the share of all tokens that such rows have.
+    Returns the counts (texts, rows), and the share of all tokens that were counted.
     """
     from scipy.sparse import csr_array
 
-    place = np.full(int(evidence.rows.max(initial=0)) + 1, -1)
-    place[evidence.rows] = np.arange(len(evidence.rows))
-    place[[one for one in tokenizer.special_ids if 0 <= one < len(place)]] = -1
+    column_of = np.full(int(evidence.rows.max(initial=0)) + 1, -1)
+    column_of[evidence.rows] = np.arange(len(evidence.rows))
+    column_of[[token for token in tokenizer.special_ids if 0 <= token < len(column_of)]] = -1
     columns, ends, total = [np.zeros(0, np.int64)], [0], 0
     for text in texts:
         ids = np.array(tokenizer.encode(text[: 24 * length])[:length], dtype=np.int64)
         total += len(ids)
-        found = place[ids[(ids >= 0) & (ids < len(place))]]
-        columns.append(found[found >= 0])
+        text_columns = column_of[ids[(ids >= 0) & (ids < len(column_of))]]
+        columns.append(text_columns[text_columns >= 0])
         ends.append(ends[-1] + len(columns[-1]))
-    every = np.concatenate(columns)
-    counts = csr_array((np.ones(len(every)), every, ends), shape=(len(texts), len(evidence.rows)))
-    return counts, len(every) / total if total else 0.0
+    all_columns = np.concatenate(columns)
+    counts = csr_array((np.ones(len(all_columns)), all_columns, ends), shape=(len(texts), len(evidence.rows)))
+    return counts, len(all_columns) / total if total else 0.0
 
 
 def other_rates(codes: NDArray[np.uint8]) -> Floats:
     """(rows,) how common each token is in the other models of the base, whose codes are (models, rows)."""
-    some = codes[codes.any(axis=1)]
-    if len(some) < _FEWEST_OTHERS:
+    known = codes[codes.any(axis=1)]
+    if len(known) < _FEWEST_OTHERS:
         return np.full(codes.shape[1], 1 / codes.shape[1])
-    rates: Floats = -np.log1p(-((some > 0).sum(axis=0) + 0.5) / (len(some) + 1))
+    rates: Floats = -np.log1p(-((known > 0).sum(axis=0) + 0.5) / (len(known) + 1))
     return rates / rates.sum()
 
 
@@ -88,31 +91,37 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
     known. ``other`` (rows,): the rates of other text.
     """
     is_known = ~np.isnan(met)
-    if not is_known.any() or not np.nansum(met) or any(not one.sum() for one in counts):
+    if not is_known.any() or not np.nansum(met) or any(not file_counts.sum() for file_counts in counts):
         return None
-    known = np.nan_to_num(met)
+    known_met = np.nan_to_num(met)
     inside = np.maximum(np.array(covered), 1e-9)
-    draw = np.random.default_rng(0)
+    random = np.random.default_rng(0)
 
     def rates(weights: Sequence[Floats] | None) -> Floats:
         """(rows, files + 1), columns of sum 1."""
-        rows = [one.sum(axis=0) if weights is None else weights[place] @ one for place, one in enumerate(counts)]
+        rows = [
+            file_counts.sum(axis=0) if weights is None else weights[file] @ file_counts
+            for file, file_counts in enumerate(counts)
+        ]
         table = np.stack([*(row / max(row.sum(), 1e-12) for row in rows), other], axis=1)
         return (1 - _FLOOR) * table + _FLOOR / len(table)
 
     def as_shares(tokens: Floats) -> Floats:
-        found = tokens[:-1] / inside
-        return found / max(found.sum(), 1e-12)
+        file_tokens = tokens[:-1] / inside
+        return file_tokens / max(file_tokens.sum(), 1e-12)
 
-    start = np.full(len(counts) + 1, 2 * known.sum() / (len(counts) + 1))
-    tokens = _most_likely(rates(None), known, is_known.astype(float), start, STEPS)
+    start = np.full(len(counts) + 1, 2 * known_met.sum() / (len(counts) + 1))
+    tokens = _most_likely(rates(None), known_met, is_known.astype(float), start, STEPS)
     drawn = []
     for _ in range(DRAWS):
-        weights = [draw.multinomial(one.shape[0], np.full(one.shape[0], 1 / one.shape[0])) for one in counts]
-        rows = draw.exponential(size=len(known)) * is_known
+        weights = [
+            random.multinomial(file_counts.shape[0], np.full(file_counts.shape[0], 1 / file_counts.shape[0]))
+            for file_counts in counts
+        ]
+        rows = random.exponential(size=len(known_met)) * is_known
         begin = tokens + 0.01 * start
-        drawn.append(as_shares(_most_likely(rates([one.astype(float) for one in weights]), known, rows, begin,
-                                            STEPS_OF_A_DRAW)))  # fmt: skip
+        drawn_rates = rates([file_weights.astype(float) for file_weights in weights])
+        drawn.append(as_shares(_most_likely(drawn_rates, known_met, rows, begin, STEPS_OF_A_DRAW)))
     shares = as_shares(tokens)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Shares(

@@ -32,18 +32,20 @@ _TIE = 1e-12  # smaller differences come from summing in another order
 class Agreement:
     """One measure and its chance level; undefined numbers are None.
 
-    ``labels``: what is compared with the clusters (``datasets``, ``authors``, ``tasks``), or the groups whose
-    silhouette it is (also ``clusters``).
-    ``measure``: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
-    ``among``: ``all`` models with a label, each outlier being a cluster of its own; only ``clustered`` models; only
-    pairs of models by different authors (``cross_author``), on different datasets (``cross_dataset``) or on one dataset
-    (``within_dataset``).
-    ``chance``: the mean over permutations; ``p_value``: (1 + #≥)/(1 + draws). ``against``: what was permuted, whole
-    ``sweeps``, or ``labels`` where every model is a decision of its own; or ``cloud``: comparison with clusters of
-    structureless clouds, which says whether there are groups, not whether they are more than sweeps. If sweeps are
-    permuted, a sweep counts as one for p: labels then keep their sizes, so p does not depend on which labels large
-    sweeps have.
-    ``models``: how many took part.
+    Attributes:
+        labels: the labels that are compared with the clusters (``datasets``, ``authors``, ``tasks``), or the groups
+            whose silhouette it is (also ``clusters``).
+        measure: ``ari``, ``ami``, ``homogeneity``, ``completeness`` or ``silhouette``.
+        among: ``all`` models with a label, each outlier being a cluster of its own; only ``clustered`` models; only
+            pairs of models by different authors (``cross_author``), on different datasets (``cross_dataset``) or on one
+            dataset (``within_dataset``).
+        chance: the mean over permutations.
+        p_value: (1 + #≥)/(1 + draws). If sweeps are permuted, a sweep counts as one model for p: labels then keep their
+            sizes, so p does not depend on which labels large sweeps have.
+        against: the permuted units: whole ``sweeps``, or ``labels`` if every model is a decision of its own. Or
+            ``cloud``: comparison with clusters of structureless clouds, which shows whether there are groups, not
+            whether they are more than sweeps.
+        models: how many models were compared.
     """
 
     labels: Annotated[str, Doc("What the clusters are compared with: datasets, authors or tasks.")]
@@ -78,20 +80,22 @@ def compared(
 ) -> list[Agreement]:
     """ARI and AMI among all named models, and all four measures among named models in a cluster.
 
-    ``clusters`` (n,): -1 for an outlier. ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the
-    arithmetic mean. Homogeneity (each cluster holds one label) and completeness (each label is in one cluster):
-    Rosenberg & Hirschberg (2007); both rise with the number of clusters, so compare them with their chance level.
-    ``owners`` (n,): a model's author, or for authors as ``names`` its dataset. Models of one owner with one name are
-    one decision, so whole sweeps are permuted (``AuthorRuns.permuted``); by default each model is one of its own. The
-    chance level then includes what agrees only because sweeps stay together.
+    ARI: Hubert & Arabie (1985). AMI: Vinh, Epps & Bailey (2010), with the arithmetic mean. Homogeneity (each cluster
+    has one label) and completeness (each label is in one cluster): Rosenberg & Hirschberg (2007); both rise with the
+    number of clusters, so compare them with their chance level.
+
+    ``clusters`` (n,): -1 for an outlier. ``owners`` (n,): a model's author, or its dataset if ``names`` are authors.
+    Models of one owner with one name are one decision, so whole sweeps are permuted (``AuthorRuns.permuted``), and the
+    chance level includes agreement that arises only because sweeps stay together. By default each model is a decision
+    of its own.
     """
     rows = []
     named = np.array([name is not None for name in names], dtype=bool)
     for among, measures in (("all", ("ari", "ami")), ("clustered", MEASURES)):
         part = np.flatnonzero(named if among == "all" else named & (clusters >= 0))
         codes = codes_of([names[row] for row in part.tolist()])
-        whose = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
-        numbers = _four_measures(clusters[part], codes, whose, draws, rng)
+        owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+        numbers = _four_measures(clusters[part], codes, owner_codes, draws, rng)
         against = "labels" if owners is None else "sweeps"
         for measure in measures:
             values, p = numbers.get(measure, (None, None))
@@ -104,7 +108,7 @@ def _four_measures(
 ) -> dict[str, tuple[Floats, float]]:
     """Each measure as observed, then for every permutation, (1 + draws,), and p; empty if either partition is trivial.
 
-    A permutation keeps the clusters. The cells of an outlier hold one model: they add nothing to Σ n(n - 1)/2 and
+    A permutation keeps the clusters. The cell of an outlier contains one model, so it adds nothing to Σ n(n - 1)/2 and
     Σ n ln n over the cells of the contingency table.
     """
     count = len(labels)
@@ -115,36 +119,36 @@ def _four_measures(
     inside = np.flatnonzero(clusters >= 0)
     start = codes_of(clusters[inside].tolist()) * kinds
     runs = AuthorRuns(owners, labels.tolist())
-    carried, weight = labels[runs.first], 1 / runs.sizes[runs.of_model[inside]]
+    sweep_labels, weight = labels[runs.first], 1 / runs.sizes[runs.of_model[inside]]
     expected = _ExpectedInformation(np.bincount(separate))
-    pairs, of_labels, information, by_chance, entropies, apart, told = np.empty((7, 1 + draws))
+    pairs, label_pairs, information, expected_information, entropies, sweep_pairs, sweep_information = np.empty(
+        (7, 1 + draws)
+    )
     for draw in range(1 + draws):
-        dealt = (runs.permuted(carried, rng) if draw else carried)[runs.of_model]
-        cells: Floats = np.bincount(start + dealt[inside]).astype(np.float64)
+        drawn_labels = (runs.permuted(sweep_labels, rng) if draw else sweep_labels)[runs.of_model]
+        cells: Floats = np.bincount(start + drawn_labels[inside]).astype(np.float64)
         pairs[draw], information[draw] = (cells * (cells - 1)).sum() / 2, _sum_n_ln_n(cells)
-        sizes = np.bincount(dealt)
-        of_labels[draw], entropies[draw] = (sizes * (sizes - 1)).sum() / 2, _entropy_of(sizes)
-        by_chance[draw] = expected.with_labels(sizes)
-        # The same if every sweep counts as one: then a permutation keeps the sizes of labels, as it keeps those of
-        # clusters, and what is left of every measure rises with one of these sums.
-        cells = np.bincount(start + dealt[inside], weights=weight).astype(np.float64)
-        apart[draw], told[draw] = (cells * cells).sum(), _sum_n_ln_n(cells)
+        sizes = np.bincount(drawn_labels)
+        label_pairs[draw], entropies[draw] = (sizes * (sizes - 1)).sum() / 2, _entropy_of(sizes)
+        expected_information[draw] = expected.with_labels(sizes)
+        # The same if every sweep counts as one model. Then a permutation keeps the sizes of labels as well as those of
+        # clusters, and every measure rises with one of these sums.
+        cells = np.bincount(start + drawn_labels[inside], weights=weight).astype(np.float64)
+        sweep_pairs[draw], sweep_information[draw] = (cells * cells).sum(), _sum_n_ln_n(cells)
     entropy_of_clusters = _entropy(separate)
     information = information / count - np.log(count) + entropy_of_clusters + entropies
     information = np.maximum(information, 0.0)  # rounding can make it negative, and a value above 1
-    of_clusters = _pairs(separate)
-    alike = of_clusters * of_labels / (count * (count - 1) / 2)
+    cluster_pairs = _pairs(separate)
+    expected_pairs = cluster_pairs * label_pairs / (count * (count - 1) / 2)
     values = {
-        "ari": (pairs - alike) / ((of_clusters + of_labels) / 2 - alike),
-        "ami": (information - by_chance) / ((entropy_of_clusters + entropies) / 2 - by_chance),
+        "ari": (pairs - expected_pairs) / ((cluster_pairs + label_pairs) / 2 - expected_pairs),
+        "ami": (information - expected_information) / ((entropy_of_clusters + entropies) / 2 - expected_information),
         "homogeneity": information / entropies,
         "completeness": information / entropy_of_clusters,
     }
+    p_of_pairs, p_of_information = (p_value(sums[0], sums[1:]) for sums in (sweep_pairs, sweep_information))
     return {
-        measure: (
-            np.minimum(value, 1.0),
-            p_value(*((apart[0], apart[1:]) if measure == "ari" else (told[0], told[1:]))),
-        )
+        measure: (np.minimum(value, 1.0), p_of_pairs if measure == "ari" else p_of_information)
         for measure, value in values.items()
     }
 
@@ -152,28 +156,30 @@ def _four_measures(
 class _ExpectedInformation:
     """The mutual information of two partitions, expected over all n! permutations, if one has clusters of ``sizes``.
 
-    A sum over pairs of a cluster and a label (Vinh, Epps & Bailey, 2010, formula 24), of which the part of a label
-    depends on its size only. It is kept, because permutations of sweeps make labels of many sizes.
+    A sum over pairs of a cluster and a label (Vinh, Epps & Bailey, 2010, formula 24). A label's part of the sum depends
+    only on its size, and is cached, because many permutations of sweeps have labels of the same size.
     """
 
     def __init__(self, sizes: Integers) -> None:
         self.count = int(sizes.sum())
-        self.sizes, self.times = np.unique(sizes, return_counts=True)
-        self._of_label: dict[int, float] = {}
+        self.sizes, self.counts = np.unique(sizes, return_counts=True)
+        self._by_size: dict[int, float] = {}
 
     def with_labels(self, sizes: Integers) -> float:
         """The expected information with labels of these sizes, in nats."""
-        each, times = np.unique(sizes, return_counts=True)
-        return sum(number * self._part(size) for size, number in zip(each.tolist(), times.tolist(), strict=True))
+        distinct_sizes, counts = np.unique(sizes, return_counts=True)
+        return sum(
+            number * self._part(size) for size, number in zip(distinct_sizes.tolist(), counts.tolist(), strict=True)
+        )
 
     def _part(self, size: int) -> float:
-        if size not in self._of_label:
+        if size not in self._by_size:
             from scipy.special import gammaln
 
             n = self.count
-            most = np.minimum(self.sizes, size)
-            cluster = np.repeat(self.sizes, most)
-            cell = np.arange(1, len(cluster) + 1) - np.repeat(np.cumsum(most) - most, most)
+            widths = np.minimum(self.sizes, size)
+            cluster = np.repeat(self.sizes, widths)
+            cell = np.arange(1, len(cluster) + 1) - np.repeat(np.cumsum(widths) - widths, widths)
             possible = cell >= cluster + size - n
             cluster, cell = cluster[possible], cell[possible]
             logs = gammaln([n - size + 1, size + 1, n + 1])
@@ -182,10 +188,10 @@ class _ExpectedInformation:
                 - gammaln(cell + 1) - gammaln(cluster - cell + 1) - gammaln(size - cell + 1)
                 - gammaln(n - cluster - size + cell + 1)
             )  # fmt: skip
-            times = np.repeat(self.times, most)[possible]
+            counts = np.repeat(self.counts, widths)[possible]
             terms = cell / n * np.log(n * cell / (cluster * size)) * probability
-            self._of_label[size] = float(times @ terms)
-        return self._of_label[size]
+            self._by_size[size] = float(counts @ terms)
+        return self._by_size[size]
 
 
 def compared_across(
@@ -219,9 +225,9 @@ def compared_across(
         inside = _pairs(*partitions, group)
         return _pairs(*partitions) - inside if authors is None else inside
 
-    everyone = np.zeros(len(part), dtype=np.intp)
-    everything, together = pairs(everyone), pairs(separate)
-    has_pairs = pairs(codes) > 0 and (authors is None or pairs(codes) < everything)
+    one_group = np.zeros(len(part), dtype=np.intp)
+    all_pairs, same_cluster = pairs(one_group), pairs(separate)
+    has_pairs = pairs(codes) > 0 and (authors is None or pairs(codes) < all_pairs)
     if not (_is_informative(separate) and codes.max(initial=0) and has_pairs):
         return _row(labels, "ari", among, None, len(part), "sweeps"), 0
     if authors is None:
@@ -229,14 +235,14 @@ def compared_across(
     else:
         units = codes_of([(authors[row], groups[row]) for row in part.tolist()])
         sweeps = AuthorRuns(units, codes.tolist(), group)
-    carried = codes[sweeps.first]
+    sweep_labels = codes[sweeps.first]
     values = np.empty(1 + draws)
     for draw in range(1 + draws):
-        dealt = (sweeps.permuted(carried, rng) if draw else carried)[sweeps.of_model]
-        alike, both = pairs(dealt), pairs(separate, dealt)
-        by_chance = together * alike / everything
-        room = (together + alike) / 2 - by_chance
-        values[draw] = (both - by_chance) / room if room > _TIE else 0.0
+        drawn_labels = (sweeps.permuted(sweep_labels, rng) if draw else sweep_labels)[sweeps.of_model]
+        same_name, both_same = pairs(drawn_labels), pairs(separate, drawn_labels)
+        expected = same_cluster * same_name / all_pairs
+        room = (same_cluster + same_name) / 2 - expected
+        values[draw] = (both_same - expected) / room if room > _TIE else 0.0
     return _row(labels, "ari", among, values, len(part), "sweeps"), sweeps.ways
 
 
@@ -260,26 +266,26 @@ def silhouette_of(
     among, against = "clustered" if labels == "clusters" else "all", "labels" if owners is None else "sweeps"
     if len(part) == 0 or groups.max() == 0:
         return _row(labels, "silhouette", among, None, len(part), against)
-    placed = points[part]
-    observed = float(silhouettes(placed, groups).mean())
-    whose = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
-    runs = AuthorRuns(whose, groups.tolist())
-    carried = groups[runs.first]
+    vectors = points[part]
+    observed = float(silhouettes(vectors, groups).mean())
+    owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+    runs = AuthorRuns(owner_codes, groups.tolist())
+    sweep_labels = groups[runs.first]
 
     def permuted() -> Integers:
-        return runs.permuted(carried, rng)
+        return runs.permuted(sweep_labels, rng)
 
-    values = np.fromiter(shuffled_silhouettes(placed, groups, draws, rng, lambda: permuted()[runs.of_model]), float)
+    values = np.fromiter(shuffled_silhouettes(vectors, groups, draws, rng, lambda: permuted()[runs.of_model]), float)
     row = _row(labels, "silhouette", among, values, len(part), against)
     p = row.p_value
     if labels == "clusters":
         p = None
     elif owners is not None:
-        means = np.zeros((len(carried), placed.shape[1]))
-        np.add.at(means, runs.of_model, placed)
+        means = np.zeros((len(sweep_labels), vectors.shape[1]))
+        np.add.at(means, runs.of_model, vectors)
         means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), _TIE)
-        each = np.fromiter(shuffled_silhouettes(means, carried, draws, rng, permuted), float)
-        p = p_value(each[0], each[1:])
+        values_of_means = np.fromiter(shuffled_silhouettes(means, sweep_labels, draws, rng, permuted), float)
+        p = p_value(values_of_means[0], values_of_means[1:])
     return replace(row, value=observed, p_value=p)
 
 
@@ -294,9 +300,9 @@ def against_clouds(
     """
 
     def height(points: Floats, clusters: Integers) -> float:
-        placed = clusters >= 0
+        is_clustered = clusters >= 0
         is_divided = clusters.max(initial=-1) >= 1
-        return float(silhouettes(points[placed], clusters[placed]).mean()) if is_divided else 0.0
+        return float(silhouettes(points[is_clustered], clusters[is_clustered]).mean()) if is_divided else 0.0
 
     if len(points) > MOST_MODELS or clusters.max(initial=-1) < 1:
         return None
@@ -342,8 +348,8 @@ def _is_informative(codes: Integers) -> bool:
 def _pairs(*codes: Integers) -> float:
     """Number of pairs of models that are together in all of these partitions."""
     key = np.zeros(len(codes[0]), dtype=np.int64)
-    for one in codes:
-        key = key * (int(one.max(initial=0)) + 1) + one
+    for partition in codes:
+        key = key * (int(partition.max(initial=0)) + 1) + partition
     counts = np.unique(key, return_counts=True)[1]
     return float((counts * (counts - 1)).sum() / 2)
 

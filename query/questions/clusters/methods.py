@@ -42,9 +42,9 @@ def coordinates(vectors: npt.NDArray[np.float32]) -> Floats:
 def default_size(models: int) -> int:
     """HDBSCAN's smallest cluster: half the cube root of the number of models, but at least three.
 
-    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Of 2 to 15, three found planted clusters of 20 to 200
-    models best (with clusters of Zipf's sizes, of one size, with related clusters, with adapters); at 1,000 three to
-    five did equally well, and for 10,000 the table of clusters should stay readable.
+    That is 3 up to 340 models, 5 at 1,000 and 11 at 10,000. Of the sizes 2 to 15, three found planted clusters
+    of 20 to 200 models best (with clusters of Zipf's sizes, of one size, with related clusters, with adapters); at
+    1,000 three to five did equally well, and for 10,000 the table of clusters should stay readable.
     """
     return max(_SMALLEST, round(math.cbrt(models) / 2))
 
@@ -74,14 +74,14 @@ def by_density(points: Floats, min_size: int) -> tuple[Integers, Floats]:
         return np.full(len(points), OUTLIER, dtype=np.intp), np.zeros(len(points))
     if (points @ points[0]).min() > 1 - _EQUAL:
         return np.zeros(len(points), dtype=np.intp), np.ones(len(points))
-    found = HDBSCAN(
+    clustering = HDBSCAN(
         min_cluster_size=min_size,
         min_samples=max(1, min_size - 1),
         algorithm="brute",
         cluster_selection_method="eom",
         copy=True,
     ).fit(points)
-    return found.labels_.astype(np.intp), np.asarray(found.probabilities_, dtype=np.float64)
+    return clustering.labels_.astype(np.intp), np.asarray(clustering.probabilities_, dtype=np.float64)
 
 
 def by_centres(points: Floats, count: int, seed: int) -> tuple[Integers, Floats]:
@@ -94,20 +94,20 @@ def by_centres(points: Floats, count: int, seed: int) -> tuple[Integers, Floats]
     """
     from sklearn.cluster import kmeans_plusplus
 
-    best, most = (np.zeros(len(points), dtype=np.intp), np.ones(len(points))), -math.inf
+    best, highest = (np.zeros(len(points), dtype=np.intp), np.ones(len(points))), -math.inf
     if count < 2:
         return best
     for start in range(_STARTS if len(points) <= _MANY else _STARTS_OF_MANY):
         state = int(np.random.SeedSequence([seed, count, start]).generate_state(1)[0])
-        found = _settled(points, kmeans_plusplus(points, count, random_state=state)[0])
-        if found[1].sum() > most + _EQUAL:
-            best, most = found, found[1].sum()
+        solution = _converged(points, kmeans_plusplus(points, count, random_state=state)[0])
+        if solution[1].sum() > highest + _EQUAL:
+            best, highest = solution, solution[1].sum()
     return codes_of(best[0].tolist()), best[1]
 
 
-def _settled(points: Floats, centres: Floats) -> tuple[Integers, Floats]:
+def _converged(points: Floats, centres: Floats) -> tuple[Integers, Floats]:
     """Alternate assignment and averaging until nothing changes; the centre of an empty cluster stays unchanged."""
-    everyone = np.arange(len(points))
+    rows = np.arange(len(points))
     assigned = np.full(len(points), OUTLIER, dtype=np.intp)
     for _ in range(_MOST_ROUNDS):
         cosines = points @ centres.T
@@ -118,7 +118,7 @@ def _settled(points: Floats, centres: Floats) -> tuple[Integers, Floats]:
         sums = _membership(assigned, len(centres)) @ points
         lengths = np.linalg.norm(sums, axis=1, keepdims=True)
         centres = np.where(lengths > _EQUAL, sums / np.maximum(lengths, _EQUAL), centres)
-    return assigned, cosines[everyone, assigned]
+    return assigned, cosines[rows, assigned]
 
 
 def tried_counts(models: int) -> list[int]:
@@ -139,10 +139,10 @@ def by_best_centres(points: Floats, seed: int) -> tuple[Integers, Floats]:
         say(f"k-means: trying numbers of clusters up to {_MOST_CENTRES} for {len(points):,} models, some minutes")
     best, highest = by_centres(points, 1, seed), -math.inf
     for count in tried_counts(len(points)):
-        found = by_centres(points, count, seed)
-        height = float(silhouettes(points, found[0]).mean()) if found[0].max(initial=0) else -1.0
+        solution = by_centres(points, count, seed)
+        height = float(silhouettes(points, solution[0]).mean()) if solution[0].max(initial=0) else -1.0
         if height > highest:
-            best, highest = found, height
+            best, highest = solution, height
     return best
 
 
@@ -181,24 +181,24 @@ def shuffled_silhouettes(
     groups of all models: the test stays exact, and 1,000 draws take some seconds at n = 10,000.
     """
     count = len(points)
-    scored = np.sort(rng.permutation(count)[: max(1, min(count, _WORK // count))])
-    similarity = points @ points[scored].T
+    sampled = np.sort(rng.permutation(count)[: max(1, min(count, _WORK // count))])
+    similarity = points @ points[sampled].T
     permuted = permuted or (lambda: rng.permutation(groups))
     for draw in range(draws + 1):
-        dealt = permuted() if draw else groups
-        yield float(_heights(_membership(dealt) @ similarity, dealt[scored], np.bincount(dealt)).mean())
+        labels = permuted() if draw else groups
+        yield float(_heights(_membership(labels) @ similarity, labels[sampled], np.bincount(labels)).mean())
 
 
-def _heights(sums: Floats, own: Integers, sizes: Integers) -> Floats:
+def _heights(sums: Floats, groups: Integers, sizes: Integers) -> Floats:
     """Silhouettes of models, given ``sums`` (groups, models): their summed similarities with each group."""
-    everyone = np.arange(len(own))
-    within = 1 - (sums[own, everyone] - 1) / np.maximum(sizes[own] - 1, 1)
+    columns = np.arange(len(groups))
+    within = 1 - (sums[groups, columns] - 1) / np.maximum(sizes[groups] - 1, 1)
     means = sums / sizes[:, None]
-    means[own, everyone] = -np.inf
+    means[groups, columns] = -np.inf
     between = 1 - means.max(axis=0)
     larger = np.maximum(within, between)
     heights = np.where(larger > _LEAST, (between - within) / np.maximum(larger, _LEAST), 0.0)
-    return np.where(sizes[own] > 1, heights, 0.0)
+    return np.where(sizes[groups] > 1, heights, 0.0)
 
 
 def _membership(groups: Integers, count: int | None = None) -> npt.NDArray[np.float64]:

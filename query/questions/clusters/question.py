@@ -1,4 +1,4 @@
-"""Clusters of a base's fine-tunes, and what qualifies them: the question as a user asks it."""
+"""The question `clusters`: groups of a base's fine-tunes, with caveats."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def _command(
     **options: Any,
 ) -> None:
     with call.opened() as atlas:
-        found = atlas.clusters(
+        answer = atlas.clusters(
             base, method=method, min_size=min_size, count=count, by="task" if by == "task" else "dataset", **options
         )
-        call.show(found, rows=found.to_rows(by))
+        call.show(answer, rows=answer.to_rows(by))
 
 
 @question(
@@ -75,7 +75,7 @@ def clusters(
     """
     population = read_population(atlas, base, representation)
     tasks = tasks_of(atlas, population) if by == "task" else None
-    found = study.clusters(
+    answer = study.clusters(
         population, method=method, min_size=min_size, count=count, seed=seed, draws=draws, tasks=tasks
     )
-    return replace(found, notes=(*found.notes, *notes_on_sampled(atlas, population)))
+    return replace(answer, notes=(*answer.notes, *notes_on_sampled(atlas, population)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -17,16 +17,16 @@ from query.contract.columns import (
     Relation,
     Vectors,
 )
-from query.contract.results import Doc, Hidden, If, Result, columns, plain, to_frame
+from query.contract.results import Detail, Doc, Format, Hidden, If, Result, Shown, plain
 from query.models.population import LeftOut
 from query.questions.clusters.agreement import Agreement
 from query.questions.clusters.methods import OUTLIER
 from query.shared.wording import counted, decimal
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
-# What several fields mean.
+# Documentation that several fields share.
 _DATASETS = Doc("Datasets of the members, and how many models each has.")
 _CLUSTER = Doc("Number of the cluster, the largest being 0; -1 for a model in none.")
 
@@ -36,9 +36,10 @@ AGREE = ("datasets", "ami", "all")  # labels, measure and models of the headline
 
 @dataclass(frozen=True)
 class Member:
-    """One model that was clustered. ``dataset``: see ``leading_datasets``; ``task``: see ``population.tasks_of``.
+    """One model that was clustered.
 
-    ``strength``: HDBSCAN's probability, or of k-means the cosine with the centre. ``nearest``: a cosine.
+    ``dataset``: see ``leading_datasets``. ``task``: see ``population.tasks_of``. ``strength``: HDBSCAN's probability,
+    or, for k-means, the cosine with the centre. ``nearest``: a cosine.
     """
 
     model_id: ModelNumber
@@ -89,19 +90,30 @@ class ClusteredTask:
     outliers: Annotated[int, Doc("Number of these models in no cluster.")]
 
 
+def _method_in_words(method: str, min_size: int | None) -> str:
+    return method + (f", at least {min_size} in a cluster" if min_size else "")
+
+
 @dataclass(frozen=True, repr=False)
 class Clusters(Result):
     """The clusters of one base, numbered from 0 by size, ties by their lowest model id.
 
-    ``members``: every model that took part, by ascending id. ``min_size``: HDBSCAN's setting. ``count``: the number of
-    clusters given to or chosen by k-means. ``agreement``: every measure with its chance level. ``by``: task if the
-    clusters were also compared with tasks, which the headline is then about; else dataset.
+    Attributes:
+        min_size: HDBSCAN's setting.
+        count: the number of clusters given to k-means or chosen by it.
+        members: every model that was clustered, by ascending id.
+        agreement: every measure with its chance level.
+        by: task if the clusters were also compared with tasks, which the headline then mentions; else dataset.
     """
 
-    HAS_DETAILS = True
     ROWS = "clusters"
     COLUMNS = ()  # rows are of three kinds
-    IS_SHEET = True
+    ROWS_BY: ClassVar[Mapping[str, str]] = {"cluster": "cluster_rows", "model": "members", "task": "tasks"}
+    FRAME = "members"
+    SHEET = (
+        "base", "representation", "method", "left_out", "sizes", "most_central", "undocumented", "most_isolated",
+        "tasks", "main_agreement", "whole_agreement",
+    )  # fmt: skip
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "dataset": "The dataset that most members name; for a model, the one it counts under.",
         "p": (
@@ -114,13 +126,13 @@ class Clusters(Result):
 
     base: BaseId
     representation: Vectors
-    method: Annotated[str, Doc("How the clusters were found: hdbscan or kmeans.")]
+    method: Annotated[str, Doc("How the clusters were found: hdbscan or kmeans."), Format(_method_in_words, "min_size")]
     min_size: Annotated[int | None, Doc("Size of the smallest cluster (hdbscan).")]
     count: Annotated[int | None, Doc("Number of clusters (kmeans).")]
     clusters: Annotated[tuple[Cluster, ...], Doc("The clusters, the largest first.")]
     members: Annotated[tuple[Member, ...], Hidden()]
     agreement: Annotated[tuple[Agreement, ...], Doc("Every measure of agreement, with its chance level.")]
-    left_out: Annotated[LeftOut, LEFT_OUT]
+    left_out: Annotated[LeftOut, LEFT_OUT, Format(lambda left_out: left_out.words() or "none")]
     notes: Notes = ()
     by: Annotated[str, Hidden()] = "dataset"
 
@@ -131,12 +143,12 @@ class Clusters(Result):
 
     @property
     def models(self) -> Annotated[int, CLUSTERED_MODELS]:
-        """All that took part."""
+        """The number of members."""
         return len(self.members)
 
     @property
     def documented(self) -> Annotated[int, Doc("Number of models that name a dataset.")]:
-        """Those that agreement with datasets is about."""
+        """The models that count in the agreement with datasets."""
         return sum(member.dataset is not None for member in self.members)
 
     @property
@@ -201,7 +213,7 @@ class Clusters(Result):
     def silhouette(
         self,
     ) -> Annotated[float | None, Doc("How much closer models are to their own group than to the next, from −1 to 1.")]:
-        """That of the clusters."""
+        """The silhouette of the clusters."""
         return self.value("clusters", "silhouette", "clustered")
 
     @property
@@ -210,16 +222,16 @@ class Clusters(Result):
         if self.by != "task":
             return []
         names = sorted({member.task for member in self.members if member.task is not None})
-        of_task = {name: [one for one in self.members if one.task == name] for name in names}
+        members_of_task = {name: [member for member in self.members if member.task == name] for name in names}
         return [
             ClusteredTask(
                 task=name,
                 models=len(members),
-                datasets=sorted({one.dataset for one in members if one.dataset}),
-                clusters=sorted({one.cluster for one in members if one.cluster != OUTLIER}),
-                outliers=sum(one.cluster == OUTLIER for one in members),
+                datasets=sorted({member.dataset for member in members if member.dataset}),
+                clusters=sorted({member.cluster for member in members if member.cluster != OUTLIER}),
+                outliers=sum(member.cluster == OUTLIER for member in members),
             )
-            for name, members in of_task.items()
+            for name, members in members_of_task.items()
         ]
 
     @property
@@ -240,78 +252,83 @@ class Clusters(Result):
     @property
     def headline(self) -> str:
         """How many models are in how many clusters, and whether clusters and datasets agree."""
-        placed = self.clustered
-        if not placed:
+        clustered = self.clustered
+        if not clustered:
             return f"None of {counted(len(self.members), 'model')} lies in a cluster."
-        found = (
-            f"Of {counted(len(self.members), 'model')} {placed:,} lie in {counted(len(self.clusters), 'cluster')}, "
-            f"{len(self.members) - placed:,} in none."
+        sentence = (
+            f"Of {counted(len(self.members), 'model')} {clustered:,} lie in {counted(len(self.clusters), 'cluster')}, "
+            f"{len(self.members) - clustered:,} in none."
         )
-        asked = (f"{self.by}s", *AGREE[1:])
-        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == asked), None)
+        key = (f"{self.by}s", *AGREE[1:])
+        row = next((row for row in self.agreement if (row.labels, row.measure, row.among) == key), None)
         if row is None or row.value is None:
-            return found
+            return sentence
         chance = "" if row.chance is None else f" (chance {decimal(row.chance)}, p {row.p_value:.2g})"
-        agree = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
-        return f"{found} {agree}{chance}."
+        agreement = f"Clusters and {self.by}s agree to {decimal(row.value)} of 1 by adjusted mutual information"
+        return f"{sentence} {agreement}{chance}."
 
-    def to_rows(self, by: str = "cluster") -> list[dict[str, Any]]:
-        """A row for each cluster, each member (``by="model"``) or each task. Raises ValueError for another ``by``."""
-        if by == "model":
-            return [plain(member) for member in self.members]
-        if by == "task":
-            return [plain(task) for task in self.tasks]
-        if by != "cluster":
-            raise ValueError(f"unknown rows {by!r} (choose cluster, model or task)")
-        # Names without their counts, which would be as many columns of a CSV; members are rows of ``by="model"``.
+    @property
+    def cluster_rows(self) -> list[dict[str, Any]]:
+        """The clusters with names instead of counts, which would be as many columns of a CSV, and without members."""
         counts = ("datasets", "authors", "relations")
-        rows = [plain(cluster) for cluster in self.clusters]
         return [
-            {name: list(value) if name in counts else value for name, value in row.items() if name != "members"}
-            for row in rows
+            {name: list(value) if name in counts else value for name, value in plain(one).items() if name != "members"}
+            for one in self.clusters
         ]
 
-    def to_df(self, by: str = "model") -> pandas.DataFrame:
-        """The rows of :meth:`to_rows`, by default one per model, as a data frame."""
-        names = [one.key for one in columns(Member)] if by == "model" else ()
-        return to_frame(self.to_rows(by), names)
+    # Separate tables of the numbers and the first names, which have more columns than a terminal.
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """Separate tables of the numbers and the first names, which have more columns than a terminal.
+    @property
+    def sizes(self) -> Annotated[list[dict[str, Any]], Shown("clusters"), If()]:
+        """What the clusters hold."""
+        return [
+            {
+                "cluster": one.cluster,
+                "size": one.size,
+                "dataset": one.probably,
+                "share": one.share,
+                "authors": len(one.authors),
+                "undocumented": len(one.undocumented),
+            }
+            for one in self.clusters
+        ]
 
-        ``details``: all names, and every number of ``agreement``.
-        """
-        agreement = [row for row in self.agreement if row.value is not None]
-        if not details:
-            shown = ("cross_author", "cross_dataset", "within_dataset")
-            agreement = [row for row in agreement if row.measure == AGREE[1] or row.among in shown]
-        if not any(member.cluster == OUTLIER for member in self.members):
-            # Then the numbers among clustered models repeat those among all.
-            agreement = [row for row in agreement if row.among != "clustered" or row.measure not in ("ari", "ami")]
-        clusters, central, undocumented = [], [], []
-        for group in self.clusters:
-            probably = {"probably": group.probably, "share": group.share}
-            undocumented += [{"model": one, "cluster": group.cluster, **probably} for one in group.undocumented]
-            central.append({"cluster": group.cluster, "central": group.central, "cohesion": group.cohesion})
-            clusters.append(
-                {
-                    "cluster": group.cluster,
-                    "size": group.size,
-                    "dataset": group.probably,
-                    "share": group.share,
-                    "authors": len(group.authors),
-                    "undocumented": len(group.undocumented),
-                }
-            )
-        tables: dict[str, list[dict[str, Any]]] = {"clusters": clusters, "most central": central}
-        isolated = [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
-        for title, rows in (("undocumented", undocumented), ("most isolated", isolated)):
-            if details or len(rows) <= _SHOWN:
-                tables[title] = rows
-            else:
-                tables[f"{title}, the first {_SHOWN} of {len(rows)}"] = rows[:_SHOWN]
-        tables["tasks"] = self.to_rows("task")
-        tables["agreement"] = [
+    @property
+    def most_central(self) -> Annotated[list[dict[str, Any]], Shown("most central"), If()]:
+        """The central model of each cluster."""
+        return [{"cluster": one.cluster, "central": one.central, "cohesion": one.cohesion} for one in self.clusters]
+
+    @property
+    def undocumented(self) -> Annotated[list[dict[str, Any]], Shown("undocumented", most=_SHOWN), If()]:
+        """The members without a dataset, and what they probably were tuned on."""
+        return [
+            {"model": model, "cluster": one.cluster, "probably": one.probably, "share": one.share}
+            for one in self.clusters
+            for model in one.undocumented
+        ]
+
+    @property
+    def most_isolated(self) -> Annotated[list[dict[str, Any]], Shown("most isolated", most=_SHOWN), If()]:
+        """The models in no cluster."""
+        return [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
+
+    @property
+    def main_agreement(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown("agreement", in_details=False), If()]:
+        """The headline's measure, and all that compare models of different authors or datasets."""
+        shown = ("cross_author", "cross_dataset", "within_dataset")
+        return self._agreement(one for one in self.agreement if one.measure == AGREE[1] or one.among in shown)
+
+    @property
+    def whole_agreement(self) -> Annotated[list[dict[str, Any]], Shown("agreement"), Detail(), If()]:
+        """Every measure."""
+        return self._agreement(self.agreement)
+
+    def _agreement(self, agreement: Iterable[Agreement]) -> list[dict[str, Any]]:
+        # Without outliers, the numbers among clustered models repeat those among all.
+        has_outliers = any(member.cluster == OUTLIER for member in self.members)
+        return [
             {
                 "labels": row.labels,
                 "measure": row.measure,
@@ -321,14 +338,8 @@ class Clusters(Result):
                 "p": row.p_value,
             }
             for row in agreement
+            if row.value is not None and (has_outliers or row.among != "clustered" or row.measure not in ("ari", "ami"))
         ]
-        return {
-            "base": self.base,
-            "representation": self.representation,
-            "method": self.method + (f", at least {self.min_size} in a cluster" if self.min_size else ""),
-            "left_out": self.left_out.words() or "none",
-            **{title: rows for title, rows in tables.items() if rows},
-        }
 
 
 def _short(number: float | None) -> float | None:

@@ -56,18 +56,26 @@ def clusters(
 ) -> Clusters:
     """Cluster the distinct models of ``population``, and compare with datasets and authors.
 
-    ``tasks``: of every model of the population (``population.tasks_of``); then clusters are compared with them too.
+    A model counts under one dataset (``population.leading_datasets``). Models that name none are clustered, but do not
+    count in the agreement with datasets.
 
-    ``method``: ``hdbscan`` (``min_size``: smallest cluster) or ``kmeans`` (``count``: number of clusters, by default
-    chosen by silhouette). ``draws``: permutations behind each chance level. A model counts under one dataset
-    (``population.leading_datasets``); models that name none are clustered but take no part in agreement with datasets.
-    Raises AtlasError on an unknown method, a setting of the other method, or more clusters than models; ValueError on
-    draws < 1.
+    Args:
+        population: the models.
+        method: ``hdbscan`` or ``kmeans``.
+        min_size: for hdbscan, the size of the smallest cluster.
+        count: for kmeans, the number of clusters, by default chosen by silhouette.
+        seed: for the starts of k-means and the permutations.
+        draws: permutations for each chance level.
+        tasks: of every model of the population (``population.tasks_of``); then clusters are compared with them, too.
+
+    Raises:
+        AtlasError: an unknown method, a setting of the other method, or more clusters than models.
+        ValueError: draws < 1.
     """
     if draws < 1:
         raise ValueError("draws must be at least 1")
-    kept = distinct(population)
-    models = len(kept.ids)
+    subset = distinct(population)
+    models = len(subset.ids)
     if method not in METHODS:
         raise AtlasError(f"Unknown clustering method {method!r} (choose {' or '.join(METHODS)}).", "")
     if method == "hdbscan" and count is not None:
@@ -80,33 +88,33 @@ def clusters(
         raise AtlasError("The smallest cluster and the number of clusters must be at least 2.", "")
     if models > _SLOW:
         say(f"clustering {models:,} models and measuring chance: a minute or more")
-    points = coordinates(likeness.points(kept.table))
+    points = coordinates(likeness.points(subset.table))
     find: Callable[[Floats], tuple[Integers, Floats]]
     if method == "hdbscan":
         min_size = min_size or default_size(models)
         find = partial(by_density, min_size=min_size)
     else:
         find = partial(by_centres, count=count, seed=seed) if count else partial(by_best_centres, seed=seed)
-    found, strengths = find(points)
-    found = numbered(found)
-    groups, members = described(kept, points, found, strengths)
+    codes, strengths = find(points)
+    codes = numbered(codes)
+    groups, members = described(subset, points, codes, strengths)
     if tasks is not None:
         task_of = dict(zip(population.ids.tolist(), tasks, strict=True))
         members = tuple(replace(member, task=task_of[member.model_id]) for member in members)
     if method == "kmeans":  # clouds are divided into as many clusters
         find = partial(by_centres, count=len(groups), seed=seed)
         count = count or len(groups)
-    agreement, ways = _agreement(members, points, found, find, draws, seed, tasks is not None)
+    agreement, ways = _agreement(members, points, codes, find, draws, seed, tasks is not None)
     result = Clusters(
-        base=kept.base,
-        representation=kept.representation,
+        base=subset.base,
+        representation=subset.representation,
         method=method,
         min_size=min_size,
         count=count,
         clusters=groups,
         members=members,
         agreement=agreement,
-        left_out=kept.left_out,
+        left_out=subset.left_out,
         by="dataset" if tasks is None else "task",
     )
     return replace(result, notes=(*_notes_on_clusters(result, draws), *_notes_on_labels(result, ways)))
@@ -115,7 +123,7 @@ def clusters(
 def _agreement(
     members: tuple[Member, ...],
     points: Floats,
-    found: Integers,
+    codes: Integers,
     find: Callable[[Floats], tuple[Integers, Floats]],
     draws: int,
     seed: int,
@@ -128,32 +136,32 @@ def _agreement(
     streams = iter(np.random.default_rng(seed).spawn(12))
     datasets = [member.dataset for member in members]
     authors = [member.author for member in members]
-    across_authors, ways = compared_across("datasets", "cross_author", found, datasets, authors, draws, next(streams))
-    across_datasets, _ = compared_across("authors", "cross_dataset", found, authors, datasets, draws, next(streams))
-    placed = [member.cluster if member.cluster >= 0 else None for member in members]
+    across_authors, ways = compared_across("datasets", "cross_author", codes, datasets, authors, draws, next(streams))
+    across_datasets, _ = compared_across("authors", "cross_dataset", codes, authors, datasets, draws, next(streams))
+    cluster_or_none = [member.cluster if member.cluster >= 0 else None for member in members]
     rows = [
-        *compared("datasets", found, datasets, draws, next(streams), authors),
+        *compared("datasets", codes, datasets, draws, next(streams), authors),
         across_authors,
-        *compared("authors", found, authors, draws, next(streams), datasets),
+        *compared("authors", codes, authors, draws, next(streams), datasets),
         across_datasets,
         silhouette_of("datasets", points, datasets, draws, next(streams), authors),
         silhouette_of("authors", points, authors, draws, next(streams), datasets),
-        silhouette_of("clusters", points, placed, draws, next(streams)),
+        silhouette_of("clusters", points, cluster_or_none, draws, next(streams)),
     ]
-    cloud = against_clouds(points, found, lambda cloud: find(cloud)[0], draws, next(streams))
+    cloud = against_clouds(points, codes, lambda cloud: find(cloud)[0], draws, next(streams))
     rows += [cloud] if cloud else []
     if with_tasks:
         tasks = [member.task for member in members]
-        rows += compared("tasks", found, tasks, draws, next(streams), authors)
+        rows += compared("tasks", codes, tasks, draws, next(streams), authors)
         for among, groups in (("cross_author", authors), ("cross_dataset", datasets)):
-            rows.append(compared_across("tasks", among, found, tasks, groups, draws, next(streams))[0])
-        within = compared_across("tasks", "within_dataset", found, tasks, datasets, draws, next(streams), authors)
+            rows.append(compared_across("tasks", among, codes, tasks, groups, draws, next(streams))[0])
+        within = compared_across("tasks", "within_dataset", codes, tasks, datasets, draws, next(streams), authors)
         rows.append(within[0])
     return tuple(rows), ways
 
 
 def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
-    """What a reader must know before using the clusters."""
+    """Caveats about the clusters."""
     models, groups = len(clusters.members), clusters.clusters
     cloud = next((row for row in clusters.agreement if row.against == "cloud"), None)
     if models < 2:
@@ -172,10 +180,10 @@ def _notes_on_clusters(clusters: Clusters, draws: int) -> list[str]:
         return ["All vectors are equal and form one cluster."]
     if clusters.count is not None and len(groups) < clusters.count:
         return [f"Only {len(groups)} clusters, because only {len(groups)} vectors are distinct."]
-    can_tell = 1 / (1 + draws) <= UNCONVINCING and all(
+    may_be_chance = 1 / (1 + draws) <= UNCONVINCING and all(
         _is_chance(r) for r in clusters.agreement if r.labels == "datasets"
     )
-    if cloud is not None and can_tell and _is_chance(cloud):
+    if cloud is not None and may_be_chance and _is_chance(cloud):
         return [
             f"The clusters are no more cohesive (silhouette {cloud.value:.2f}) than clusters found in structureless "
             f"random data ({cloud.chance:.2f} on average, p {cloud.p_value:.2f}), so they may not be real groups."
@@ -188,9 +196,9 @@ def _is_chance(row: Agreement) -> bool:
 
 
 def _notes_on_labels(clusters: Clusters, ways: int) -> list[str]:
-    """Why a number of the agreement is missing or limited."""
-    held = {(member.dataset, member.author) for member in clusters.members if member.dataset is not None}
-    datasets = {dataset for dataset, _ in held}
+    """The reasons why numbers of the agreement are missing or limited."""
+    sweeps = {(member.dataset, member.author) for member in clusters.members if member.dataset is not None}
+    datasets = {dataset for dataset, _ in sweeps}
     authors = {member.author for member in clusters.members}
     if len(clusters.members) < 2:
         return []
@@ -201,7 +209,7 @@ def _notes_on_labels(clusters: Clusters, ways: int) -> list[str]:
         notes.append(f"The only dataset named is {next(iter(datasets))}, so agreement with datasets has no meaning.")
     if len(authors) == 1:
         notes.append("All models are by one author, so agreement with authors has no meaning.")
-    elif 1 < len(datasets) == len(held):
+    elif 1 < len(datasets) == len(sweeps):
         notes.append("No dataset has models by two authors, so clusters of datasets may be clusters of uploaders.")
     elif 0 < ways < FEW_WAYS:
         notes.append(
@@ -213,63 +221,63 @@ def _notes_on_labels(clusters: Clusters, ways: int) -> list[str]:
 # ---- clusters and members
 
 
-def numbered(found: Integers) -> Integers:
+def numbered(codes: Integers) -> Integers:
     """The same clusters, numbered from 0 by size, ties by first member; -1 stays -1."""
-    names, first, sizes = np.unique(found, return_index=True, return_counts=True)
+    names, first, sizes = np.unique(codes, return_index=True, return_counts=True)
     order = sorted((-size, start, name) for name, start, size in zip(names, first, sizes, strict=True) if name >= 0)
     number = {int(name): rank for rank, (_, _, name) in enumerate(order)} | {OUTLIER: OUTLIER}
-    return np.array([number[int(name)] for name in found], dtype=np.intp)
+    return np.array([number[int(name)] for name in codes], dtype=np.intp)
 
 
 def described(
-    kept: Population, points: Floats, found: Integers, strengths: Floats
+    population: Population, points: Floats, codes: Integers, strengths: Floats
 ) -> tuple[tuple[Cluster, ...], tuple[Member, ...]]:
-    """All clusters and all members. ``found``: numbered clusters; ``points``: unit vectors with the same cosines."""
-    datasets = leading_datasets(kept.datasets)
-    placed = np.flatnonzero(found >= 0)
+    """All clusters and all members. ``codes``: numbered clusters; ``points``: unit vectors with the same cosines."""
+    datasets = leading_datasets(population.datasets)
+    clustered = np.flatnonzero(codes >= 0)
     clusters = []
     centrals = set()
-    for number, inside in enumerate(members_of(found[placed]) if len(placed) else []):
-        rows = placed[inside]
+    for number, members_in in enumerate(members_of(codes[clustered]) if len(clustered) else []):
+        rows = clustered[members_in]
         # The most central member, and the mean cosine over all pairs.
         total = points[rows].sum(axis=0)
         cosines = points[rows] @ total
         central = int(rows[np.flatnonzero(cosines >= cosines.max() - _TIE * len(rows))[0]])
         centrals.add(central)
         size = len(rows)
-        held = _counted([name for row in rows if (name := datasets[row]) is not None])
-        documented = sum(held.values())
+        dataset_counts = _counted([name for row in rows if (name := datasets[row]) is not None])
+        documented = sum(dataset_counts.values())
         clusters.append(
             Cluster(
                 cluster=number,
                 size=size,
-                datasets=held,
-                authors=_counted([kept.authors[row] for row in rows]),
-                central=kept.models[central],
+                datasets=dataset_counts,
+                authors=_counted([population.authors[row] for row in rows]),
+                central=population.models[central],
                 cohesion=float((total @ total - size) / (size * (size - 1))) if size > 1 else None,
                 documented=documented,
-                probably=next(iter(held), None),
-                share=next(iter(held.values())) / documented if documented else None,
-                undocumented=tuple(kept.models[row] for row in rows if datasets[row] is None),
-                relations=_counted([kept.relations[row] for row in rows]),
-                members=tuple(kept.models[row] for row in rows),
+                probably=next(iter(dataset_counts), None),
+                share=next(iter(dataset_counts.values())) / documented if documented else None,
+                undocumented=tuple(population.models[row] for row in rows if datasets[row] is None),
+                relations=_counted([population.relations[row] for row in rows]),
+                members=tuple(population.models[row] for row in rows),
             )
         )
-    nearest = _nearest(points, np.flatnonzero(found < 0))
+    nearest = _nearest(points, np.flatnonzero(codes < 0))
     members = tuple(
         Member(
-            model_id=int(kept.ids[row]),
-            model=kept.models[row],
-            author=kept.authors[row],
-            relation=kept.relations[row],
+            model_id=int(population.ids[row]),
+            model=population.models[row],
+            author=population.authors[row],
+            relation=population.relations[row],
             dataset=datasets[row],
-            datasets=tuple(sorted(kept.datasets[row])),
-            cluster=int(found[row]),
+            datasets=tuple(sorted(population.datasets[row])),
+            cluster=int(codes[row]),
             strength=float(np.clip(strengths[row], 0, 1)),
             is_central=row in centrals,
             nearest=nearest.get(row),
         )
-        for row in range(len(found))
+        for row in range(len(codes))
     )
     return tuple(clusters), members
 
@@ -282,11 +290,11 @@ def _nearest(points: Floats, rows: Integers) -> dict[int, float]:
     """For each of ``rows`` the highest cosine with any other model; empty if there is only one model."""
     if len(points) < 2:
         return {}
-    found: dict[int, float] = {}
+    nearest: dict[int, float] = {}
     step = max(1, _BLOCK // len(points))
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
-        likeness = points[part] @ points.T
-        likeness[np.arange(len(part)), part] = -np.inf
-        found |= zip(part.tolist(), likeness.max(axis=1).tolist(), strict=True)
-    return found
+        cosines = points[part] @ points.T
+        cosines[np.arange(len(part)), part] = -np.inf
+        nearest |= zip(part.tolist(), cosines.max(axis=1).tolist(), strict=True)
+    return nearest

@@ -1,4 +1,4 @@
-"""One model's layers compared with its base's, an untrained twin's, or another model's."""
+"""One model's layers compared with those of its base, an untrained twin, or another model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from query.contract.figures import Panels, add_legend, add_title, in_rows, model
 from query.contract.options import Base, Model, OptionalModel
 from query.contract.registry import Invocation, question
 from query.contract.results import Doc, Drawn, ThemeName
-from query.models.lookup import reference_of
+from query.models.lookup import version_of
 from query.models.resolved import READERS
 from query.shared.wording import percent
 
@@ -58,7 +58,7 @@ PANELS = {
     "delta": "‖δW‖/‖W‖ up to here",
 }
 SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
-# When the sentence mentions a difference.
+# The sentence mentions larger differences than these.
 _LEAST_RATIO = 1.2
 ERRORS = 2.0  # standard errors
 KEPT = 0.95
@@ -94,24 +94,24 @@ def read_profiled(
     rows = atlas.rows(
         "SELECT depth_of_models.*, profiles.sequences, profiles.tokens FROM depth_of_models "
         "JOIN profiles USING (profile_id) "
-        f"WHERE {' AND '.join('depth_of_models.' + one for one in conditions)} "
+        f"WHERE {' AND '.join('depth_of_models.' + condition for condition in conditions)} "
         "ORDER BY depth_of_models.made DESC, profile_id DESC, layer",
         values,
     )
     groups: dict[tuple[Any, ...], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["subject"], row["probe_sha256"], row["seed"]), []).append(row)
-    found = []
-    for group in groups.values():
-        # Profiles of one model and probe as one: a measure that the newest lacks is taken from an earlier one.
+    profiles = []
+    for profile_rows in groups.values():
+        # Merge profiles of one model and probe: a measure that the newest lacks comes from an earlier profile.
         merged: dict[int, LayerRow] = {}
-        for row in group:
-            known = merged.setdefault(row["layer"], dict(row))
-            known |= {name: value for name, value in row.items() if known[name] is None}
-        facts = {name: group[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
+        for row in profile_rows:
+            layer_row = merged.setdefault(row["layer"], dict(row))
+            layer_row |= {name: value for name, value in row.items() if layer_row[name] is None}
+        facts = {name: profile_rows[0][name] for name in Profiled.__dataclass_fields__ if name != "layers"}
         layers = ({name: merged[layer][name] for name in _ROW_COLUMNS} for layer in sorted(merged))
-        found.append(Profiled(layers=tuple(layers), **facts))
-    return found
+        profiles.append(Profiled(layers=tuple(layers), **facts))
+    return profiles
 
 
 def difference_error(row: LayerRow, other: LayerRow, measure: str) -> float:
@@ -121,14 +121,14 @@ def difference_error(row: LayerRow, other: LayerRow, measure: str) -> float:
 
 @dataclass(frozen=True, repr=False)
 class Depth(Drawn):
-    """The measures of a model's layers, and of those that it is compared with.
+    """The measures of a model's layers, and of the layers of the model that it is compared with.
 
-    A row holds the measures with their standard errors, and ``delta``, ‖δW‖ over ‖W‖ up to this layer. None: not
+    A row contains the measures with their standard errors, and ``delta``, ‖δW‖ over ‖W‖ up to this layer. None: not
     measured, or not applicable. ``against_layers`` and ``untrained_layers`` are empty if there is no such profile.
     """
 
     HAS_DETAILS = True
-    # Of a row, whose columns are those of the table ``depth_of_models``.
+    # The columns of a row, as in the table ``depth_of_models``.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
         "tolerance": (
@@ -163,6 +163,7 @@ class Depth(Drawn):
         "own_delta": "The same for this layer alone.",
     }
     ROWS = "layers"
+    TABLE = "measured"
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("drift", "cka", "tolerance_own", "verified", "reach")
 
@@ -185,10 +186,9 @@ class Depth(Drawn):
         """How it differs from the model that it is compared with."""
         return f"{self.model}: {self.sentence}"
 
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """A row for each layer: the measures that it has, without errors; ``details``: everything."""
-        if details:
-            return self.to_rows()
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """A row for each layer: the measures that it has, without errors."""
         present = [name for name in SHOWN if any(row[name] is not None for row in self.layers)]
         return [{"layer": row["layer"], **{name: row[name] for name in (*present, "delta")}} for row in self.layers]
 
@@ -210,7 +210,7 @@ class Depth(Drawn):
             low, high = panel.get_ylim()
             panel.set_ylim(*((-0.04, 1.04) if name in SHARES else (min(0, low), high + 0.05 * (high - low))))
             layers = [row["layer"] for row in self.layers]
-            step = next((one for one in (1, 2, 3, 4, 6, 8) if len(layers) <= 7 * one), 12)
+            step = next((size for size in (1, 2, 3, 4, 6, 8) if len(layers) <= 7 * size), 12)
             panel.set_xticks(layers[step - 1 :: step])
         for panel in panels.lowest:
             panel.set_xlabel("layer", fontsize=8)
@@ -287,56 +287,56 @@ def depth(
     Note:
         ``model``: an indexed id, a base, any other Hub id or a local folder.
         ``against``: base, untrained, or another profiled model.
-        ``recover``, and what follows it, are arguments of `index profile`, and apply to a model without a profile.
+        ``recover`` and the arguments after it are those of `index profile`, for a model without a profile.
 
     Raises:
         AtlasError: the model cannot be read, or ``against`` has no profile of the same probe.
     """
     model = str(model)
-    found = _stored(atlas, model, base)
-    if found is None:
+    profile = _stored(atlas, model, base)
+    if profile is None:
         options = {"recover": recover, "exact": exact, "recipe": recipe, "seed": seed}
         options["layers"] = None if layers is None else tuple(layers)
-        found, of_base, twin, notes = _measured_now(atlas, model, against, base, options, device)
-        other = of_base if against == "base" else twin
+        profile, base_profile, twin, notes = _measured_now(atlas, model, against, base, options, device)
+        other = base_profile if against == "base" else twin
     else:
-        twin = _newest(atlas, found.base, subject="untrained", probe=found.probe_sha256)
-        compared = "untrained" if found.subject == "base" and against == "base" else against
-        if compared in _AGAINST:
-            other = _newest(atlas, found.base, subject=compared, probe=found.probe_sha256)
+        twin = _newest(atlas, profile.base, subject="untrained", probe=profile.probe_sha256)
+        reference = "untrained" if profile.subject == "base" and against == "base" else against
+        if reference in _AGAINST:
+            other = _newest(atlas, profile.base, subject=reference, probe=profile.probe_sha256)
         else:
-            other = _stored(atlas, compared, found.base)
+            other = _stored(atlas, reference, profile.base)
             if other is None:
                 raise AtlasError(f"{against} has no profile in this atlas.", f"Make one: index profile {against}")
-            if other.probe_sha256 != found.probe_sha256:
+            if other.probe_sha256 != profile.probe_sha256:
                 other = None
         notes = ()
         if other is None:
-            what = _AGAINST.get(against, against)
-            hint = f"index profile --base {found.base} --with-untrained"
-            notes = (f"{what} has no profile with the same probe: {hint}",)
-    if found.stack:
-        notes = (f"the layers of its {found.stack}", *notes)
-    if any(row["verified"] is not None for row in found.layers):
+            reference_name = _AGAINST.get(against, against)
+            hint = f"index profile --base {profile.base} --with-untrained"
+            notes = (f"{reference_name} has no profile with the same probe: {hint}",)
+    if profile.stack:
+        notes = (f"the layers of its {profile.stack}", *notes)
+    if any(row["verified"] is not None for row in profile.layers):
         certificate = "verified is a certificate, not a measure of depth: search finds the input nearly everywhere"
         notes = (certificate, *notes)
     statement = 'SELECT "read" FROM models WHERE model = ? AND base = ? AND "read" = \'sample\''
-    if atlas.rows(statement, [found.model, found.base]):
+    if atlas.rows(statement, [profile.model, profile.base]):
         notes = (*notes, "a sample of its rows was read: ‖δW‖/‖W‖ are estimates")
     text = "there is nothing to compare it with."
     if other is not None:
         name = _AGAINST.get(other.subject, against) if against in _AGAINST else against
-        text = sentence(found.layers, other.layers, name)
+        text = sentence(profile.layers, other.layers, name)
     return Depth(
-        model=found.model if found.subject != "untrained" else f"{found.model} (untrained)",
-        base=found.base,
+        model=profile.model if profile.subject != "untrained" else f"{profile.model} (untrained)",
+        base=profile.base,
         against=against,
-        probe=found.probe,
-        sequences=found.sequences,
-        tokens=found.tokens,
-        seed=found.seed,
-        recipe=found.recipe,
-        layers=found.layers,
+        probe=profile.probe,
+        sequences=profile.sequences,
+        tokens=profile.tokens,
+        seed=profile.seed,
+        recipe=profile.recipe,
+        layers=profile.layers,
         against_layers=other.layers if other else (),
         untrained_layers=twin.layers if twin else (),
         sentence=text,
@@ -345,8 +345,8 @@ def depth(
 
 
 def _newest(atlas: AtlasReader, base: str, **conditions: str) -> Profiled | None:
-    found = read_profiled(atlas, base, **conditions)
-    return found[0] if found else None
+    profiles = read_profiled(atlas, base, **conditions)
+    return profiles[0] if profiles else None
 
 
 def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None:
@@ -355,8 +355,8 @@ def _stored(atlas: AtlasReader, model: str, base: str | None) -> Profiled | None
         canonical = atlas.base_named(model)
     except AtlasError:
         reference = ModelRef.parse(model)
-        known = atlas.find(reference, base) if reference.is_name else None
-        return _newest(atlas, known.base, subject="fine_tune", model=known.model) if known else None
+        indexed = atlas.find(reference, base) if reference.is_name else None
+        return _newest(atlas, indexed.base, subject="fine_tune", model=indexed.model) if indexed else None
     return _newest(atlas, canonical, subject="base")
 
 
@@ -369,16 +369,16 @@ def _measured_now(
 
     if against not in _AGAINST:
         raise AtlasError(f"{model} has no profile in this atlas.", f"Make one first: index profile {model}")
-    reference = reference_of(atlas, model, base)
-    profile, of_base, twin = profile_now(
-        reference, ProfileRequest(**options), untrained=against == "untrained", device=device
+    version = version_of(atlas, model, base)
+    profile, base_profile, twin = profile_now(
+        version, ProfileRequest(**options), untrained=against == "untrained", device=device
     )
 
     def as_stored(profile: Profile) -> Profiled:
         identity = profile.identity
         return Profiled(
             model=identity.model,
-            base=reference.base or identity.model,
+            base=version.parent.model.id if version.parent else identity.model,
             subject=identity.subject,
             author=None,
             probe=identity.probe,
@@ -392,28 +392,28 @@ def _measured_now(
         )
 
     notes = (*profile.notes, "measured now; nothing was stored: index profile keeps it")
-    others = [None if one is None else as_stored(one) for one in (of_base, twin)]
-    return as_stored(profile), others[0], others[1], notes
+    references = [None if measured is None else as_stored(measured) for measured in (base_profile, twin)]
+    return as_stored(profile), references[0], references[1], notes
 
 
 def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -> str:
     """How a model's layers differ from those of ``name`` ("its base"), in a sentence; larger things first."""
-    theirs_by_layer = {row["layer"]: row for row in against}
+    other_rows = {row["layer"]: row for row in against}
 
     def differs(measure: str, is_different: Callable[[float, float], bool]) -> tuple[int, float, float] | None:
         """The layer from which on all layers differ by more than chance, and both values at the last layer."""
-        first, mine, theirs = None, 0.0, 0.0
+        first, value, other_value = None, 0.0, 0.0
         for row in rows:
-            other = theirs_by_layer.get(row["layer"])
+            other = other_rows.get(row["layer"])
             if other is None or row[measure] is None or other[measure] is None:
                 return None
-            mine, theirs = row[measure], other[measure]
-            is_beyond_chance = abs(mine - theirs) > ERRORS * difference_error(row, other, measure)
-            if not (is_beyond_chance and is_different(mine, theirs)):
+            value, other_value = row[measure], other[measure]
+            is_beyond_chance = abs(value - other_value) > ERRORS * difference_error(row, other, measure)
+            if not (is_beyond_chance and is_different(value, other_value)):
                 first = None
             elif first is None:
                 first = row["layer"]
-        return None if first is None else (first, mine, theirs)
+        return None if first is None else (first, value, other_value)
 
     same = [row["layer"] for row in itertools.takewhile(lambda row: row.get("drift") == 0, rows)]
     if same and len(same) == len(rows):
@@ -422,34 +422,34 @@ def sentence(rows: Sequence[LayerRow], against: Sequence[LayerRow], name: str) -
 
     readable = [row["readable"] for row in rows]
     if all(value is not None for value in readable):
-        lost = differs("readable", lambda mine, theirs: mine < theirs)
+        lost = differs("readable", lambda value, other_value: value < other_value)
         if min(readable) >= KEPT:
             clauses.append("keeps its input to the end: a linear map recovers it from every layer")
         elif lost is not None:
-            layer, mine, theirs = lost
+            layer, value, other_value = lost
             clauses.append(
-                f"from layer {layer} on a linear map recovers less ({percent(mine)} at the last; "
-                f"{name} {percent(theirs)})"
+                f"from layer {layer} on a linear map recovers less ({percent(value)} at the last; "
+                f"{name} {percent(other_value)})"
             )
         else:
             clauses.append(f"a linear map recovers {percent(readable[-1])} of the tokens from its last layer")
-    lost = differs("recovered", lambda mine, theirs: mine < theirs - 0.05)
+    lost = differs("recovered", lambda value, other_value: value < other_value - 0.05)
     if lost is not None:
-        layer, mine, theirs = lost
+        layer, value, other_value = lost
         fewer = f"from layer {layer} on descent finds fewer tokens"
-        clauses.append(f"{fewer} ({percent(mine)} at the last; {name} {percent(theirs)})")
+        clauses.append(f"{fewer} ({percent(value)} at the last; {name} {percent(other_value)})")
 
-    lower = differs("tolerance", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
-    found = lower or differs("tolerance", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
-    if found is not None:
-        layer, mine, theirs = found
-        ratio = max(mine, theirs) / max(min(mine, theirs), 1e-9)
+    lower = differs("tolerance", lambda value, other_value: value * _LEAST_RATIO < other_value)
+    change = lower or differs("tolerance", lambda value, other_value: value > other_value * _LEAST_RATIO)
+    if change is not None:
+        layer, value, other_value = change
+        ratio = max(value, other_value) / max(min(value, other_value), 1e-9)
         amount = f"{ratio:.1f}× {'less' if lower else 'more'} noise"
         clauses.append(f"from layer {layer} on up to {amount} is needed to lose a token than in {name}")
-    higher = differs("reach", lambda mine, theirs: mine > theirs * _LEAST_RATIO)
-    found = higher or differs("reach", lambda mine, theirs: mine * _LEAST_RATIO < theirs)
-    if found is not None:
-        layer, mine, theirs = found
+    higher = differs("reach", lambda value, other_value: value > other_value * _LEAST_RATIO)
+    change = higher or differs("reach", lambda value, other_value: value * _LEAST_RATIO < other_value)
+    if change is not None:
+        layer, value, other_value = change
         how = "more positions" if higher else "fewer positions"
-        clauses.append(f"from layer {layer} on it depends on {how} ({mine:.1f} at the last; {name} {theirs:.1f})")
+        clauses.append(f"from layer {layer} on it depends on {how} ({value:.1f} at the last; {name} {other_value:.1f})")
     return ("; ".join(clauses) or f"no layer differs from {name} by more than chance") + "."

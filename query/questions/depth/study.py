@@ -15,7 +15,7 @@ from query.contract.columns import Authors, BaseId, Datasets, ModelId, Models, N
 from query.contract.figures import Panels, add_legend, add_title, in_rows, label
 from query.contract.options import Base
 from query.contract.registry import question
-from query.contract.results import Doc, Drawn, Hidden, ThemeName, plain, to_frame
+from query.contract.results import Detail, Doc, Drawn, Hidden, Shown, ThemeName
 from query.models.sampled import SAMPLE
 from query.questions.depth.depth import LayerRow, Profiled, difference_error, read_profiled
 from query.shared.statistics.authors import FEWEST_AUTHORS, AuthorRuns, spearman, too_few
@@ -23,18 +23,18 @@ from query.shared.statistics.neighbours import codes_of
 from query.shared.wording import counted
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from query.models.reader import AtlasReader
 
-# What several fields mean.
+# Documentation that several fields share.
 _MEASURE = Doc("The column of the first table that is compared with the weight change.")
 _DATA_SHARE = Doc(
     "Share of the variance between sweeps (an author's models on one dataset) that their datasets explain, from 0 to 1."
 )
 
+_CORRELATIONS = "Spearman within layers, with ‖δW‖ up to the layer"
 DRAWS = 1000
 _LEAST_MODELS = 5
 # Measures that may depend on where the weights changed. All but _AGAINST_BASE are studied as differences to the base's.
@@ -56,9 +56,9 @@ Floats = NDArray[np.float64]
 class Agreement:
     """Spearman's ρ between ‖δW‖/‖W‖ (``delta`` up to this layer, or ``own_delta`` of it alone) and a measure's change.
 
-    Over models at one ``layer``, or within all layers together (None): then each layer's models are ranked by
-    themselves, so what all models have in common from layer to layer counts nothing. ``low`` to ``high``: the 95 %
-    interval over authors (``query.shared.statistics.authors.spearman``); None if there are fewer than five.
+    Over models at one ``layer``, or within all layers together (None): then each layer's models are ranked separately,
+    so a trend over layers that all models share does not count. ``low`` to ``high``: the 95 % interval over authors
+    (``query.shared.statistics.authors.spearman``); None if there are fewer than five.
     """
 
     measure: Annotated[str, _MEASURE]
@@ -80,7 +80,7 @@ class Agreement:
 class InputLoss:
     """A model whose layers from ``layer`` on keep less of their input than the base's, by more than ERRORS errors.
 
-    ``value`` and ``base_value`` are those of ``measure`` at the last layer.
+    ``value`` and ``base_value``: ``measure`` at the last layer, of the model and of the base.
     """
 
     model: ModelId
@@ -114,8 +114,9 @@ class DepthStudy(Drawn):
     and permutations move whole sweeps.
     """
 
-    HAS_DETAILS = True
     ROWS = "layers"
+    FRAME = "profile_rows"
+    SHEET = ("means", "correlations", "all_correlations", "losses", "explained")
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded."
     }
@@ -149,32 +150,51 @@ class DepthStudy(Drawn):
             f"{len(self.forgetful)} keep less of their input than the base does."
         )
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The same for eighty columns; ``details``: agreement layer by layer as well."""
-        pooled = [one for one in self.agreement if one.of == "delta" and (details or one.layer is None)]
-        means = [
+    @property
+    def means(self) -> Annotated[list[dict[str, Any]], Shown("mean (± sd over models)")]:
+        """The rows for eighty columns."""
+        return [
             {name: row[name] if name == "layer" else f"{row[name]:.2f} ± {row[f'{name}_sd']:.2f}"
              for name in row if name == "layer" or f"{name}_sd" in row}
             for row in self.layers
         ]  # fmt: skip
-        return {
-            "mean (± sd over models)": means,
-            "Spearman within layers, with ‖δW‖ up to the layer": [
-                {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
-                 "95 %": "" if one.low is None else f"{one.low:.2f} to {one.high:.2f}"}
-                for one in pooled
-            ],
-            "lose their input": [
-                {"model": one.model, "measure": one.measure, "from layer": one.layer,
-                 "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
-                for one in self.forgetful
-            ],
-            "explained by the data set (η²)": [plain(one) for one in self.data_share],
-        }  # fmt: skip
 
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each model and layer with everything; rows are means over models."""
-        return to_frame([{"model": one.model, **row} for one in self.profiles for row in one.layers])
+    @property
+    def correlations(self) -> Annotated[list[dict[str, Any]], Shown(_CORRELATIONS, in_details=False)]:
+        """Those within all layers together."""
+        return self._correlations([one for one in self.agreement if one.layer is None])
+
+    @property
+    def all_correlations(self) -> Annotated[list[dict[str, Any]], Shown(_CORRELATIONS), Detail()]:
+        """Those of each layer as well."""
+        return self._correlations(self.agreement)
+
+    @staticmethod
+    def _correlations(agreement: Sequence[Agreement]) -> list[dict[str, Any]]:
+        return [
+            {"measure": one.measure, "layer": "all" if one.layer is None else one.layer, "rho": one.rho,
+             "95 %": "" if one.low is None else f"{one.low:.2f} to {one.high:.2f}"}
+            for one in agreement if one.of == "delta"
+        ]  # fmt: skip
+
+    @property
+    def losses(self) -> Annotated[list[dict[str, Any]], Shown("lose their input")]:
+        """Where models keep less of their input than the base."""
+        return [
+            {"model": one.model, "measure": one.measure, "from layer": one.layer,
+             "at the last": f"{one.value:.2f} (base {one.base_value:.2f})", "datasets": ", ".join(one.datasets)}
+            for one in self.forgetful
+        ]  # fmt: skip
+
+    @property
+    def explained(self) -> Annotated[tuple[DataShare, ...], Shown("explained by the data set (η²)")]:
+        """What the datasets explain."""
+        return self.data_share
+
+    @property
+    def profile_rows(self) -> list[dict[str, Any]]:
+        """A row for each model and layer with everything; rows of the answer are means over models."""
+        return [{"model": one.model, **row} for one in self.profiles for row in one.layers]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A small panel for each model, largest drift first: the change of the weights and of the function by layer.
@@ -183,17 +203,17 @@ class DepthStudy(Drawn):
         """
         from matplotlib.lines import Line2D
 
-        models = sorted(self.profiles, key=lambda one: -(one.layers[-1]["drift"] or 0.0))[:_MOST_PANELS]
+        models = sorted(self.profiles, key=lambda profile: -(profile.layers[-1]["drift"] or 0.0))[:_MOST_PANELS]
         panels = Panels(in_rows(len(models), COLUMNS), PANEL, theme, ax, margin=(0.6, 1.0))
         figure, colours = panels.figure, panels.colours
-        most_drift = max(row["drift"] or 0 for one in models for row in one.layers)
-        # A quantile, so that one model that changed far more than the rest does not flatten the others' curves.
-        most_delta = float(np.quantile([one.layers[-1]["delta"] or 0 for one in models], HIGH)) or 1.0
-        forgetful = {one.model for one in self.forgetful}
-        for one, panel in zip(models, panels, strict=True):
-            layers = [row["layer"] for row in one.layers]
+        most_drift = max(row["drift"] or 0 for profile in models for row in profile.layers)
+        # A quantile, so that one model that changed far more does not flatten the curves of the others.
+        most_delta = float(np.quantile([profile.layers[-1]["delta"] or 0 for profile in models], HIGH)) or 1.0
+        forgetful = {loss.model for loss in self.forgetful}
+        for profile, panel in zip(models, panels, strict=True):
+            layers = [row["layer"] for row in profile.layers]
             for name, scale, curve in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
-                values = np.array([row[name] for row in one.layers], dtype=float) / scale
+                values = np.array([row[name] for row in profile.layers], dtype=float) / scale
                 panel.plot(layers, values, color=colours.palette[curve], linewidth=1.3, marker="o", markersize=2)
             panel.set_ylim(-0.05, 1.08)
             panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
@@ -201,8 +221,8 @@ class DepthStudy(Drawn):
                 panel.set_xticklabels([])
             panel.set_yticks([0, 1], ["", ""])
             panel.tick_params(labelsize=6, length=2)
-            colour = colours.palette[4] if one.model in forgetful else colours.ink
-            panels.title(panel, label(one.model.rpartition("/")[2], 24), 5.5, pad=2, color=colour)
+            colour = colours.palette[4] if profile.model in forgetful else colours.ink
+            panels.title(panel, label(profile.model.rpartition("/")[2], 24), 5.5, pad=2, color=colour)
         handles = [
             Line2D([], [], color=colours.palette[0], linewidth=1.3,
                    label=f"weights: ‖δW‖/‖W‖ up to here (top and more: {most_delta:.2g})"),
@@ -240,13 +260,16 @@ def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> Dept
             [canonical],
         )
     }
-    reasons = {one.model: facts[one.model]["reason"] if one.model in facts else "no longer indexed" for one in profiled}
+    reasons = {
+        profile.model: facts[profile.model]["reason"] if profile.model in facts else "no longer indexed"
+        for profile in profiled
+    }
     by_probe: dict[tuple[str, int], list[Profiled]] = {}
-    for one in profiled:
-        if reasons[one.model] is None:
-            by_probe.setdefault((one.probe_sha256, one.seed), []).append(one)
+    for profile in profiled:
+        if reasons[profile.model] is None:
+            by_probe.setdefault((profile.probe_sha256, profile.seed), []).append(profile)
     models = max(by_probe.values(), key=len, default=[])
-    chosen = {one.model for one in models}
+    chosen = {profile.model for profile in models}
     counts = Counter(
         reason or "profiled with another probe or seed" for model, reason in reasons.items() if model not in chosen
     )
@@ -254,26 +277,27 @@ def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> Dept
     if counts:
         notes = ("left out: " + ", ".join(f"{count} {reason}" for reason, count in counts.most_common()),)
     if len(models) < _LEAST_MODELS:
-        why = f" ({notes[0]})" if notes else ""
+        reason = f" ({notes[0]})" if notes else ""
         raise AtlasError(
             f"{len(models)} of {len(reasons)} profiled models of {canonical} can be used, and {_LEAST_MODELS} are "
-            f"needed{why}.",
+            f"needed{reason}.",
             hint,
         )
-    if sampled := sum(facts[one.model]["read"] == SAMPLE for one in models):
+    if sampled := sum(facts[profile.model]["read"] == SAMPLE for profile in models):
         which = "all models" if sampled == len(models) else f"{sampled} of {len(models)} models"
         notes += (f"only a sample of rows was read of {which}: their ‖δW‖/‖W‖ are estimates",)
-    if (authors_known := len({facts[one.model]["author"] for one in models})) < FEWEST_AUTHORS:
+    if (authors_known := len({facts[profile.model]["author"] for profile in models})) < FEWEST_AUTHORS:
         notes += (too_few(authors_known),)
-    of_base = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
-    if not of_base:
+    base_profiles = read_profiled(atlas, canonical, subject="base", probe=models[0].probe_sha256)
+    if not base_profiles:
         raise AtlasError(f"{canonical} itself has no profile with the same probe.", hint)
-    authors = [str(facts[one.model]["author"]) for one in models]
-    datasets = [tuple(facts[one.model]["datasets"]) for one in models]
-    layers = [row["layer"] for row in of_base[0].layers]
-    base_values = {name: _column(of_base[0], name, layers) for name in _STUDIED}
+    authors = [str(facts[profile.model]["author"]) for profile in models]
+    datasets = [tuple(facts[profile.model]["datasets"]) for profile in models]
+    layers = [row["layer"] for row in base_profiles[0].layers]
+    base_values = {name: _column(base_profiles[0], name, layers) for name in _STUDIED}
     values = {
-        name: np.array([_column(one, name, layers) for one in models]) for name in (*_STUDIED, "delta", "own_delta")
+        name: np.array([_column(profile, name, layers) for profile in models])
+        for name in (*_STUDIED, "delta", "own_delta")
     }
     changes = {name: values[name] - (0 if name in _AGAINST_BASE else base_values[name]) for name in _STUDIED}
     random = np.random.default_rng(seed)
@@ -284,29 +308,31 @@ def depth_study(atlas: AtlasReader, base: Base = None, *, seed: int = 0) -> Dept
         authors=len(set(authors)),
         layers=tuple(_means(layers, values, base_values)),
         agreement=tuple(_agreements(layers, values, changes, np.array(authors))),
-        forgetful=tuple(_input_losses(models, of_base[0], datasets)),
+        forgetful=tuple(_input_losses(models, base_profiles[0], datasets)),
         data_share=tuple(_data_shares(changes, datasets, authors, random)),
         profiles=tuple(models),
         notes=notes,
     )
 
 
-def _column(one: Profiled, name: str, layers: Sequence[int]) -> Floats:
-    by_layer = {row["layer"]: row[name] for row in one.layers}
+def _column(profile: Profiled, name: str, layers: Sequence[int]) -> Floats:
+    by_layer = {row["layer"]: row[name] for row in profile.layers}
     return np.array([by_layer.get(layer) for layer in layers], dtype=float)  # NaN for None
 
 
-def _means(layers: Sequence[int], values: Mapping[str, Floats], of_base: Mapping[str, Floats]) -> Iterator[LayerRow]:
+def _means(
+    layers: Sequence[int], values: Mapping[str, Floats], base_values: Mapping[str, Floats]
+) -> Iterator[LayerRow]:
     """Mean and standard deviation over models, by layer, of every measure: ``values`` are (models, layers)."""
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         row: LayerRow = {"layer": layer}
         for name, column in values.items():
-            found = column[:, place]
-            found = found[~np.isnan(found)]
-            if len(found) > 1:
-                row |= {name: float(found.mean()), f"{name}_sd": float(found.std(ddof=1))}
-                if name in of_base and not np.isnan(of_base[name][place]):
-                    row[f"{name}_base"] = float(of_base[name][place])
+            present = column[:, index]
+            present = present[~np.isnan(present)]
+            if len(present) > 1:
+                row |= {name: float(present.mean()), f"{name}_sd": float(present.std(ddof=1))}
+                if name in base_values and not np.isnan(base_values[name][index]):
+                    row[f"{name}_base"] = float(base_values[name][index])
         yield row
 
 
@@ -317,17 +343,17 @@ def _agreements(
     authors: NDArray[Any],
 ) -> Iterator[Agreement]:
     """By measure: within all layers, then layer by layer; then with this layer's own change, within all layers."""
-    places: list[int | None] = [None, *range(len(layers))]
+    indices: list[int | None] = [None, *range(len(layers))]
     for name, change in changes.items():
-        for of, place in (*(("delta", place) for place in places), ("own_delta", None)):
-            chosen = slice(None) if place is None else slice(place, place + 1)
-            left, right = values[of][:, chosen], change[:, chosen]
-            is_known = ~(np.isnan(left) | np.isnan(right)).any(axis=1)
-            if is_known.sum() < _LEAST_MODELS or np.ptp(right[is_known]) == 0:
+        for delta_name, index in (*(("delta", index) for index in indices), ("own_delta", None)):
+            chosen = slice(None) if index is None else slice(index, index + 1)
+            deltas, layer_changes = values[delta_name][:, chosen], change[:, chosen]
+            is_known = ~(np.isnan(deltas) | np.isnan(layer_changes)).any(axis=1)
+            if is_known.sum() < _LEAST_MODELS or np.ptp(layer_changes[is_known]) == 0:
                 continue
-            rho, ends = spearman(left[is_known], right[is_known], authors[is_known])
-            layer = None if place is None else layers[place]
-            yield Agreement(name, layer, of, int(is_known.sum()), rho, *(ends or (None, None)))
+            rho, ends = spearman(deltas[is_known], layer_changes[is_known], authors[is_known])
+            layer = None if index is None else layers[index]
+            yield Agreement(name, layer, delta_name, int(is_known.sum()), rho, *(ends or (None, None)))
 
 
 def _data_shares(
@@ -337,43 +363,43 @@ def _data_shares(
     random: np.random.Generator,
 ) -> Iterator[DataShare]:
     """η² at the last layer over sweeps that name exactly one data set, and its mean over permutations."""
-    named = [place for place, names in enumerate(datasets) if len(names) == 1]
+    named = [row for row, names in enumerate(datasets) if len(names) == 1]
     for name, change in changes.items():
-        known = [place for place in named if not np.isnan(change[place, -1])]
-        values = change[known, -1]
-        if len(known) < _LEAST_MODELS or np.ptp(values) == 0:
+        rows = [row for row in named if not np.isnan(change[row, -1])]
+        values = change[rows, -1]
+        if len(rows) < _LEAST_MODELS or np.ptp(values) == 0:
             continue
-        runs = AuthorRuns(codes_of([authors[place] for place in known]), [datasets[place][0] for place in known])
+        runs = AuthorRuns(codes_of([authors[row] for row in rows]), [datasets[row][0] for row in rows])
         if not 1 < len(set(runs.labels)) < len(runs.labels):
             continue  # every sweep has a data set of its own, or all have one
-        of_sweep = np.bincount(runs.of_model, weights=values) / runs.sizes
-        carried = codes_of(runs.labels)
-        observed = float(eta_squared(of_sweep, carried[None, :])[0])
-        by_chance = eta_squared(of_sweep, runs.permuted(carried, random, DRAWS))
-        p = (1 + int((by_chance >= observed - _TIE).sum())) / (1 + DRAWS)
-        yield DataShare(name, len(known), observed, float(by_chance.mean()), p)
+        sweep_means = np.bincount(runs.of_model, weights=values) / runs.sizes
+        label_codes = codes_of(runs.labels)
+        observed = float(eta_squared(sweep_means, label_codes[None, :])[0])
+        permuted = eta_squared(sweep_means, runs.permuted(label_codes, random, DRAWS))
+        p = (1 + int((permuted >= observed - _TIE).sum())) / (1 + DRAWS)
+        yield DataShare(name, len(rows), observed, float(permuted.mean()), p)
 
 
 def eta_squared(values: Floats, groups: NDArray[np.intp]) -> Floats:
     """(draws,) the share of the variance of ``values`` (n,) that lies between the ``groups`` (draws, n)."""
     centred = values - values.mean()
-    whole = float(centred @ centred)
-    if not whole:
+    total = float(centred @ centred)
+    if not total:
         return np.zeros(len(groups))
     kinds = int(groups.max()) + 1
     cells = (groups + kinds * np.arange(len(groups))[:, None]).ravel()
     shape = (len(groups), kinds)
     sums = np.bincount(cells, np.tile(centred, len(groups)), kinds * len(groups)).reshape(shape)
     sizes = np.bincount(cells, minlength=kinds * len(groups)).reshape(shape)
-    return np.asarray((sums**2 / np.maximum(sizes, 1)).sum(axis=1) / whole)
+    return np.asarray((sums**2 / np.maximum(sizes, 1)).sum(axis=1) / total)
 
 
 def _input_losses(models: Sequence[Profiled], base: Profiled, datasets: Sequence[tuple[str, ...]]) -> list[InputLoss]:
     """Models that lose their input up to the last layer, worst first; the first measure that shows it counts."""
-    theirs = {row["layer"]: row for row in base.layers}
+    base_rows = {row["layer"]: row for row in base.layers}
 
     def is_lost(row: LayerRow, measure: str) -> bool:
-        other = theirs.get(row["layer"])
+        other = base_rows.get(row["layer"])
         if other is None or row[measure] is None or other[measure] is None:
             return False
         loss = other[measure] - row[measure]
@@ -381,14 +407,14 @@ def _input_losses(models: Sequence[Profiled], base: Profiled, datasets: Sequence
             loss = -loss
         return bool(loss > max(ERRORS * difference_error(row, other, measure), LEAST_LOSS))
 
-    found = []
-    for one, names in zip(models, datasets, strict=True):
-        last = one.layers[-1]
+    losses = []
+    for profile, names in zip(models, datasets, strict=True):
+        last = profile.layers[-1]
         for measure in ("recovered", "readable", "image_error"):
             if is_lost(last, measure):
-                kept = [row["layer"] for row in one.layers if not is_lost(row, measure)]
-                first = next(row["layer"] for row in one.layers if not kept or row["layer"] > kept[-1])
-                base_value = theirs[last["layer"]][measure]
-                found.append(InputLoss(one.model, measure, first, last[measure], base_value, names, last["delta"]))
+                intact = [row["layer"] for row in profile.layers if not is_lost(row, measure)]
+                first = next(row["layer"] for row in profile.layers if not intact or row["layer"] > intact[-1])
+                base_value = base_rows[last["layer"]][measure]
+                losses.append(InputLoss(profile.model, measure, first, last[measure], base_value, names, last["delta"]))
                 break
-    return sorted(found, key=lambda one: one.value - one.base_value)
+    return sorted(losses, key=lambda loss: loss.value - loss.base_value)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 # Dates less than a day apart do not show an order: repositories are created before and after their weights.
 SAME_DAY = timedelta(days=1)
 
-# How the evidence begins that an adapter's own file gives.
+# The beginning of the evidence from an adapter's own file.
 BY_CONFIG = "by its adapter_config.json"
 
-# For a group: the candidates that fit best, and the groups of each size that are extended.
+# Beam search for a group: the number of candidates that it starts from, and of groups of each size that it extends.
 _LIKELY = 24
 _GROUPS = 64
 
@@ -37,8 +37,9 @@ _GROUPS = 64
 class Candidate:
     """A model of the atlas that may be a parent.
 
-    ``files``: its weight file and configuration, if it has a single weight file; reading it then needs no file list.
-    ``stated``: of an adapter, how the base that its adapter_config.json names was resolved; None if it names none.
+    Attributes:
+        files: its weight file and configuration, if it has a single weight file; reading it then needs no file list.
+        stated: how the base that an adapter's adapter_config.json names was resolved; None if it names none.
     """
 
     model_id: int
@@ -104,7 +105,7 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
         "WHERE base = ? AND NOT is_copy AND NOT is_unrelated ORDER BY created NULLS LAST, model_id",
         [base],
     )
-    found = []
+    candidates = []
     for row in rows:
         files, stored = None, row.pop("weight_files")
         if stored and len(stored) == 1:  # a single file needs no list of files; shards need their index
@@ -113,15 +114,15 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
             files = (stored[0]["name"], f"{folder}{slash}{config}")
         named, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
         stated = None if named is None else AdapterBase(named, *resolved)
-        found.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), stated=stated, **row))
-    return found
+        candidates.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), stated=stated, **row))
+    return candidates
 
 
 @dataclass(frozen=True)
 class Factors:
     """The leading part of the change of one matrix by its stored factors, d = us · vᵀ.
 
-    That of a sampled model is smaller: only what lies in the rows that were read.
+    The part of a sampled model is smaller: only the rows that were read.
     """
 
     us: NDArray[np.float32]
@@ -133,7 +134,7 @@ class Factors:
         return len(self.us), len(self.v)
 
     def cut(self, shape: tuple[int, int]) -> Factors:
-        """Those of a smaller part."""
+        """The factors of a smaller part."""
         return self if shape == self.shape else Factors(self.us[: shape[0]], self.v[: shape[1]])
 
     @cached_property
@@ -146,7 +147,7 @@ class Factors:
 class FactorStore:
     """The stored factors of many models, cut to the parts that are read, and kept for the next question.
 
-    ``missing``: ids of models whose records are not here, or contain no factors.
+    ``missing``: ids of models whose records are absent or contain no factors.
     """
 
     folder: AtlasFolder
@@ -156,14 +157,14 @@ class FactorStore:
 
     def load(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Read the factors that are not loaded yet; return the candidates that have factors."""
-        for one in candidates:
-            if one.model_id not in self._factors and one.model_id not in self.missing:
-                factors = self._read(one.record_key)
+        for candidate in candidates:
+            if candidate.model_id not in self._factors and candidate.model_id not in self.missing:
+                factors = self._read(candidate.record_key)
                 if factors is None:
-                    self.missing.add(one.model_id)
+                    self.missing.add(candidate.model_id)
                 else:
-                    self._factors[one.model_id] = factors
-        return [one for one in candidates if one.model_id in self._factors]
+                    self._factors[candidate.model_id] = factors
+        return [candidate for candidate in candidates if candidate.model_id in self._factors]
 
     def _read(self, key: str) -> dict[str, Factors] | None:
         """The factors of one record, cut to the parts that are read; None if it is missing or damaged."""
@@ -171,7 +172,7 @@ class FactorStore:
 
         from indexer.records.row_plan import leading
 
-        found = {}
+        factors = {}
         try:
             with safe_open(self.folder.record(key), framework="numpy") as record:
                 names = set(record.keys())
@@ -191,32 +192,34 @@ class FactorStore:
                     is_cut = (len(u), len(v)) == (rows, columns)
                     if not is_cut or not u.shape[1:] == v.shape[1:] == s.shape != (0,):
                         return None
-                    found[str(name)] = Factors(u * s, v)
+                    factors[str(name)] = Factors(u * s, v)
         except (OSError, SafetensorError, ValueError, TypeError, IndexError):
             return None
-        return found
+        return factors
 
-    def fit(self, candidates: Sequence[Candidate], left: Mapping[str, NDArray[np.float32]]) -> tuple[Floats, Floats]:
-        """How well each candidate's factors fit what is ``left``, as shares of its energy: two arrays (candidates,).
+    def fit(self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]) -> tuple[Floats, Floats]:
+        """How well each candidate's change by its factors, d, fits the changes R = ``deltas``.
 
-        The gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the best coefficient for each matrix, ⟨R, d⟩²/‖d‖², where
-        R is ``left`` and d the candidate's change by its factors; both of the part that the candidate's record holds.
+        Returns two arrays (candidates,), as shares of ‖R‖²: the gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the
+        best coefficient for each matrix, ⟨R, d⟩²/‖d‖². Both compare the part of R that the candidate's record contains.
         """
         plain, fitted, total = (np.zeros(len(candidates)) for _ in range(3))
-        for name, rest in left.items():
-            places_of: dict[tuple[int, int], list[int]] = {}  # full and sampled records hold parts of different sizes
-            for place, one in enumerate(candidates):
-                places_of.setdefault(self._factors[one.model_id][name].shape, []).append(place)
-            for (rows, columns), places in places_of.items():
-                part = rest[:rows, :columns]
-                total[places] += float(np.vdot(part, part))
-                for start in range(0, len(places), 256):
-                    some = places[start : start + 256]
-                    held = [self._factors[candidates[place].model_id][name] for place in some]
-                    inner = _inner(part, held)
-                    square = np.array([one.square for one in held])
-                    plain[some] += 2 * inner - square
-                    fitted[some] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
+        for name, delta in deltas.items():
+            indices_of: dict[
+                tuple[int, int], list[int]
+            ] = {}  # full and sampled records contain parts of different sizes
+            for index, candidate in enumerate(candidates):
+                indices_of.setdefault(self._factors[candidate.model_id][name].shape, []).append(index)
+            for (rows, columns), indices in indices_of.items():
+                part = delta[:rows, :columns]
+                total[indices] += float(np.vdot(part, part))
+                for start in range(0, len(indices), 256):
+                    chunk = indices[start : start + 256]
+                    factors = [self._factors[candidates[index].model_id][name] for index in chunk]
+                    inner = _inner(part, factors)
+                    square = np.array([d.square for d in factors])
+                    plain[chunk] += 2 * inner - square
+                    fitted[chunk] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
                         square > 0, square, 1
                     )
         total[total == 0] = 1.0
@@ -225,45 +228,45 @@ class FactorStore:
     def spanned(self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]) -> Floats:
         """The share of the energy of ``deltas`` in the column spaces of each candidate's factors: (candidates,).
 
-        A merge of the factors of LoRAs holds products of one's B with another's A, of which no candidate's change has
-        any part; but its columns are sums of those of the B of its parents.
+        A merge of LoRA factors contains products of one parent's B with another's A, which are part of no candidate's
+        change. But its columns are sums of columns of its parents' B.
         """
-        found, total = np.zeros(len(candidates)), np.zeros(len(candidates))
+        explained, total = np.zeros(len(candidates)), np.zeros(len(candidates))
         for name, delta in deltas.items():
-            for place, one in enumerate(candidates):
-                us = self._factors[one.model_id][name].us
+            for index, candidate in enumerate(candidates):
+                us = self._factors[candidate.model_id][name].us
                 part = delta[: len(us)]
-                found[place] += float(np.square(np.linalg.qr(us).Q.T @ part).sum()) if us.any() else 0.0
-                total[place] += float(np.vdot(part, part))
-        return found / np.where(total > 0, total, 1)
+                explained[index] += float(np.square(np.linalg.qr(us).Q.T @ part).sum()) if us.any() else 0.0
+                total[index] += float(np.vdot(part, part))
+        return explained / np.where(total > 0, total, 1)
 
     def products(
         self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]
     ) -> tuple[Floats, Floats, float]:
         """⟨d_i, d_j⟩ of the candidates' changes by their factors, ⟨d_i, δ⟩, and ‖δ‖², summed over all matrices.
 
-        All of the part of each matrix that the records of all of them hold.
+        Each matrix is cut to the part that all these records contain.
         """
         count = len(candidates)
         gram, right, total = np.zeros((count, count)), np.zeros(count), 0.0
-        for name, whole in deltas.items():
-            held = [self._factors[one.model_id][name] for one in candidates]
-            rows, columns = (min(sizes) for sizes in zip(*(one.shape for one in held), strict=True))
-            delta, held = whole[:rows, :columns], [one.cut((rows, columns)) for one in held]
+        for name, full_delta in deltas.items():
+            factors = [self._factors[candidate.model_id][name] for candidate in candidates]
+            rows, columns = (min(sizes) for sizes in zip(*(d.shape for d in factors), strict=True))
+            delta, factors = full_delta[:rows, :columns], [d.cut((rows, columns)) for d in factors]
             total += float(np.vdot(delta, delta))
-            right += _inner(delta, held)
-            us, v = np.hstack([one.us for one in held]), np.hstack([one.v for one in held])
-            starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
+            right += _inner(delta, factors)
+            us, v = np.hstack([d.us for d in factors]), np.hstack([d.v for d in factors])
+            starts = np.cumsum([0, *(d.v.shape[1] for d in factors[:-1])])
             products = (us.T @ us).astype(np.float64) * (v.T @ v)
             gram += np.add.reduceat(np.add.reduceat(products, starts, axis=0), starts, axis=1)
         return gram, right, total or 1.0
 
 
-def _inner(matrix: NDArray[np.float32], held: Sequence[Factors]) -> Floats:
+def _inner(matrix: NDArray[np.float32], factors: Sequence[Factors]) -> Floats:
     """⟨matrix, d⟩ for the change d of each of some factors."""
-    v = np.hstack([one.v for one in held])
-    starts = np.cumsum([0, *(one.v.shape[1] for one in held[:-1])])
-    columns = np.einsum("oi,oi->i", matrix @ v, np.hstack([one.us for one in held]))
+    v = np.hstack([d.v for d in factors])
+    starts = np.cumsum([0, *(d.v.shape[1] for d in factors[:-1])])
+    columns = np.einsum("oi,oi->i", matrix @ v, np.hstack([d.us for d in factors]))
     return np.add.reduceat(columns.astype(np.float64), starts)
 
 
@@ -271,37 +274,38 @@ def best_group(
     store: FactorStore,
     candidates: Sequence[Candidate],
     deltas: Mapping[str, NDArray[np.float32]],
-    left: Mapping[str, NDArray[np.float32]],
+    unexplained: Mapping[str, NDArray[np.float32]],
     thresholds: Thresholds,
 ) -> tuple[list[Candidate], float]:
     """The group of up to ``max_parents`` models whose weighted sum explains ``deltas`` best, and its residual share.
 
     Taken one at a time, the parents of a merge are hard to distinguish from their relatives, which explain nearly as
     much. Taken together, the parents leave a smaller residual than any other group. A group has one weight per model
-    for all matrices, and only plausible weights. Groups are extended one model at a time (beam search). ``left``: the
-    residual of the models read so far.
+    for all matrices, and only plausible weights. Groups are extended one model at a time (beam search).
+
+    ``unexplained``: the residual of the models read so far.
     """
     likely: dict[int, Candidate] = {}
-    for rest in (deltas, left):
-        _, fitted = store.fit(candidates, rest)
-        likely |= {int(place): candidates[place] for place in np.argsort(-fitted, kind="stable")[:_LIKELY]}
+    for changes in (deltas, unexplained):
+        _, fitted = store.fit(candidates, changes)
+        likely |= {int(index): candidates[index] for index in np.argsort(-fitted, kind="stable")[:_LIKELY]}
     chosen = list(likely.values())
     gram, right, total = store.products(chosen, deltas)
     least = 1.0
     best: tuple[int, ...] = ()
-    kept: list[tuple[int, ...]] = [()]
+    groups: list[tuple[int, ...]] = [()]
     for _ in range(min(thresholds.max_parents, len(chosen))):
-        larger = [(*group, one) for group in kept for one in range(len(chosen)) if one not in group]
+        larger = [(*group, member) for group in groups for member in range(len(chosen)) if member not in group]
         grown = sorted({tuple(sorted(group)) for group in larger})
         weights, shares = _group_least_squares(gram, right, total, np.array(grown))
         is_plausible = ((weights >= thresholds.min_weight) & (weights <= thresholds.max_weight)).all(axis=1)
         shares = np.where(is_plausible, shares, np.inf)
         order = np.argsort(shares, kind="stable")[:_GROUPS]
-        kept = [grown[place] for place in order if np.isfinite(shares[place])]
-        if not kept:
+        groups = [grown[index] for index in order if np.isfinite(shares[index])]
+        if not groups:
             break
         if shares[order[0]] < least:
-            best, least = kept[0], float(shares[order[0]])
+            best, least = groups[0], float(shares[order[0]])
     return [chosen[member] for member in best], least
 
 
@@ -313,6 +317,6 @@ def _group_least_squares(
     scale = np.sqrt(np.maximum(np.diagonal(inner, axis1=1, axis2=2), 1e-300))
     # A small ridge, so that two copies of one model do not make the matrix singular, but share the weight.
     inner = inner / (scale[:, :, None] * scale[:, None, :]) + 1e-9 * np.eye(members.shape[1])
-    sought = right[members] / scale
-    found = np.linalg.solve(inner, sought[:, :, None])[:, :, 0]
-    return found / scale, 1 - (found * sought).sum(axis=1) / total
+    target = right[members] / scale
+    solution = np.linalg.solve(inner, target[:, :, None])[:, :, 0]
+    return solution / scale, 1 - (solution * target).sum(axis=1) / total

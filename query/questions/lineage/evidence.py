@@ -70,25 +70,25 @@ class ParentFit:
 
 def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     """See :class:`ParentFit`."""
-    left = along = back = p_square = m_square = 0.0
+    difference_square = along = back = p_square = m_square = 0.0
     changed = equal = 0
     for name, delta in m.deltas.items():
         parent = p.deltas[name]
         difference = m.weights[name] - p.weights[name]
-        own = float(np.vdot(parent, parent))
-        left += float(np.vdot(difference, difference))
+        square = float(np.vdot(parent, parent))
+        difference_square += float(np.vdot(difference, difference))
         along += float(np.vdot(difference, parent))
         back -= float(np.vdot(difference, delta))
-        p_square += own
+        p_square += square
         m_square += float(np.vdot(delta, delta))
-        if own:
+        if square:
             changed += 1
             equal += not difference.any()
     noise = rounding(m) + rounding(p) if m.precision != p.precision else 0.0
     return ParentFit(
-        residual=max(left - noise, 0.0) / m_square if m_square else 0.0,
-        cosine=along / np.sqrt(left * p_square) if left and p_square else 0.0,
-        reverse=back / np.sqrt(left * m_square) if left and m_square else 0.0,
+        residual=max(difference_square - noise, 0.0) / m_square if m_square else 0.0,
+        cosine=along / np.sqrt(difference_square * p_square) if difference_square and p_square else 0.0,
+        reverse=back / np.sqrt(difference_square * m_square) if difference_square and m_square else 0.0,
         equal=equal / changed if changed else 0.0,
     )
 
@@ -125,7 +125,7 @@ class Combination:
         members: numbers of the other models.
         weights: (matrices, members).
         residual: share of ‖δ_m‖² that is not explained.
-        base_error: of SLERP, how far the weight of the base is from what the other two weights imply; else 0.
+        base_error: for SLERP, the distance of the base's weight from the value that the other two imply; else 0.
     """
 
     members: tuple[int, ...]
@@ -154,7 +154,7 @@ class Combinations:
         self._count = len(others)
         self._gram = np.zeros((len(m.deltas), self._count + 2, self._count + 2))
         for row, name in enumerate(m.deltas):
-            changes = [(one.weights[name] - base[name]).ravel() for one in (m, *others)]
+            changes = [(parts.weights[name] - base[name]).ravel() for parts in (m, *others)]
             stacked = np.stack([*changes, base[name].ravel()]).astype(np.float64)
             self._gram[row] = stacked @ stacked.T
         self._total = float(self._gram[:, 0, 0].sum())
@@ -162,45 +162,45 @@ class Combinations:
     @classmethod
     def of_products(cls, grams: Floats) -> Combinations:
         """From inner products (matrices, 1 + others, 1 + others) of the asked model, which is first, and the others."""
-        found = cls.__new__(cls)
-        found._count = grams.shape[1] - 1
-        found._gram = np.pad(grams, ((0, 0), (0, 1), (0, 1)))  # there is no base for spherical sums
-        found._total = float(grams[:, 0, 0].sum())
-        return found
+        sums = cls.__new__(cls)
+        sums._count = grams.shape[1] - 1
+        sums._gram = np.pad(grams, ((0, 0), (0, 1), (0, 1)))  # there is no base for spherical sums
+        sums._total = float(grams[:, 0, 0].sum())
+        return sums
 
     def by_matrix(self, members: Sequence[int], *, spherical: bool = False) -> Combination:
         """The best sum of these members (numbered from 0), each matrix with its own weights.
 
-        ``spherical``: of the members' weights rather than their changes. SLERP gives a · W_p + b · W_q with
+        ``spherical``: a sum of the members' weights rather than of their changes. SLERP gives a · W_p + b · W_q with
         a + b ≠ 1, so the sum contains a + b − 1 times the base in addition to the two changes.
         """
         rows = [member + 1 for member in members] + ([self._count + 1] if spherical else [])
-        weights, every = _least_squares(self._gram, rows)
-        left = float(every.sum())
+        weights, unexplained_by_matrix = _least_squares(self._gram, rows)
+        unexplained = float(unexplained_by_matrix.sum())
         error = float(np.abs(weights[:, :-1].sum(axis=1) - 1 - weights[:, -1]).max()) if spherical else 0.0
-        kept = weights[:, :-1] if spherical else weights
-        return Combination(tuple(members), kept, left / self._total if self._total else 0.0, error)
+        of_members = weights[:, :-1] if spherical else weights
+        return Combination(tuple(members), of_members, unexplained / self._total if self._total else 0.0, error)
 
     def one_recipe(self, members: Sequence[int]) -> Combination:
         """The best sum with the same weights in all matrices. Only this identifies weights that parents share."""
-        weights, left = _least_squares(self._gram.sum(axis=0, keepdims=True), [member + 1 for member in members])
+        weights, unexplained = _least_squares(self._gram.sum(axis=0, keepdims=True), [member + 1 for member in members])
         tiled = np.tile(weights, (len(self._gram), 1))
-        return Combination(tuple(members), tiled, float(left[0]) / self._total if self._total else 0.0)
+        return Combination(tuple(members), tiled, float(unexplained[0]) / self._total if self._total else 0.0)
 
     def all_up_to(self, size: int) -> list[Combination]:
         """All choices of up to ``size`` members: with one recipe, by matrix, and for pairs by SLERP."""
-        found = []
+        sums = []
         for count in range(1, min(size, self._count) + 1):
             for chosen in combinations(range(self._count), count):
-                found += [self.one_recipe(chosen), self.by_matrix(chosen)]
-                found += [self.by_matrix(chosen, spherical=True)] if count == 2 else []
-        return found
+                sums += [self.one_recipe(chosen), self.by_matrix(chosen)]
+                sums += [self.by_matrix(chosen, spherical=True)] if count == 2 else []
+        return sums
 
 
 def _least_squares(grams: Floats, rows: Sequence[int]) -> tuple[Floats, Floats]:
-    """For each of the matrices of inner products the weights of ``rows`` that explain row 0 best, and what they leave.
+    """For each matrix of inner products, the weights of ``rows`` that explain row 0 best, and the unexplained energy.
 
-    ``grams``: (matrices, models, models). Returns (matrices, rows) and the energies, (matrices,).
+    ``grams``: (matrices, models, models). Returns the weights (matrices, rows) and the energies (matrices,).
     """
     inner, right = grams[:, rows][:, :, rows], grams[:, rows, 0]
     norms = np.sqrt(np.einsum("kii->ki", inner))
@@ -212,24 +212,26 @@ def _least_squares(grams: Floats, rows: Sequence[int]) -> tuple[Floats, Floats]:
 
 
 def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
-    """What the best sum of the others, each matrix with its own weights, leaves of δ_m, matrix by matrix."""
-    found = Combinations(m, others, base).by_matrix(range(len(others)))
-    left = {}
+    """The residual of δ_m after the best sum of the others' changes; every matrix has its own weights."""
+    best = Combinations(m, others, base).by_matrix(range(len(others)))
+    residuals = {}
     for row, (name, delta) in enumerate(m.deltas.items()):
-        rest = delta.copy()
-        for weight, other in zip(found.weights[row], others, strict=True):
-            rest -= np.float32(weight) * other.deltas[name]
-        left[name] = rest
-    return left
+        unexplained = delta.copy()
+        for weight, other in zip(best.weights[row], others, strict=True):
+            unexplained -= np.float32(weight) * other.deltas[name]
+        residuals[name] = unexplained
+    return residuals
 
 
-def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: float = np.inf) -> list[tuple[int, float]]:
+def ranks_of(
+    differences: Iterable[NDArray[np.float32]], noise: float, max_rank: float = np.inf
+) -> list[tuple[int, float]]:
     """The rank of every matrix that is not zero, and the energy of its last singular value over that of the next.
 
     ``noise``: the energy per number up to which a matrix counts as zero. Empty if a matrix has a higher rank than
-    ``most``; the matrices after it are not decomposed.
+    ``max_rank``; the matrices after it are not decomposed.
     """
-    found = []
+    ranks = []
     for difference in differences:
         square = float(np.vdot(difference, difference))
         if square <= 4 * noise * difference.size:
@@ -238,11 +240,11 @@ def ranks_of(differences: Iterable[NDArray[np.float32]], noise: float, most: flo
         allowed = max(4 * noise * difference.size, 1e-7 * square)
         behind = np.cumsum(values[::-1])[::-1]
         rank = int(np.count_nonzero(behind > allowed))
-        if rank > most:
+        if rank > max_rank:
             return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
-        found.append((rank, float(drop)))
-    return found
+        ranks.append((rank, float(drop)))
+    return ranks
 
 
 # ---- sparse merges (TIES, DARE) ----
@@ -268,29 +270,31 @@ class SparseMerges:
     def _changes_of(self, parts: ModelParts) -> NDArray[np.float32]:
         return np.concatenate([(parts.weights[name] - self._base[name]).ravel() for name in self._names])
 
-    def masked(self, deltas: Weights, kept: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
-        """The deltas with zeros outside the mask ``kept``."""
-        found, start = {}, 0
+    def masked(self, deltas: Weights, mask: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
+        """The deltas with zeros outside the mask ``mask``."""
+        masked, start = {}, 0
         for name in self._names:
             size = deltas[name].size
-            found[name] = deltas[name] * kept[start : start + size].reshape(deltas[name].shape)
+            masked[name] = deltas[name] * mask[start : start + size].reshape(deltas[name].shape)
             start += size
-        return found
+        return masked
 
     def fixed_multiple(self, p: ModelParts, among: NDArray[np.bool_]) -> tuple[float, float, NDArray[np.bool_]]:
-        """The commonest ratio of m's entries to p's ``among`` some, where rounding leaves the ratio precise.
+        """The commonest ratio of m's entries to p's, in the mask ``among`` and where rounding leaves the ratio precise.
 
         Returns the share of comparable entries with this ratio, how much denser it is than the ratios around it, and a
         mask of these entries.
         """
-        theirs = self._changes_of(p)
+        changes_p = self._changes_of(p)
         blur = self._spacing * self._size
-        sharp = among & (np.abs(theirs) > blur / _RATIO_WIDTH) & (np.abs(theirs) > 0.2 * np.median(np.abs(theirs)))
+        sharp = (
+            among & (np.abs(changes_p) > blur / _RATIO_WIDTH) & (np.abs(changes_p) > 0.2 * np.median(np.abs(changes_p)))
+        )
         nothing = 0.0, 0.0, np.zeros(len(among), dtype=bool)
         if sharp.sum() < _MIN_RATIOS:
             return nothing
         ratios = np.full(len(among), np.nan)
-        np.divide(self._change, theirs, out=ratios, where=sharp)
+        np.divide(self._change, changes_p, out=ratios, where=sharp)
         logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
         if len(logs) < _MIN_RATIOS:
             return nothing
@@ -300,7 +304,7 @@ class SparseMerges:
         around = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * _RATIO_WIDTH)
         background = max((around - inside[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
-        explained = among & (np.abs(self._change - multiple * theirs) <= 2 * blur + _RATIO_WIDTH * np.abs(theirs))
+        explained = among & (np.abs(self._change - multiple * changes_p) <= 2 * blur + _RATIO_WIDTH * np.abs(changes_p))
         return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
 
 
@@ -319,14 +323,14 @@ def quantisation_of(parts: ModelParts) -> Grid | None:
 
     All matrices must have the same grid, so the first one without a grid decides.
     """
-    found: Grid | None = None
+    shared: Grid | None = None
     for weight in parts.weights.values():
         if weight.any():
             grid = _grid_of(weight, SPACING[parts.precision])
-            if grid is None or found not in (None, grid):
+            if grid is None or shared not in (None, grid):
                 return None
-            found = grid
-    return found
+            shared = grid
+    return shared
 
 
 def _grid_of(weight: NDArray[np.float32], spacing: float) -> Grid | None:
@@ -366,16 +370,16 @@ def share_on_levels(m: ModelParts, p: Weights, grid: Grid) -> float:
     form, axis = grid
     same = total = 0
     for name, weight in m.weights.items():
-        rows, others = (weight, p[name]) if axis == 1 else (weight.T, p[name].T)
+        rows, rows_p = (weight, p[name]) if axis == 1 else (weight.T, p[name].T)
         total += weight.size
         if form == "int8":
             step = np.abs(rows).max(axis=1, keepdims=True) / 127
             step = np.where(step == 0, 1, step)
-            same += int(np.count_nonzero(np.abs(rows / step - (others / step)) < 0.52))
+            same += int(np.count_nonzero(np.abs(rows / step - (rows_p / step)) < 0.52))
             continue
-        for mine, theirs in zip(rows.reshape(-1, _BLOCK), others.reshape(-1, _BLOCK), strict=True):
-            levels = np.unique(mine)
-            place = np.searchsorted(levels, theirs).clip(1, max(len(levels) - 1, 1))
-            low, high = levels[place - 1], levels[np.minimum(place, len(levels) - 1)]
-            same += int(np.count_nonzero(np.where(theirs - low <= high - theirs, low, high) == mine))
+        for block, block_p in zip(rows.reshape(-1, _BLOCK), rows_p.reshape(-1, _BLOCK), strict=True):
+            levels = np.unique(block)
+            upper = np.searchsorted(levels, block_p).clip(1, max(len(levels) - 1, 1))
+            low, high = levels[upper - 1], levels[np.minimum(upper, len(levels) - 1)]
+            same += int(np.count_nonzero(np.where(block_p - low <= high - block_p, low, high) == block))
     return same / total if total else 0.0

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from query.contract.results import ThemeName
     from query.models.reader import AtlasReader, IndexedModel
 
-# Failures that say nothing about the model: the Hub did not answer, and an answer made without it would be wrong.
+# Failures of the Hub, not of the model: an answer without the model's weights would be wrong.
 _UNREACHABLE = frozenset({"network", "timeout", "rate_limited", "server_error"})
 # After this many models in a row for which the Hub did not answer, no more are read.
 _MAX_FAILURES = 5
@@ -95,10 +95,13 @@ _UNCLEAR_COSINE = 0.2
 
 @dataclass
 class _Selection:
-    """Some matrices of one base, and what has been read of them.
+    """Some matrices of one base, and the models of which they were read.
 
-    ``parts`` reads parts of these matrices; ``store`` has the stored factors of the candidates, ``models`` the models
-    read so far by id. ``embeddings``: the base with its token embeddings, None if they cannot be read.
+    Attributes:
+        parts: reads parts of these matrices.
+        store: the stored factors of the candidates.
+        models: the models read so far, by id.
+        embeddings: the base with its token embeddings; None if they cannot be read.
     """
 
     parts: Parts
@@ -220,10 +223,10 @@ def lineage(
     model = str(model)
     expected = None if expect is None else _expected(atlas, expect)
     reference = ModelRef.parse(model)
-    known = _known(atlas, reference, base, expected)
-    if known is None and base is None and expected is not None:
+    entry = _known(atlas, reference, base, expected)
+    if entry is None and base is None and expected is not None:
         base = expected.base
-    answer = _lineage(atlas, model, reference, known, base, dates, fresh, thresholds)
+    answer = _lineage(atlas, model, reference, entry, base, dates, fresh, thresholds)
     return answer if expected is None else replace(answer, expected=expected.name)
 
 
@@ -231,28 +234,28 @@ def _lineage(
     atlas: AtlasReader,
     model: str,
     reference: ModelRef,
-    known: IndexedModel | None,
+    entry: IndexedModel | None,
     base: str | None,
     dates: bool,
     fresh: bool,
     thresholds: Thresholds | None,
 ) -> Lineage:
     """The lineage of an indexed model by its stored answer or its weights, of any other by its weights."""
-    if known is not None and known.status == "skipped":
-        raise no_record(known, model)
-    if known is not None and known.status == "indexed":
-        stored = stored_lineage(atlas, known.model_id) if dates and not fresh and thresholds is None else None
+    if entry is not None and entry.status == "skipped":
+        raise no_record(entry, model)
+    if entry is not None and entry.status == "indexed":
+        stored = stored_lineage(atlas, entry.model_id) if dates and not fresh and thresholds is None else None
         if stored is not None:
             return stored
-        return Tracer(atlas, known.base, dates=dates, thresholds=thresholds).of_indexed(known.model_id)
-    if known is not None:  # it could not be read when it was indexed; perhaps only the end of its id was given
-        reference, base = replace(reference, id=known.model), base or known.base
+        return Tracer(atlas, entry.base, dates=dates, thresholds=thresholds).of_indexed(entry.model_id)
+    if entry is not None:  # it could not be read when it was indexed; perhaps only the end of its id was given
+        reference, base = replace(reference, id=entry.model), base or entry.base
     described, published = describe_unindexed(atlas, reference, base)
     return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
 
 
 class _Expected(NamedTuple):
-    """What a model should be made from: a base of the atlas, or one of its models, with its base."""
+    """The expected parent of a model: a base of the atlas, or one of its models, with its base."""
 
     name: str
     base: str
@@ -262,10 +265,10 @@ def _expected(atlas: AtlasReader, name: str) -> _Expected:
     try:
         base = atlas.base_named(name)
     except AtlasError:
-        known = atlas.find(ModelRef.parse(name), None)
-        if known is None:
+        entry = atlas.find(ModelRef.parse(name), None)
+        if entry is None:
             raise
-        return _Expected(known.model, known.base)
+        return _Expected(entry.model, entry.base)
     return _Expected(base, base)
 
 
@@ -285,11 +288,18 @@ def _known(
 def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, store: bool = False) -> Lineages:
     """``lineage`` for every indexed model of a base, oldest first, from its weights.
 
-    A model that cannot be read has a ``failure``, and its stored answer if there is one. After _MAX_FAILURES models in
-    a row for which the Hub did not answer, the others are not read. ``store``: keep the answers in the atlas (tables
-    and views of lineage), except those of models that could not be read. Raises AtlasError if the atlas has no factors,
-    another process is writing to it, or for ``store`` with ``dates=False``: later questions use stored answers and may
-    use dates.
+    A model that cannot be read has a ``failure``, and its stored answer if there is one. If the Hub does not answer for
+    five models in a row, the others are not read.
+
+    Args:
+        atlas: the atlas to search in.
+        base: the base, if the atlas has several.
+        dates: whether creation dates may decide which model was first.
+        store: store the answers in the atlas (tables and views of lineage), except those of unreadable models.
+
+    Raises:
+        AtlasError: the atlas has no factors, or another process is writing to it; or ``store`` with ``dates=False``,
+            because later questions use stored answers and may use dates.
     """
     if store and not dates:
         raise AtlasError(
@@ -326,10 +336,15 @@ def _changed(record: Record) -> set[str]:
 
 
 class Tracer:
-    """Finds the parents of models of one base, one after another; weights that were read serve for the next.
+    """Finds the parents of models of one base, one after another; weights that were read are kept for the next model.
 
-    ``embeddings``: whether token embeddings may decide. Without them only the block matrices do, as for models that
-    have no token embeddings.
+    Args:
+        atlas: the atlas to search in.
+        base: the base of the models.
+        dates: whether creation dates may decide which model was first.
+        embeddings: whether token embeddings may decide. Without them only the block matrices do, as for models
+            without token embeddings.
+        thresholds: other thresholds than the default.
     """
 
     def __init__(
@@ -345,7 +360,7 @@ class Tracer:
         self.atlas, self.base, self.dates, self.embeddings = atlas, base, dates, embeddings
         self.thresholds = thresholds or Thresholds()
         self._published = atlas.published_base(base)
-        self._candidates = {one.model_id: one for one in read_candidates(atlas, base)}
+        self._candidates = {candidate.model_id: candidate for candidate in read_candidates(atlas, base)}
         self._selections: dict[frozenset[str] | None, _Selection] = {}
 
     def indexed(self) -> list[int]:
@@ -361,20 +376,20 @@ class Tracer:
         Raises AtlasError if its weights cannot be read.
         """
         declared = declared_by(self.atlas, model_id, self.base)
-        asked = self._candidates.get(model_id)
-        if asked is None:  # a copy of the base, or weights of another origin: nothing needs to be read
+        target = self._candidates.get(model_id)
+        if target is None:  # a copy of the base, or weights of another origin: nothing needs to be read
             return self._without_change(indexed_model(self.atlas, model_id), declared, ReadLog())
         rows = self.atlas.rows("SELECT stack, layer, family FROM deltas WHERE model_id = ? AND norm > 0", [model_id])
         selection = self._selection_of(
             {(f"{row['stack']}." if row["stack"] else "") + f"{row['layer']}.{row['family']}" for row in rows}
         )
         log = ReadLog()
-        parts = self._read(asked, selection, log)
+        parts = self._read(target, selection, log)
         if isinstance(parts, ModelError):
             if parts.reason == _FOLDER:
-                raise AtlasError(f"{asked.model} {parts.detail}.", "Ask about the folder itself.") from parts
-            raise unreadable(asked.model, parts) from parts
-        return self._trace(asked, parts, selection, declared, log, lambda: self._record_of(asked), without)
+                raise AtlasError(f"{target.model} {parts.detail}.", "Ask about the folder itself.") from parts
+            raise unreadable(target.model, parts) from parts
+        return self._trace(target, parts, selection, declared, log, lambda: self._record_of(target), without)
 
     def of_described(self, described: Described) -> Lineage:
         """The lineage of a model that is not in the atlas, read for this answer and not stored."""
@@ -388,7 +403,7 @@ class Tracer:
         if resolved.record is not None:
             usual, selection = selection, self._selection_of(_changed(resolved.record))
             parts = parts if selection is usual else self._read_described(described, selection, log)
-        asked = Candidate(
+        target = Candidate(
             model_id=-1,
             model=reference.id,
             author=reference.id.partition("/")[0],
@@ -400,18 +415,18 @@ class Tracer:
             datasets=frozenset(described.datasets),
             stated=None if resolved.record is None else resolved.record.adapter_base,
         )
-        parts = self._on_parent(asked, parts, selection, log)
+        parts = self._on_parent(target, parts, selection, log)
 
         def record() -> Record:
             return resolved.record or read_described(self.atlas, described, self._published)
 
-        return self._trace(asked, parts, selection, declared, log, record)
+        return self._trace(target, parts, selection, declared, log, record)
 
-    def _record_of(self, one: Candidate) -> Record:
+    def _record_of(self, candidate: Candidate) -> Record:
         """The stored record of a model. Raises AtlasError if it is missing or damaged."""
         from indexer.records.record import read_record
 
-        return read_record(self.atlas.folder.record(one.record_key))
+        return read_record(self.atlas.folder.record(candidate.record_key))
 
     def _read_described(self, described: Described, selection: _Selection, log: ReadLog) -> ModelParts:
         reference = described.reference
@@ -479,14 +494,14 @@ class Tracer:
         return {str(name): weight.float().numpy() for name, weight in selection.parts.base_weights.items()}
 
     def _selection_of(self, changed: Collection[str]) -> _Selection:
-        """The usual matrices, unless less than half of them are ``changed``: then those that are."""
+        """The usual matrices; the ``changed`` matrices instead if less than half of the usual ones changed."""
         selection = self._selection()
         usual = selection.parts.names
         is_usual = not changed or sum(name in changed for name in usual) * 2 >= len(usual)
         return selection if is_usual else self._selection(frozenset(changed))
 
     def _selection(self, matrices: frozenset[str] | None = None) -> _Selection:
-        """What has been read of these matrices; None: the usual ones."""
+        """The selection of these matrices; None: the usual ones."""
         if matrices not in self._selections:
             from indexer.deltas.parts import Parts
 
@@ -495,41 +510,47 @@ class Tracer:
         return self._selections[matrices]
 
     def _read(
-        self, one: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None, depth: int = 0
+        self, candidate: Candidate, selection: _Selection, log: ReadLog, most_small: int | None = None, depth: int = 0
     ) -> ModelParts | ModelError:
-        """The parts of a model of the atlas; ``depth``: of how many adapters on it they are read."""
-        found = selection.models.get(one.model_id)
-        is_new = found is None
-        if found is None:
+        """The parts of a model of the atlas; ``depth``: how many adapters lie between it and the asked model."""
+        parts = selection.models.get(candidate.model_id)
+        is_new = parts is None
+        if parts is None:
             try:
-                reference = ModelRef.of_atlas(one.model)
-                found = selection.parts.read(reference, one.commit, one.relation, one.files, most_small)
+                reference = ModelRef.of_atlas(candidate.model)
+                parts = selection.parts.read(
+                    reference, candidate.commit, candidate.relation, candidate.files, most_small
+                )
             except ModelError as error:
                 return error
-            if sum(len(each.models) for each in self._selections.values()) >= _MAX_KEPT:
-                largest = max(self._selections.values(), key=lambda each: len(each.models))
+            if sum(len(other.models) for other in self._selections.values()) >= _MAX_KEPT:
+                largest = max(self._selections.values(), key=lambda other: len(other.models))
                 largest.models.pop(next(iter(largest.models)))
-            selection.models[one.model_id] = found
-        log.bytes += found.bytes_read
-        log.largest = max(log.largest, found.bytes_read)
+            selection.models[candidate.model_id] = parts
+        log.bytes += parts.bytes_read
+        log.largest = max(log.largest, parts.bytes_read)
         log.models += 1
         if is_new:
-            found = selection.models[one.model_id] = self._on_parent(one, found, selection, log, depth)
-        return found
+            parts = selection.models[candidate.model_id] = self._on_parent(candidate, parts, selection, log, depth)
+        return parts
 
     def _on_parent(
-        self, one: Candidate, parts: ModelParts, selection: _Selection, log: ReadLog, depth: int = 0
+        self, candidate: Candidate, parts: ModelParts, selection: _Selection, log: ReadLog, depth: int = 0
     ) -> ModelParts:
         """The parts of an adapter that was trained on another model of the atlas: the sum of both changes, as built."""
-        below = self._indexed(one.below)
-        if below is None or not parts.is_adapter or below.model_id == one.model_id or depth >= _DEEPEST:
+        below = self._candidate_named(candidate.below)
+        if below is None or not parts.is_adapter or below.model_id == candidate.model_id or depth >= _DEEPEST:
             return parts
-        found = self._read(below, selection, log, depth=depth + 1)
-        return parts if isinstance(found, ModelError) else parts.on(found)
+        parent_parts = self._read(below, selection, log, depth=depth + 1)
+        return parts if isinstance(parent_parts, ModelError) else parts.on(parent_parts)
 
-    def _indexed(self, model: str | None) -> Candidate | None:
+    def _candidate_named(self, model: str | None) -> Candidate | None:
         """The candidate with this id."""
-        return None if model is None else next((one for one in self._candidates.values() if one.model == model), None)
+        return (
+            None
+            if model is None
+            else next((candidate for candidate in self._candidates.values() if candidate.model == model), None)
+        )
 
     def _base_embeddings(self, selection: _Selection, log: ReadLog) -> ModelParts | None:
         """The base with its embeddings; None, with a note, if it cannot be read."""
@@ -548,31 +569,35 @@ class Tracer:
         return selection.embeddings
 
     def _trace(
-        self, asked: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog,
+        self, target: Candidate, m: ModelParts, selection: _Selection, declared: DeclaredParents, log: ReadLog,
         own_record: Callable[[], Record], without: Collection[int] = (),
     ) -> Lineage:  # fmt: skip
-        def read(one: Candidate) -> ModelParts | ModelError:
+        def read(candidate: Candidate) -> ModelParts | ModelError:
             """The parts of a candidate, or the error if it is gone. Raises AtlasError if the Hub does not answer."""
-            found = self._read(one, selection, log, _MAX_HEADER)
-            if isinstance(found, ModelError) and found.reason in _UNREACHABLE:
-                raise unreadable(one.model, found) from found
-            return found
+            parts = self._read(candidate, selection, log, _MAX_HEADER)
+            if isinstance(parts, ModelError) and parts.reason in _UNREACHABLE:
+                raise unreadable(candidate.model, parts) from parts
+            return parts
 
-        def is_same(one: Candidate) -> bool:
+        def is_same(candidate: Candidate) -> bool:
             """Whether the stored record of a candidate is a duplicate of the asked model's."""
             from indexer.records.difference import difference_of
 
             within = thresholds(self.atlas, self.base)["duplicate_within"]
             with suppress(AtlasError, ModelError):
-                return difference_of(own_record(), self._record_of(one)) <= within
+                return difference_of(own_record(), self._record_of(candidate)) <= within
             return False
 
         store = selection.store
-        others = [one for one in self._candidates.values() if one.model_id not in {asked.model_id, *without}]
-        if self.dates and asked.created is not None:
-            latest = asked.created + SAME_DAY
-            others = [one for one in others if one.created is None or one.created <= latest]
-        possible = self._near(asked, others)
+        earlier = [
+            candidate
+            for candidate in self._candidates.values()
+            if candidate.model_id not in {target.model_id, *without}
+        ]
+        if self.dates and target.created is not None:
+            latest = target.created + SAME_DAY
+            earlier = [candidate for candidate in earlier if candidate.created is None or candidate.created <= latest]
+        possible = self._near(target, earlier)
         candidates = store.load(possible)
         if possible and not candidates:
             raise AtlasError(
@@ -592,63 +617,67 @@ class Tracer:
         base = self._base_parts(selection)
         uses_tokens = candidates and m.tokens is not None and self.embeddings
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
-        rules = LineageRules(asked, m, base, tokens, self.thresholds, dates=self.dates)
-        # Adapters on one fine-tune have its change in common; their records do not show whose own changes are alike.
-        beside = [one for one in candidates if asked.below is not None and one.below == asked.below]
+        rules = LineageRules(target, m, base, tokens, self.thresholds, dates=self.dates)
+        # Adapters on one fine-tune all contain its change, so their records do not show whose own changes are similar.
+        beside = [candidate for candidate in candidates if target.below is not None and candidate.below == target.below]
         search = Search(read, rules, store, candidates, log, is_same)
         from threadpoolctl import threadpool_limits
 
         # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         with one_blas_thread(), threadpool_limits(1, user_api="openmp"):
-            named = [one for one in candidates if one.model in declared.models and one.model != asked.below]
-            found = search.run([*named, *beside[-self.thresholds.max_models :]]).edges
-        stated = stated_model(asked, self.base) if m.is_adapter else None
-        if stated is not None and found:
+            named = [
+                candidate
+                for candidate in candidates
+                if candidate.model in declared.models and candidate.model != target.below
+            ]
+            edges = search.run([*named, *beside[-self.thresholds.max_models :]]).edges
+        stated = stated_model(target, self.base) if m.is_adapter else None
+        if stated is not None and edges:
             log.notes.append(f"{BY_CONFIG}, it was trained on {stated}")
         elif stated is not None:
-            found = (self._stated_edge(asked, m, stated),)
-        if not found:
+            edges = (self._stated_edge(target, m, stated),)
+        if not edges:
             evidence = "no model that was read explains its change"
             signals: dict[str, float] = {"words": rules.siblings.even_tokens}
             if m.is_adapter:
                 signals[OF_ADAPTER] = 1.0
-            found = (Edge(asked.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
-        besides = declared.without(stated)  # of which another adapter is not a rival
-        edges = tuple(self._completed(edge, declared if STATED in edge.signals else besides) for edge in found)
+            edges = (Edge(target.model, None, TUNED, 1.0, 1.0, evidence, signals=signals),)
+        others_declared = declared.without(stated)  # naming the stated model does not contradict other edges
+        edges = tuple(self._completed(edge, declared if STATED in edge.signals else others_declared) for edge in edges)
         return Lineage(
-            model=asked.model,
+            model=target.model,
             base=self.base,
-            model_id=asked.model_id if asked.model_id >= 0 else None,
+            model_id=target.model_id if target.model_id >= 0 else None,
             edges=edges,
             bytes_read=log.bytes,
             models_read=log.models,
-            notes=(*log.notes, *notes_on_card(self.atlas, asked.model, besides, edges, self.base)),
+            notes=(*log.notes, *notes_on_card(self.atlas, target.model, others_declared, edges, self.base)),
         )
 
-    def _stated_edge(self, asked: Candidate, m: ModelParts, stated: str) -> Edge:
+    def _stated_edge(self, target: Candidate, m: ModelParts, stated: str) -> Edge:
         """The step from the model that an adapter's own file names as its base, which is not the base of the atlas.
 
-        An adapter holds its own change alone. Nothing in it shows, or speaks against, the weights it was trained on.
+        An adapter contains only its own change, so its weights neither confirm nor contradict such a name.
         """
-        below = self._indexed(stated)
-        left, total = energy(m.own), energy(m.deltas)
+        below = self._candidate_named(stated)
+        own_energy, total = energy(m.own), energy(m.deltas)
         return Edge(
-            asked.model, stated, CONTINUED, 1.0, left / total if total else 1.0,
+            target.model, stated, CONTINUED, 1.0, own_energy / total if total else 1.0,
             f"{BY_CONFIG}; an adapter's own weights cannot show what it was trained on",
             parent_id=None if below is None else below.model_id, is_proven=False, signals={STATED: 1.0},
         )  # fmt: skip
 
-    def _near(self, asked: Candidate, candidates: list[Candidate]) -> list[Candidate]:
+    def _near(self, target: Candidate, candidates: list[Candidate]) -> list[Candidate]:
         """All candidates or, if there are very many, those whose published vectors are nearest to the model's."""
-        if len(candidates) <= _MAX_CANDIDATES or asked.model_id < 0:
+        if len(candidates) <= _MAX_CANDIDATES or target.model_id < 0:
             return candidates[-_MAX_CANDIDATES:] if len(candidates) > 4 * _MAX_CANDIDATES else candidates
         index = self.atlas.index(self.base, "input")
-        own = np.array([asked.model_id], dtype=np.int64)
-        if not np.isin(own, index.ids).all():
+        target_id = np.array([target.model_id], dtype=np.int64)
+        if not np.isin(target_id, index.ids).all():
             return candidates
-        by_id = {one.model_id: one for one in candidates}
-        found = index.search(index.table(own), _MAX_CANDIDATES, np.array(sorted(by_id), dtype=np.int64))
-        return [by_id[model_id] for model_id, _ in found]
+        by_id = {candidate.model_id: candidate for candidate in candidates}
+        neighbours = index.search(index.table(target_id), _MAX_CANDIDATES, np.array(sorted(by_id), dtype=np.int64))
+        return [by_id[model_id] for model_id, _ in neighbours]
 
     def _completed(self, edge: Edge, declared: DeclaredParents) -> Edge:
         """The edge with the name of the base, its probability, and whether the card agrees."""
@@ -657,6 +686,6 @@ class Tracer:
         is_sure = sure >= SURE and edge.direction == "known"
         card = card if is_sure or card == CONFIRMED else UNSURE
         if card == CONTRADICTED and edge.signals.keys() & {OF_ADAPTER, STATED}:
-            # The card may name the model that the adapter was trained on, of which its factors hold nothing.
+            # The card may name the model that the adapter was trained on, which its factors do not show.
             card = UNSURE
         return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)

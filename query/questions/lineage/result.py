@@ -30,11 +30,11 @@ QUANTISED = "quantised copy"
 UNRELATED = "unrelated"
 UNTRAINED_ADAPTER = "untrained adapter"  # or one whose change cannot be measured
 
-# The evidence for a copy, and what is added if neither of the two models is known to be the original.
+# The evidence for a copy, and the addition if neither of the two models is known to be the original.
 SAME_WEIGHTS = "the same weights"
 NO_ORDER = "which came first cannot be told"
 
-# What an answer says in one word. DERIVED: made from the base, perhaps by way of other models.
+# Verdicts. DERIVED: made from the base, perhaps by way of other models.
 DERIVED = "derived"
 UNKNOWN = "unknown"
 
@@ -47,7 +47,7 @@ CONTRADICTED = "contradicted"
 NOT_DECLARED = "not declared"
 UNSURE = "unsure"
 
-# Keys of ``Edge.signals`` that say what an edge rests on: the factors of adapters, or the file of one.
+# Keys of ``Edge.signals`` for the evidence of an edge: the factors of adapters, or the file of an adapter.
 OF_ADAPTER = "adapter"
 STATED = "stated"
 
@@ -156,6 +156,7 @@ class Lineage(Drawn, Listed[Edge]):
 
     ROWS = "edges"
     EACH_ROW = ("bytes_read", "answered_at", "verdict")
+    IN_A_BATCH = ("model",)
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("residual", "coefficient", "method", "direction", "evidence", "probability")
 
@@ -233,16 +234,17 @@ class Lineages(Rows[Lineage], Drawn):
     def headline(self) -> str:
         """How many were made from another fine-tune."""
         continued = sum(
-            any(edge.parent_id is not None and edge.direction == "known" for edge in one.edges) for one in self.models
+            any(edge.parent_id is not None and edge.direction == "known" for edge in lineage.edges)
+            for lineage in self.models
         )
         return f"Of {counted(len(self.models), 'model')} of {self.base}, {continued:,} were made from another of them."
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """The notes on single models, and one sentence for each reason why some could not be read."""
-        failures = Counter(one.failure for one in self.models if one.failure)
+        failures = Counter(lineage.failure for lineage in self.models if lineage.failure)
         return (
-            *(Text(f"{one.model}: ", note) for one in self.models for note in one.notes),
+            *(Text(f"{lineage.model}: ", note) for lineage in self.models for note in lineage.notes),
             *(
                 f"{counted(count, 'model')} of {len(self.models):,} could not be read ({failure.rstrip('.')}); their "
                 "stored answers are kept."
@@ -253,20 +255,12 @@ class Lineages(Rows[Lineage], Drawn):
     @property
     def unanswered(self) -> tuple[str, ...]:
         """The models whose weights could not be read."""
-        return tuple(one.model for one in self.models if one.failure)
+        return tuple(lineage.model for lineage in self.models if lineage.failure)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """The edges of all models."""
-        return tuple(edge for one in self.models for edge in one.edges)
-
-    def to_rows(self) -> list[dict[str, Any]]:
-        """The rows of every answer, one for each edge, with its model."""
-        return [{"model": one.model, **row} for one in self.models for row in one.to_rows()]
-
-    def table(self, *, details: bool = False) -> list[dict[str, Any]]:
-        """The same as a table."""
-        return [{"model": one.model, **row} for one in self.models for row in one.table(details=details)]
+        return tuple(edge for lineage in self.models for edge in lineage.edges)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The family tree."""
@@ -302,32 +296,34 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
             parents.setdefault(edge.parent, [])
     columns: dict[str, int] = {base: 0}
 
-    def column(model: str, seen: frozenset[str]) -> int:
+    def column(model: str, path: frozenset[str]) -> int:
         if model not in columns:
-            before = [column(one, seen | {model}) for one in parents.get(model, []) if one not in seen | {model}]
+            before = [
+                column(parent, path | {model}) for parent in parents.get(model, []) if parent not in path | {model}
+            ]
             columns[model] = 1 + max(before, default=0)
         return columns[model]
 
     children: dict[str, list[str]] = {}
     for model, above in parents.items():
         column(model, frozenset())
-        first = next((one for one in above if columns.get(one, 0) < columns[model]), base)
+        first = next((parent for parent in above if columns.get(parent, 0) < columns[model]), base)
         children.setdefault(first, []).append(model)
-    found: dict[str, tuple[int, float]] = {}
+    positions_of: dict[str, tuple[int, float]] = {}
     row = 0.0
     waiting: list[tuple[str, bool]] = [(base, False)]
     while waiting:
         model, is_done = waiting.pop()
         below = children.get(model, [])
         if is_done:
-            found[model] = columns[model], sum(found[one][1] for one in below) / len(below)
+            positions_of[model] = columns[model], sum(positions_of[child][1] for child in below) / len(below)
         elif below:
             waiting.append((model, True))
-            waiting.extend((one, False) for one in reversed(below))
+            waiting.extend((child, False) for child in reversed(below))
         else:
-            found[model] = columns[model], row
+            positions_of[model] = columns[model], row
             row += 1
-    return found
+    return positions_of
 
 
 @drawn_alone
@@ -337,15 +333,15 @@ def tree_figure(
     """The tree. A merge has lines from all its parents; dashed lines have no known direction."""
     from matplotlib.lines import Line2D
 
-    found = positions(edges, base)
+    positions_of = positions(edges, base)
     colours = THEMES[theme]
     colour = dict(zip(KINDS, colours.palette, strict=False))
-    columns = 1 + max(column for column, _ in found.values())
-    rows = 1 + max(row for _, row in found.values())
+    columns = 1 + max(column for column, _ in positions_of.values())
+    rows = 1 + max(row for _, row in positions_of.values())
     figure, axes = new_figure(COLUMN * columns + MARGIN, min(ROW * rows + MARGIN, _MAX_HEIGHT), theme, ax)
     axes.set_axis_off()
     for edge in edges:
-        (from_column, from_row), (column, row) = found[edge.parent or base], found[edge.child]
+        (from_column, from_row), (column, row) = positions_of[edge.parent or base], positions_of[edge.child]
         axes.plot(
             [from_column, column - 0.35, column - 0.03],
             [-from_row, -row, -row],
@@ -355,7 +351,7 @@ def tree_figure(
             solid_joinstyle="round",
             zorder=1,
         )
-    for model, (column, row) in found.items():
+    for model, (column, row) in positions_of.items():
         is_marked = model in (base, marked)
         axes.plot([column], [-row], ".", color=colours.ink, markersize=6 if is_marked else 3, zorder=3)
         axes.annotate(

@@ -1,4 +1,4 @@
-"""The rules that decide, from measurements on weights, what a model was made from. This module reads no files."""
+"""The rules that decide the parents of a model from measurements on weights. This module reads no files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # Above this share of equal entries, two models have the same weights.
 _SAME = 0.9999
-# The largest difference between the base's weight in a SLERP and what the other two weights imply.
+# The largest difference between the base's weight in a SLERP and the value that the other two weights imply.
 _SLERP_ERROR = 5e-3
 # If weights spread over the matrices by more than this, the sum has no single recipe for all of them.
 _ONE_RECIPE = 1e-3
@@ -55,17 +55,17 @@ class LineageRules:
     """Compares the models that were read with the asked one.
 
     Args:
-        asked: the model asked about.
+        target: the model asked about, a child of unknown parents.
         m: its weights.
         base: the base's weights.
         tokens: the base with its embeddings, if they can be read.
-        thresholds: what counts as what.
+        thresholds: all thresholds of the rules.
         dates: whether creation dates may be used; candidates are then only the earlier models.
     """
 
     def __init__(
         self,
-        asked: Candidate,
+        target: Candidate,
         m: ModelParts,
         base: Mapping[str, NDArray[np.float32]],
         tokens: ModelParts | None,
@@ -73,49 +73,57 @@ class LineageRules:
         *,
         dates: bool,
     ) -> None:
-        self.asked, self.m, self.base = asked, m, base
+        self.target, self.m, self.base = target, m, base
         self.thresholds, self.dates = thresholds, dates
         self.total = energy(m.deltas)
         self.noise = rounding(m) / self.total if self.total else 0.0  # share of the change that may be rounding
         self.grid = quantisation_of(m)
         self.entries = SparseMerges(m, base)
-        self.siblings = Siblings(asked, m, tokens, thresholds, dates=dates)
-        self.adapters = AdapterRules(asked, m, self.siblings, thresholds) if m.is_adapter else None
+        self.siblings = Siblings(target, m, tokens, thresholds, dates=dates)
+        self.adapters = AdapterRules(target, m, self.siblings, thresholds) if m.is_adapter else None
         # Whether it looks like a sparse merge, and which of its entries no parent explains so far.
         self.is_sparse = not m.is_adapter and float(self.entries.unchanged.mean()) > thresholds.sparse_share
         self.unexplained: NDArray[np.bool_] | None = None
         self._low_ranks: dict[int, int | None] = {}
         self._relatives: dict[int, Relative | None] = {}
 
-    def decide(self, read: Sequence[SampledWeights]) -> Decision:
-        """What these models explain, by the rule with the most certain evidence that applies."""
+    def decide(self, samples: Sequence[SampledWeights]) -> Decision:
+        """Apply the rule with the most certain evidence; no edges if no rule applies."""
         if self.adapters is not None:
-            found = self.adapters.decide([one for one in read if one.parts.is_adapter])
-            full = [one for one in read if not one.parts.is_adapter]
-            # Trained on another model than the base, it is not the change of any full model.
+            decision = self.adapters.decide([sample for sample in samples if sample.parts.is_adapter])
+            full = [sample for sample in samples if not sample.parts.is_adapter]
+            # Full models explain only the change of an adapter that was trained on the base itself.
             is_on_base = self.m.deltas is self.m.own
-            return found or (self._exact_sum(full) if full and is_on_base else None) or Decision()
+            return decision or (self._exact_sum(full) if full and is_on_base else None) or Decision()
         # A copy of this model in fewer bits cannot be its parent, whatever the dates.
-        read = [one for one in read if not self._is_recast(one, self.m) and not self._is_quantised(one, self.m)]
+        samples = [
+            sample
+            for sample in samples
+            if not self._is_recast(sample, self.m) and not self._is_quantised(sample, self.m)
+        ]
         # Without dates this is checked for likely parents only, as sums with negative weights are then not accepted.
         if self.dates:
-            read = [one for one in read if not self._is_merge_of_asked(one, read)]
-        copied = self._copy(read)
+            samples = [sample for sample in samples if not self._is_merge_of_target(sample, samples)]
+        copied = self._copy(samples)
         if copied and copied.edges[0].direction == "known":
             return copied
-        # If either may be the copy, the other one does not show where both come from.
+        # If their order is unknown, a twin is no evidence for where both come from.
         twins = {copied.edges[0].parent, *copied.edges[0].same} if copied else set()
-        read = [one for one in read if one.candidate.model not in twins and not self._is_coarse_copy(one, read)]
+        samples = [
+            sample
+            for sample in samples
+            if sample.candidate.model not in twins and not self._is_coarse_copy(sample, samples)
+        ]
         rules = (self._quantised, self._exact_sum, self._lora, self._sparse_merge, self._continued)
-        found = next((decision for rule in rules if (decision := rule(read)) is not None), Decision())
-        return replace(found, edges=(*found.edges, *copied.edges)) if copied else found
+        decision = next((result for rule in rules if (result := rule(samples)) is not None), Decision())
+        return replace(decision, edges=(*decision.edges, *copied.edges)) if copied else decision
 
     def _edge(
         self, parent: Candidate | None, kind: str, coefficient: float, residual: float, evidence: str, **facts: Any
     ) -> Edge:
-        """An edge to the asked model; ``parent`` None: from the base."""
+        """An edge to the asked model, from the base if ``parent`` is None."""
         name, model_id = (None, None) if parent is None else (parent.model, parent.model_id)
-        return Edge(self.asked.model, name, kind, coefficient, residual, evidence, parent_id=model_id, **facts)
+        return Edge(self.target.model, name, kind, coefficient, residual, evidence, parent_id=model_id, **facts)
 
     def _one_parent(
         self,
@@ -126,45 +134,45 @@ class LineageRules:
         evidence: str,
     ) -> Decision:
         """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
-        names = tuple(one.candidate.model for one in same)
+        names = tuple(sample.candidate.model for sample in same)
         edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names)
         return Decision((edge,), is_settled=True)
 
     # ---- models that cannot be a parent ----
 
-    def _is_recast(self, one: SampledWeights, source: ModelParts) -> bool:
+    def _is_recast(self, sample: SampledWeights, source: ModelParts) -> bool:
         """Whether a model is ``source`` stored in a narrower dtype."""
-        return one.spacing > SPACING[source.precision] and equal_share(one.parts, source) > _SAME
+        return sample.spacing > SPACING[source.precision] and equal_share(sample.parts, source) > _SAME
 
-    def _is_quantised(self, one: SampledWeights, source: ModelParts) -> bool:
+    def _is_quantised(self, sample: SampledWeights, source: ModelParts) -> bool:
         """Whether a model is a quantised copy of ``source``, which is not quantised itself."""
-        if one.grid is None or (source is self.m and self.grid is not None):
+        if sample.grid is None or (source is self.m and self.grid is not None):
             return False
-        return share_on_levels(one.parts, source.weights, one.grid) >= self.thresholds.level_share
+        return share_on_levels(sample.parts, source.weights, sample.grid) >= self.thresholds.level_share
 
-    def _is_coarse_copy(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
-        """Whether ``one`` is a copy in fewer bits of a model that was read, and the asked model lacks its rounding.
+    def _is_coarse_copy(self, sample: SampledWeights, samples: Sequence[SampledWeights]) -> bool:
+        """Whether ``sample`` is a copy in fewer bits of a model that was read, and the asked model lacks its rounding.
 
         Such a copy would look like a nearer relative than its original, because a rounded row equals many others.
         """
-        own = parent_fit(self.m, one.parts)
-        for other in read:
-            if self._is_recast(one, other.parts):
-                return own.equal == 0
-            if self._is_quantised(one, other.parts):
-                return own.residual > parent_fit(self.m, other.parts).residual
+        fit = parent_fit(self.m, sample.parts)
+        for other in samples:
+            if self._is_recast(sample, other.parts):
+                return fit.equal == 0
+            if self._is_quantised(sample, other.parts):
+                return fit.residual > parent_fit(self.m, other.parts).residual
         return False
 
-    def _is_merge_of_asked(self, one: SampledWeights, read: Sequence[SampledWeights]) -> bool:
-        """Whether ``one``, of the same day or an unknown date, is a merge of the asked model and another."""
-        others = [other for other in read if other is not one]
-        if self.siblings.has_order(one.candidate) or not others:
+    def _is_merge_of_target(self, sample: SampledWeights, samples: Sequence[SampledWeights]) -> bool:
+        """Whether ``sample``, of the same day or an unknown date, is a merge of the asked model and another."""
+        others = [other for other in samples if other is not sample]
+        if self.siblings.has_order(sample.candidate) or not others:
             return False
-        sums = Combinations(one.parts, [self.m, *(other.parts for other in others)], self.base)
-        allowed = self._exact_residual(one.parts)
+        sums = Combinations(sample.parts, [self.m, *(other.parts for other in others)], self.base)
+        allowed = self._exact_residual(sample.parts)
         pairs = [
-            sums.by_matrix((0, place), spherical=spherical)
-            for place in range(1, len(others) + 1)
+            sums.by_matrix((0, index), spherical=spherical)
+            for index in range(1, len(others) + 1)
             for spherical in (False, True)
         ]
         return any(
@@ -181,73 +189,81 @@ class LineageRules:
 
     # ---- equal weights ----
 
-    def _copy(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _copy(self, samples: Sequence[SampledWeights]) -> Decision | None:
         spacing = SPACING[self.m.precision]
-        full = [one for one in read if not one.parts.is_adapter]  # a merged adapter is not a copy of it
-        equal = [one for one in full if one.spacing <= spacing and equal_share(self.m, one.parts) > _SAME]
+        full = [sample for sample in samples if not sample.parts.is_adapter]  # a merged adapter is not a copy of it
+        equal = [sample for sample in full if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME]
         if not equal:
             return None
-        first, *others = sorted(equal, key=lambda one: (-one.spacing, one.candidate.upload_order))
+        first, *others = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
         if self.m.precision != first.parts.precision:
             residual = parent_fit(self.m, first.parts).residual
             return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
-        return self._copy_of(first.candidate, [one.candidate for one in others])
+        return self._copy_of(first.candidate, [sample.candidate for sample in others])
 
     def copy_by_record(self, same: Sequence[Candidate]) -> Decision:
-        """A copy of models whose weights cannot be read any more, but whose records are that of the asked model."""
-        first, *others = sorted(same, key=lambda one: one.upload_order)
+        """A copy of models whose weights cannot be read any more, but whose records equal the asked model's."""
+        first, *others = sorted(same, key=lambda candidate: candidate.upload_order)
         return self._copy_of(first, others)
 
     def _copy_of(self, original: Candidate, others: Sequence[Candidate]) -> Decision:
         direction = "known" if self.siblings.has_order(original) else "unknown"
         evidence = SAME_WEIGHTS if direction == "known" else f"{SAME_WEIGHTS}; {NO_ORDER}"
-        names = tuple(one.model for one in others)
+        names = tuple(candidate.model for candidate in others)
         edge = self._edge(original, COPY, 1.0, 0.0, evidence, direction=direction, same=names)
         return Decision((edge,), is_settled=True)
 
-    def _quantised(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _quantised(self, samples: Sequence[SampledWeights]) -> Decision | None:
         """A quantised copy: its weights lie on the levels of a quantiser, and those of its source round to them."""
         if self.grid is None:
             return None
         grid = self.grid
-        shares = [(share_on_levels(self.m, one.parts.weights, grid), one) for one in read if one.grid is None]
-        of_base = share_on_levels(self.m, self.base, grid)
+        shares = [
+            (share_on_levels(self.m, sample.parts.weights, grid), sample) for sample in samples if sample.grid is None
+        ]
+        share_of_base = share_on_levels(self.m, self.base, grid)
         best = max((share for share, _ in shares), default=0.0)
         evidence = f"its weights lie on the levels of {'8-bit' if grid[0] == 'int8' else '4-bit'} numbers"
-        if max(best, of_base) < self.thresholds.level_share:
+        if max(best, share_of_base) < self.thresholds.level_share:
             return None
-        if of_base >= best:
+        if share_of_base >= best:
             return Decision((self._edge(None, QUANTISED, 1.0, 1.0, evidence),), is_settled=True)
-        nearest = [one for share, one in shares if share >= best - 1e-6]
-        first, *others = sorted(nearest, key=lambda one: one.candidate.upload_order)
+        nearest = [sample for share, sample in shares if share >= best - 1e-6]
+        first, *others = sorted(nearest, key=lambda sample: sample.candidate.upload_order)
         return self._one_parent(first, others, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
 
     # ---- exact sums ----
 
-    def _exact_sum(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _exact_sum(self, samples: Sequence[SampledWeights]) -> Decision | None:
         """An exact sum of others' changes: linear, task arithmetic, SLERP."""
         thresholds = self.thresholds
         noise = thresholds.rounding_factor * self.noise
-        if noise > thresholds.max_rounding or not read:
+        if noise > thresholds.max_rounding or not samples:
             return None
-        distinct = _distinct(read)
-        sums = Combinations(self.m, [one.parts for one in distinct], self.base).all_up_to(thresholds.max_parents)
+        distinct = _distinct(samples)
+        sums = Combinations(self.m, [sample.parts for sample in distinct], self.base).all_up_to(thresholds.max_parents)
         allowed = thresholds.exact_residual + noise
-        found = [one for one in sums if one.residual <= allowed and self._is_plausible(one, distinct)]
-        if not found:
+        exact = [
+            combination
+            for combination in sums
+            if combination.residual <= allowed and self._is_plausible(combination, distinct)
+        ]
+        if not exact:
             return None
-        fewest = min(len(one.members) for one in found)
-        members = {member for one in found for member in one.members if len(one.members) == fewest}
+        fewest = min(len(combination.members) for combination in exact)
+        members = {
+            member for combination in exact for member in combination.members if len(combination.members) == fewest
+        }
         merged = self._merges_among(members, distinct)
         best = min(
-            found,
-            key=lambda one: (
-                len(one.members),
-                len(merged.intersection(one.members)),
-                one.spread > 1e-9,
-                one.base_error > 0,
-                bool((one.mean < 0).any()),
-                float(np.abs(one.mean).sum()),
+            exact,
+            key=lambda combination: (
+                len(combination.members),
+                len(merged.intersection(combination.members)),
+                combination.spread > 1e-9,
+                combination.base_error > 0,
+                bool((combination.mean < 0).any()),
+                float(np.abs(combination.mean).sum()),
             ),
         )
         chosen = [distinct[member] for member in best.members]
@@ -261,72 +277,75 @@ class LineageRules:
             method = "slerp" if len(chosen) == 2 else "layer by layer"
         evidence = "an exact sum of their changes"
         edges = tuple(
-            self._edge(one.candidate, MERGE, float(weight), best.residual, evidence, method=method)
-            for one, weight in zip(chosen, best.mean, strict=True)
+            self._edge(sample.candidate, MERGE, float(weight), best.residual, evidence, method=method)
+            for sample, weight in zip(chosen, best.mean, strict=True)
         )
         return Decision(edges, is_settled=True)
 
-    def _merges_among(self, members: Collection[int], read: Sequence[SampledWeights]) -> set[int]:
-        """Those of ``members`` that are exact sums, by one recipe, of two or three others of them."""
-        found = set()
+    def _merges_among(self, members: Collection[int], samples: Sequence[SampledWeights]) -> set[int]:
+        """The ``members`` that are exact sums, by one recipe, of two or three other members."""
+        merges = set()
         for member in members if len(members) > 2 else ():
-            others = [read[other].parts for other in members if other != member]
-            sums = Combinations(read[member].parts, others, self.base)
+            others = [samples[other].parts for other in members if other != member]
+            sums = Combinations(samples[member].parts, others, self.base)
             tried = (
                 sums.one_recipe(chosen)
                 for size in (2, 3)
                 for chosen in itertools.combinations(range(len(others)), size)
             )
-            allowed = self._exact_residual(read[member].parts)
-            if any(one.residual <= allowed and (one.mean >= 0).all() for one in tried):
-                found.add(member)
-        return found
+            allowed = self._exact_residual(samples[member].parts)
+            if any(combination.residual <= allowed and (combination.mean >= 0).all() for combination in tried):
+                merges.add(member)
+        return merges
 
-    def _is_plausible(self, found: Combination, read: Sequence[SampledWeights]) -> bool:
+    def _is_plausible(self, combination: Combination, samples: Sequence[SampledWeights]) -> bool:
         """Whether the weights are plausible for a merge: none is tiny, and none is large only to cancel another.
 
         Runs of one sweep explain each other almost exactly if every matrix has its own weights. For them only one
         recipe for all matrices is accepted.
         """
-        sizes = np.abs(found.mean)
+        sizes = np.abs(combination.mean)
         if (sizes < self.thresholds.min_weight).any() or (sizes > self.thresholds.max_weight).any():
             return False
-        if found.base_error > _SLERP_ERROR or (not self.dates and (found.mean < 0).any()):
+        if combination.base_error > _SLERP_ERROR or (not self.dates and (combination.mean < 0).any()):
             return False
-        if len(found.members) == 1 and found.spread > _ONE_RECIPE:
+        if len(combination.members) == 1 and combination.spread > _ONE_RECIPE:
             return False
-        is_sweep = all(self.siblings.is_run_of_same_sweep(read[member].candidate) for member in found.members)
-        return not (is_sweep and found.spread > _ONE_RECIPE)
+        is_sweep = all(self.siblings.is_run_of_same_sweep(samples[member].candidate) for member in combination.members)
+        return not (is_sweep and combination.spread > _ONE_RECIPE)
 
     # ---- low rank ----
 
-    def _lora(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _lora(self, samples: Sequence[SampledWeights]) -> Decision | None:
         """The difference is of low rank, and zero elsewhere: a LoRA, on the base or on one of the models."""
-        of_base = self._rank_over(None)
-        ranked = [(rank, one) for one in read if (rank := self._rank_over(one)) is not None]
-        better = [(rank, one) for rank, one in ranked if of_base is None or rank <= 0.7 * of_base]
+        rank_over_base = self._rank_over(None)
+        ranked = [(rank, sample) for sample in samples if (rank := self._rank_over(sample)) is not None]
+        better = [(rank, sample) for rank, sample in ranked if rank_over_base is None or rank <= 0.7 * rank_over_base]
         if better:
             rank, first = min(better, key=lambda pair: (pair[0], pair[1].candidate.upload_order))
-            others = [one for other, one in better if other == rank and one is not first]
+            others = [sample for other_rank, sample in better if other_rank == rank and sample is not first]
             fit = parent_fit(self.m, first.parts)
             # The angles suggest that the other model was made from this one, and dates do not contradict them.
             if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
                 return None
             return self._one_parent(first, others, LORA, fit.residual, f"the difference is of rank {rank}")
-        if of_base is None:
+        if rank_over_base is None:
             return None
-        edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {of_base}")
-        return Decision((edge,), is_settled=len(read) >= 2)
+        edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {rank_over_base}")
+        return Decision((edge,), is_settled=len(samples) >= 2)
 
-    def _rank_over(self, one: SampledWeights | None) -> int | None:
-        """The largest rank of W_m − W_p if every matrix that differs has a low one, else None. None: over the base."""
-        key = -1 if one is None else one.candidate.model_id
+    def _rank_over(self, sample: SampledWeights | None) -> int | None:
+        """The largest rank of W_m − W_p if every matrix that differs has a low rank, else None.
+
+        ``sample`` None: the difference from the base.
+        """
+        key = -1 if sample is None else sample.candidate.model_id
         if key not in self._low_ranks:
-            others = self.base if one is None else one.parts.weights
-            differences = (weight - others[name] for name, weight in self.m.weights.items())
+            weights = self.base if sample is None else sample.parts.weights
+            differences = (weight - weights[name] for name, weight in self.m.weights.items())
             size = sum(weight.size for weight in self.m.weights.values())
-            most = min(min(weight.shape) for weight in self.m.weights.values()) * self.thresholds.max_rank
-            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, most)
+            max_rank = min(min(weight.shape) for weight in self.m.weights.values()) * self.thresholds.max_rank
+            ranks = ranks_of(differences, (rounding(self.m) + 1e-14 * energy(self.m.weights)) / size, max_rank)
             # A smooth spectrum whose tail is hidden by rounding is not that of a LoRA.
             is_low = bool(ranks) and float(np.median([drop for _, drop in ranks])) >= self.thresholds.rank_drop
             self._low_ranks[key] = max(rank for rank, _ in ranks) if is_low else None
@@ -334,54 +353,60 @@ class LineageRules:
 
     # ---- sparse merges ----
 
-    def _sparse_merge(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _sparse_merge(self, samples: Sequence[SampledWeights]) -> Decision | None:
         """A merge that drops entries: many of its entries are those of a parent, times one number."""
-        own = float(self.entries.unchanged.mean())
+        unchanged = float(self.entries.unchanged.mean())
         distinct = [
-            one for one in _distinct(read) if own > float(SparseMerges(one.parts, self.base).unchanged.mean()) + 0.005
+            sample
+            for sample in _distinct(samples)
+            if unchanged > float(SparseMerges(sample.parts, self.base).unchanged.mean()) + 0.005
         ]
-        left = ~self.entries.unchanged
+        unexplained = ~self.entries.unchanged
         self.unexplained = None
         chosen: list[tuple[SampledWeights, float]] = []
         while distinct:
-            found = [(self.entries.fixed_multiple(one.parts, left), one) for one in distinct]
-            (share, contrast, explained), one = max(found, key=lambda pair: pair[0][0])
+            fits = [(self.entries.fixed_multiple(sample.parts, unexplained), sample) for sample in distinct]
+            (share, contrast, explained), sample = max(fits, key=lambda pair: pair[0][0])
             if share < self.thresholds.multiple_share or contrast < self.thresholds.multiple_contrast:
                 break
-            chosen.append((one, share))
-            left &= ~explained
-            distinct = [other for other in distinct if other is not one]
+            chosen.append((sample, share))
+            unexplained &= ~explained
+            distinct = [other for other in distinct if other is not sample]
         if not chosen:
             return None
-        self.unexplained = left
-        fitted = Combinations(self.m, [one.parts for one, _ in chosen], self.base).by_matrix(range(len(chosen)))
+        self.unexplained = unexplained
+        fitted = Combinations(self.m, [sample.parts for sample, _ in chosen], self.base).by_matrix(range(len(chosen)))
         edges = tuple(
             self._edge(
-                one.candidate, MERGE, float(weight), fitted.residual, f"{share:.0%} of its entries, untouched",
+                sample.candidate, MERGE, float(weight), fitted.residual, f"{share:.0%} of its entries, untouched",
                 method=SPARSE_METHODS,
             )
-            for (one, share), weight in zip(chosen, fitted.mean, strict=True)
+            for (sample, share), weight in zip(chosen, fitted.mean, strict=True)
         )  # fmt: skip
-        return Decision(edges, is_settled=float(left.mean()) < 0.3 * float((~self.entries.unchanged).mean()))
+        return Decision(edges, is_settled=float(unexplained.mean()) < 0.3 * float((~self.entries.unchanged).mean()))
 
     # ---- continued training ----
 
-    def _continued(self, read: Sequence[SampledWeights]) -> Decision | None:
+    def _continued(self, samples: Sequence[SampledWeights]) -> Decision | None:
         """The nearest model that it can have been continued from: by equal weights, else by size and angle."""
-        for one in read:
-            if one.candidate.model_id not in self._relatives:
-                self._relatives[one.candidate.model_id] = self.siblings.relative(one)
-        found = (self._relatives[one.candidate.model_id] for one in read)
-        relatives = [one for one in found if one is not None and not self._is_merge_of_asked(one.weights, read)]
+        for sample in samples:
+            if sample.candidate.model_id not in self._relatives:
+                self._relatives[sample.candidate.model_id] = self.siblings.relative(sample)
+        possible = (self._relatives[sample.candidate.model_id] for sample in samples)
+        relatives = [
+            relative
+            for relative in possible
+            if relative is not None and not self._is_merge_of_target(relative.weights, samples)
+        ]
         edge = self.siblings.parent_among(relatives)
         return None if edge is None else Decision((edge,))
 
 
-def _distinct(read: Sequence[SampledWeights]) -> list[SampledWeights]:
+def _distinct(samples: Sequence[SampledWeights]) -> list[SampledWeights]:
     """The models without those that repeat an earlier one."""
-    kept: list[SampledWeights] = []
-    for one in sorted(read, key=lambda sampled: sampled.candidate.upload_order):
-        fits = (parent_fit(one.parts, other.parts) for other in kept)
+    distinct: list[SampledWeights] = []
+    for sample in sorted(samples, key=lambda sample: sample.candidate.upload_order):
+        fits = (parent_fit(sample.parts, other.parts) for other in distinct)
         if not any(fit.residual < 1e-2 and abs(fit.cosine) < 0.5 for fit in fits):
-            kept.append(one)
-    return kept
+            distinct.append(sample)
+    return distinct

@@ -39,9 +39,10 @@ _LEADING = 8
 class SharedUpdates:
     """Counts of token embeddings that model m, model p, or both changed.
 
-    Training does not change the row of a token that it never sees (weight decay scales all such rows alike). So a row
-    that p changed and that is equal in m was inherited from p (``shared``). If m was made from p, no row that p changed
-    is still the base's in m (``only_p``). ``both``: rows that both changed, to different values.
+    Training does not change the row of a token that does not occur in its data; weight decay scales all such rows by
+    the same factor. So a row that p changed and that is equal in m was inherited from p (``shared``). If m was made
+    from p, no row that p changed is still the base's in m (``only_p``). ``both``: rows that both changed, to different
+    values.
     """
 
     shared: int
@@ -54,12 +55,12 @@ def shared_updates(m: ModelParts, p: ModelParts, base: ModelParts | None) -> Sha
     """See :class:`SharedUpdates`; None if the three do not all have embeddings of one shape."""
     if base is None or not _are_comparable(m, p, base):
         return None
-    of_m, of_p, between = _compare(m, base), _compare(p, base), _compare(m, p)
-    in_both = (of_m == _DIFFERENT) & (of_p == _DIFFERENT)
+    change_m, change_p, between = _compare(m, base), _compare(p, base), _compare(m, p)
+    in_both = (change_m == _DIFFERENT) & (change_p == _DIFFERENT)
     return SharedUpdates(
         shared=int(np.count_nonzero((between == _ALIKE) & in_both)),
-        only_m=int(np.count_nonzero((of_m == _DIFFERENT) & (of_p == _ALIKE))),
-        only_p=int(np.count_nonzero((of_p == _DIFFERENT) & (of_m == _ALIKE))),
+        only_m=int(np.count_nonzero((change_m == _DIFFERENT) & (change_p == _ALIKE))),
+        only_p=int(np.count_nonzero((change_p == _DIFFERENT) & (change_m == _ALIKE))),
         both=int(np.count_nonzero((between == _DIFFERENT) & in_both)),
     )
 
@@ -69,7 +70,7 @@ def _rows_lost_by(s: ModelParts, m: ModelParts, p: ModelParts, base: ModelParts 
 
     0 if embeddings are missing or rounded: a rounded row is equal to many others.
     """
-    if base is None or any(one.precision != "float32" for one in (m, p, s)) or not _are_comparable(m, p, s, base):
+    if base is None or any(parts.precision != "float32" for parts in (m, p, s)) or not _are_comparable(m, p, s, base):
         return 0
     is_of_p = (_compare(m, p) == _ALIKE) & (_compare(p, base) == _DIFFERENT)
     return int(np.count_nonzero(is_of_p & (_compare(m, s) == _DIFFERENT)))
@@ -80,7 +81,7 @@ class RowUpdates:
     """For each token, (tokens,): whether m differs from p, and how even the update m − p is.
 
     Evenness is (mean |x|)² / mean x² over the entries of the row; 0 where nothing changed. Adam moves all entries by
-    steps of nearly the same size, so one training run that sees a token a few times changes its row evenly: near 1.
+    steps of nearly the same size, so one training run with a few occurrences of a token changes its row evenly: near 1.
     Where the updates of several runs add up or cancel, the evenness is nearer to 2/π, its value for a Gaussian.
     """
 
@@ -102,7 +103,7 @@ def row_updates(m: ModelParts, p: ModelParts) -> RowUpdates | None:
 
 def _are_comparable(*models: ModelParts) -> bool:
     """Whether all have token embeddings, of one shape."""
-    shapes = {None if one.tokens is None else one.tokens.shape for one in models}
+    shapes = {None if parts.tokens is None else parts.tokens.shape for parts in models}
     return None not in shapes and len(shapes) == 1
 
 
@@ -113,14 +114,14 @@ def _compare(first: ModelParts, second: ModelParts) -> NDArray[np.int8]:
     # The largest relative distance of rows that were equal before they were rounded to their precision.
     blur = max(_BLUR, 0.75 * SPACING[first.precision], 0.75 * SPACING[second.precision])
     pairs = ((first.tokens, first.tokens), (first.tokens, second.tokens), (second.tokens, second.tokens))
-    aa, ab, bb = (np.einsum("ij,ij->i", one, other, dtype=np.float64) for one, other in pairs)
+    aa, ab, bb = (np.einsum("ij,ij->i", a, b, dtype=np.float64) for a, b in pairs)
     # ‖a − (⟨a, b⟩ / ⟨b, b⟩) b‖² of every row. What cancellation loses of ‖a‖², 1e-15 of it, is far below blur².
-    left = np.maximum(aa - ab * (ab / np.where(bb == 0, 1, bb)), 0)
-    relative = np.sqrt(left / np.maximum(aa, 1e-60))
-    found = np.full(len(aa), _UNCLEAR, dtype=np.int8)
-    found[relative <= blur] = _ALIKE
-    found[relative > 4 * blur] = _DIFFERENT
-    return found
+    residual = np.maximum(aa - ab * (ab / np.where(bb == 0, 1, bb)), 0)
+    relative = np.sqrt(residual / np.maximum(aa, 1e-60))
+    relation = np.full(len(aa), _UNCLEAR, dtype=np.int8)
+    relation[relative <= blur] = _ALIKE
+    relation[relative > 4 * blur] = _DIFFERENT
+    return relation
 
 
 # ---- block matrices ----
@@ -140,17 +141,17 @@ def sibling_cosine(m: ModelParts, s: ModelParts, p: ModelParts) -> float:
 
 
 def step_kept(m: ModelParts, p: ModelParts) -> tuple[float, float]:
-    """How much of the change of p, outside its leading directions, m contains, and how that differs between matrices.
+    """How much of the change of p, outside its leading directions, m contains, and how much that varies by matrix.
 
     The first number is the coefficient of a regression over all matrices, the second the standard deviation of the
-    coefficients of single ones. A model made from p has all of that change in every matrix, however far it was trained
-    later: 1 and 0. A run from the base moves only in the leading directions as p does, and has little of the rest, even
-    on the same data. 0 and 0 if p did not move.
+    coefficients of single matrices. Both are 0 if p did not move. They are 1 and 0 for a model made from p, however far
+    it was trained later: it has all of that change in every matrix. A run from the base moves as p does only in the
+    leading directions, and has little of the other change, even on the same data.
     """
     steps = {name: step for name, step in p.deltas.items() if step.any()}
-    found = [_outside_leading(m, p, {name: step}) for name, step in steps.items()]
-    along, before = (sum(one[place] for one in found) for place in (0, 2))
-    spread = float(np.std([one[0] / one[2] for one in found if one[2] > 0] or [0.0]))
+    sums = [_outside_leading(m, p, {name: step}) for name, step in steps.items()]
+    along, before = (sum(inner[index] for inner in sums) for index in (0, 2))
+    spread = float(np.std([inner[0] / inner[2] for inner in sums if inner[2] > 0] or [0.0]))
     return (1 + along / before if before > 0 else 0.0), spread
 
 
@@ -164,18 +165,18 @@ def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) 
         leading = min(step.shape) // _LEADING
         u, vt = u[:, :leading], vt[:leading]
         outside = _project_out(step, u, vt)
-        rest = _project_out(m.weights[name] - s.weights[name], u, vt)
-        along += float(np.vdot(rest, outside))
-        after += float(np.vdot(rest, rest))
+        difference = _project_out(m.weights[name] - s.weights[name], u, vt)
+        along += float(np.vdot(difference, outside))
+        after += float(np.vdot(difference, difference))
         before += float(np.vdot(outside, outside))
     return along, after, before
 
 
 def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
     """The matrix without the columns of ``u`` and the rows of ``vt``."""
-    rest: Floats = matrix - u @ (u.T @ matrix)
-    rest -= (rest @ vt.T) @ vt
-    return rest
+    outside: Floats = matrix - u @ (u.T @ matrix)
+    outside -= (outside @ vt.T) @ vt
+    return outside
 
 
 # ---- the choice ----
@@ -185,7 +186,8 @@ def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
 class Relative:
     """A model that the asked one may have been continued from, and the edge if it was.
 
-    ``shared``: token embeddings of its training that are equal in the asked model. ``updates``: of the asked model.
+    ``shared``: the number of token embeddings that its training changed and that are equal in the asked model.
+    ``updates``: the updates of the asked model from it.
     """
 
     weights: SampledWeights
@@ -196,9 +198,9 @@ class Relative:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What speaks for a model as the parent.
+    """The evidence that a model is the parent.
 
-    ``is_known``: whether the direction is; ``shared``: token embeddings of its training that are equal in m.
+    ``is_known``: whether the direction is known; ``shared``: as in ``Relative``.
     """
 
     evidence: str
@@ -216,15 +218,15 @@ class Siblings:
     """
 
     def __init__(
-        self, asked: Candidate, m: ModelParts, tokens: ModelParts | None, thresholds: Thresholds, *, dates: bool
+        self, target: Candidate, m: ModelParts, tokens: ModelParts | None, thresholds: Thresholds, *, dates: bool
     ) -> None:
-        self.asked, self.m, self.tokens, self.thresholds, self.dates = asked, m, tokens, thresholds, dates
+        self.target, self.m, self.tokens, self.thresholds, self.dates = target, m, tokens, thresholds, dates
         self.ruled_out: set[int] = set()
         self._updates_from_base = None if tokens is None else row_updates(m, tokens)
 
     @property
     def even_tokens(self) -> int:
-        """The number of tokens that the asked model changed evenly from the base: these may show whose child it is."""
+        """The number of tokens that the asked model changed evenly from the base: these may identify its parent."""
         updates = self._updates_from_base
         if updates is None:
             return 0
@@ -232,28 +234,33 @@ class Siblings:
 
     def has_order(self, other: Candidate) -> bool:
         """Whether dates show that the other model was created first; models created later are never candidates."""
-        mine, theirs = self.asked.created, other.created
-        return self.dates and mine is not None and theirs is not None and abs(mine - theirs) >= SAME_DAY
+        created, other_created = self.target.created, other.created
+        return (
+            self.dates
+            and created is not None
+            and other_created is not None
+            and abs(created - other_created) >= SAME_DAY
+        )
 
     def is_run_of_same_sweep(self, other: Candidate) -> bool:
         """Whether the other has the same author and datasets, and dates that are close or unknown."""
-        mine, theirs = self.asked.created, other.created
+        created, other_created = self.target.created, other.created
         hours = timedelta(hours=self.thresholds.same_run_hours)
-        is_near = mine is None or theirs is None or abs(mine - theirs) <= hours
-        return is_near and other.author == self.asked.author and other.datasets == self.asked.datasets
+        is_near = created is None or other_created is None or abs(created - other_created) <= hours
+        return is_near and other.author == self.target.author and other.datasets == self.target.datasets
 
-    def relative(self, one: SampledWeights) -> Relative | None:
+    def relative(self, sample: SampledWeights) -> Relative | None:
         """The model as a possible parent; None if it cannot be one."""
-        fit = parent_fit(self.m, one.parts)
-        updates = shared_updates(self.m, one.parts, self.tokens)
-        is_ordered = self.has_order(one.candidate) or (
+        fit = parent_fit(self.m, sample.parts)
+        updates = shared_updates(self.m, sample.parts, self.tokens)
+        is_ordered = self.has_order(sample.candidate) or (
             updates is not None and updates.only_m > self.thresholds.min_shared
         )
         if self._is_no_parent(fit, updates, is_ordered):
             return None
-        row_changes = None if self.tokens is None else row_updates(self.m, one.parts)
+        row_changes = None if self.tokens is None else row_updates(self.m, sample.parts)
         tokens, share = self._more_even(row_changes, self._updates_from_base)
-        is_same_sweep = self.is_run_of_same_sweep(one.candidate)
+        is_same_sweep = self.is_run_of_same_sweep(sample.candidate)
         signals: dict[str, float] = {
             "left": fit.residual, "cosine": fit.cosine, "reverse": fit.reverse, "equal": fit.equal, "words": tokens,
             "more_even": share, "same_sweep": is_same_sweep,
@@ -263,15 +270,15 @@ class Siblings:
         if fit.equal > 0 or (updates is not None and updates.shared >= self.thresholds.min_shared):
             verdict = self._inherited(fit, updates, is_ordered)
         else:
-            verdict = self._continued(one, fit, signals)
+            verdict = self._continued(sample, fit, signals)
         if verdict is None:
             return None
         edge = Edge(
-            self.asked.model, one.candidate.model, verdict.kind, 1.0, fit.residual, verdict.evidence,
-            direction="known" if verdict.is_known else "unknown", parent_id=one.candidate.model_id,
+            self.target.model, sample.candidate.model, verdict.kind, 1.0, fit.residual, verdict.evidence,
+            direction="known" if verdict.is_known else "unknown", parent_id=sample.candidate.model_id,
             is_proven=verdict.is_proven, signals=signals,
         )  # fmt: skip
-        return Relative(one, edge, verdict.shared, row_changes)
+        return Relative(sample, edge, verdict.shared, row_changes)
 
     def _is_no_parent(self, fit: ParentFit, updates: SharedUpdates | None, is_ordered: bool) -> bool:
         """Whether p changed rows that are still the base's in m, or was continued from m rather than m from p."""
@@ -280,7 +287,7 @@ class Siblings:
         return not is_ordered and abs(fit.cosine) > abs(fit.reverse) + self.thresholds.reversed_cosine
 
     def _inherited(self, fit: ParentFit, updates: SharedUpdates | None, is_ordered: bool) -> _Verdict | None:
-        """The verdict on a model whose matrices or embeddings are equal in m; None if embeddings say too little."""
+        """The verdict on a model whose matrices or embeddings are equal in m; None if the evidence is too weak."""
         is_known = is_ordered or fit.is_upright
         shared = 0 if updates is None else updates.shared
         if updates is None or fit.equal > 0:
@@ -291,8 +298,8 @@ class Siblings:
         evidence = f"{shared} embeddings of its training, inherited"
         return _Verdict(evidence, is_known, is_proven=not is_weak, shared=shared)
 
-    def _continued(self, one: SampledWeights, fit: ParentFit, signals: dict[str, float]) -> _Verdict | None:
-        """The verdict on a model of which nothing is equal in m, by its change; measurements go to ``signals``."""
+    def _continued(self, sample: SampledWeights, fit: ParentFit, signals: dict[str, float]) -> _Verdict | None:
+        """The verdict on a model without equal weights, by its change; adds measurements to ``signals``."""
         thresholds = self.thresholds
         tokens, share = signals["words"], signals["more_even"]
         if fit.residual > thresholds.max_far_residual or not fit.is_upright:
@@ -303,54 +310,70 @@ class Siblings:
             if fit.residual > thresholds.max_residual or abs(fit.cosine) > thresholds.max_cosine:
                 return None
         elif not can_compare:
-            signals["kept"], signals["kept_spread"] = step_kept(self.m, one.parts)
+            signals["kept"], signals["kept_spread"] = step_kept(self.m, sample.parts)
             if signals["kept"] < thresholds.min_kept or signals["kept_spread"] > thresholds.max_kept_spread:
                 return None
         # Runs from the base with the same data and seed, but another learning rate or length, differ in this way too.
         if can_compare and share <= 0.5 - 1 / np.sqrt(tokens):
-            self.ruled_out.add(one.candidate.model_id)
+            self.ruled_out.add(sample.candidate.model_id)
             return None  # fewer trainings lie between m and the base than between m and p
         is_run = share < thresholds.more_even_than_run if can_compare else bool(signals["same_sweep"])
         kind = CONTINUED_OR_RUN if is_run else CONTINUED
         return _Verdict("its change, and one of another direction", is_known=not is_run, is_proven=False, kind=kind)
 
     def parent_among(self, relatives: Sequence[Relative]) -> Edge | None:
-        """The edge from the parent, with the models that the weights cannot distinguish from it; None without one."""
+        """The edge from the parent, with the models that the weights cannot distinguish from it; None if no parent."""
 
-        def is_known(one: Relative) -> bool:
-            return one.edge.direction == "known"
+        def is_known(relative: Relative) -> bool:
+            return relative.edge.direction == "known"
 
-        found = [one for one in relatives if not any(self._is_superseded(one, other) for other in relatives)]
+        remaining = [
+            relative for relative in relatives if not any(self._is_superseded(relative, other) for other in relatives)
+        ]
         # If they rule each other out in a circle, this comparison decides nothing.
-        found = [one for one in found if not any(self._is_farther(one, other) for other in found)] or found
-        found = [one for one in found if one.edge.is_proven or not any(other.edge.is_proven for other in found)]
-        found = [one for one in found if is_known(one) or not any(map(is_known, found))]
-        found = [one for one in found if not any(self._is_sibling(one, other) for other in found)]
-        if not found:
+        remaining = [
+            relative for relative in remaining if not any(self._is_farther(relative, other) for other in remaining)
+        ] or remaining
+        remaining = [
+            relative
+            for relative in remaining
+            if relative.edge.is_proven or not any(other.edge.is_proven for other in remaining)
+        ]
+        remaining = [relative for relative in remaining if is_known(relative) or not any(map(is_known, remaining))]
+        remaining = [
+            relative for relative in remaining if not any(self._is_sibling(relative, other) for other in remaining)
+        ]
+        if not remaining:
             return None
-        most = max(one.shared for one in found) - self.thresholds.min_shared
-        near = [one for one in found if one.shared >= most]
-        first = min(near, key=lambda one: (round(one.edge.residual, 9), one.weights.candidate.upload_order))
-        alike = [one for one in near if one is not first and abs(one.edge.residual - first.edge.residual) < 1e-9]
-        return replace(first.edge, same=tuple(one.weights.candidate.model for one in alike))
+        most = max(relative.shared for relative in remaining) - self.thresholds.min_shared
+        near = [relative for relative in remaining if relative.shared >= most]
+        first = min(
+            near, key=lambda relative: (round(relative.edge.residual, 9), relative.weights.candidate.upload_order)
+        )
+        equal = [
+            relative
+            for relative in near
+            if relative is not first and abs(relative.edge.residual - first.edge.residual) < 1e-9
+        ]
+        return replace(first.edge, same=tuple(relative.weights.candidate.model for relative in equal))
 
-    def _is_superseded(self, one: Relative, parent: Relative) -> bool:
-        """Whether the asked model has rows of ``parent`` that ``one`` lacks, and no rows of ``one`` that it lacks."""
-        m, mine, theirs = self.m, one.weights.parts, parent.weights.parts
-        if one is parent or not _rows_lost_by(mine, m, theirs, self.tokens):
+    def _is_superseded(self, relative: Relative, parent: Relative) -> bool:
+        """Whether m has rows of ``parent`` that ``relative`` lacks, but no rows of ``relative`` that it lacks."""
+        m, parts, parent_parts = self.m, relative.weights.parts, parent.weights.parts
+        if relative is parent or not _rows_lost_by(parts, m, parent_parts, self.tokens):
             return False
-        return not _rows_lost_by(theirs, m, mine, self.tokens)
+        return not _rows_lost_by(parent_parts, m, parts, self.tokens)
 
-    def _is_farther(self, one: Relative, parent: Relative) -> bool:
-        """Whether more training runs lie between the asked model and ``one`` than between it and ``parent``.
+    def _is_farther(self, relative: Relative, parent: Relative) -> bool:
+        """Whether more training runs lie between the asked model and ``relative`` than between it and ``parent``.
 
         For most tokens, the update of a single run is more even than the sum of several updates.
         """
-        if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
+        if relative is parent or relative.shared > parent.shared + self.thresholds.min_shared:
             return False
-        if one.edge.direction == "known" and parent.edge.direction != "known":
+        if relative.edge.direction == "known" and parent.edge.direction != "known":
             return False
-        tokens, share = self._more_even(parent.updates, one.updates)
+        tokens, share = self._more_even(parent.updates, relative.updates)
         return self._is_enough(tokens, share, self.thresholds.more_even)
 
     def _is_enough(self, tokens: int, share: float, least: float) -> bool:
@@ -370,14 +393,14 @@ class Siblings:
         tokens = int(np.count_nonzero(comparable))
         return tokens, float(np.mean(first.evenness[comparable] > second.evenness[comparable])) if tokens else 0.5
 
-    def _is_sibling(self, one: Relative, parent: Relative) -> bool:
-        """Whether ``one`` is another child of ``parent``, rather than the asked model's parent itself."""
-        if one is parent or one.shared > parent.shared + self.thresholds.min_shared:
+    def _is_sibling(self, relative: Relative, parent: Relative) -> bool:
+        """Whether ``relative`` is another child of ``parent``, rather than the asked model's parent itself."""
+        if relative is parent or relative.shared > parent.shared + self.thresholds.min_shared:
             return False
-        if parent.edge.residual <= one.edge.residual:
+        if parent.edge.residual <= relative.edge.residual:
             return False
-        # First check by dates, angles and embeddings that ``one`` may have been continued from ``parent``.
-        first, second = one.weights, parent.weights
+        # First check by dates, angles and embeddings that ``relative`` may have been continued from ``parent``.
+        first, second = relative.weights, parent.weights
         if self.dates and second.candidate.upload_order > first.candidate.upload_order:
             return False
         fit = parent_fit(first.parts, second.parts)

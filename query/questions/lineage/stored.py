@@ -1,4 +1,4 @@
-"""What the atlas knows about lineage: the parents that cards declare, and the answers stored by ``--all``."""
+"""Lineage in the atlas: the parents that cards declare, and the answers stored by ``--all``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeclaredParents:
-    """The parents that a card names. ``models``: all but the base; ``known``: those of them in the atlas.
+    """The parents that a card names.
 
-    ``names_base``: whether it names the base. A card that names a fine-tune and its base means the fine-tune.
+    Attributes:
+        models: all of them except the base.
+        indexed: the models among them that are in the atlas.
+        names_base: whether it names the base. A card that names a fine-tune and its base means the fine-tune.
     """
 
     models: frozenset[str]
-    known: frozenset[str]
+    indexed: frozenset[str]
     names_base: bool
 
     def agreement(self, parent: str | None, same: Sequence[str] = ()) -> str:
@@ -31,16 +34,16 @@ class DeclaredParents:
             return CONFIRMED if self.names_base else NOT_DECLARED
         if parent is not None and {parent, *same} & self.models:
             return CONFIRMED
-        return CONTRADICTED if self.known else NOT_DECLARED
+        return CONTRADICTED if self.indexed else NOT_DECLARED
 
     def without(self, name: str | None) -> DeclaredParents:
         """The same without one of the models."""
-        return self if name is None else replace(self, models=self.models - {name}, known=self.known - {name})
+        return self if name is None else replace(self, models=self.models - {name}, indexed=self.indexed - {name})
 
     @property
     def of_unrelated(self) -> str:
-        """What the card says of a model that is unrelated to the base: contradicted if it names one of its models."""
-        return CONTRADICTED if self.names_base or self.known else NOT_DECLARED
+        """The agreement for a model unrelated to the base: contradicted if the card names the base or a model of it."""
+        return CONTRADICTED if self.names_base or self.indexed else NOT_DECLARED
 
 
 def declared_by(atlas: AtlasReader, model_id: int, base: str) -> DeclaredParents:
@@ -51,28 +54,30 @@ def declared_by(atlas: AtlasReader, model_id: int, base: str) -> DeclaredParents
 
 def declared_in(atlas: AtlasReader, names: Sequence[str], base: str) -> DeclaredParents:
     """The same for a list of names."""
-    own = {name.lower() for name in (base, *atlas.base_row(base)["aliases"])}
-    models = frozenset(name for name in names if name.lower() not in own)
+    base_names = {name.lower() for name in (base, *atlas.base_row(base)["aliases"])}
+    models = frozenset(name for name in names if name.lower() not in base_names)
     rows = atlas.rows("SELECT model FROM fine_tunes WHERE model IN (SELECT unnest(?::VARCHAR[]))", [list(models)])
-    return DeclaredParents(models, frozenset(row["model"] for row in rows), any(name.lower() in own for name in names))
+    return DeclaredParents(
+        models, frozenset(row["model"] for row in rows), any(name.lower() in base_names for name in names)
+    )
 
 
 def notes_on_card(
     atlas: AtlasReader, model: str, declared: DeclaredParents, edges: Collection[Edge], base: str
 ) -> list[str]:
     """A note on each parent that the card names and that is not the parent of one of ``edges``."""
-    found = {name for edge in edges for name in (edge.parent, *edge.same)}
+    parents = {name for edge in edges for name in (edge.parent, *edge.same)}
     notes = []
-    for name in sorted(declared.models - found):
-        known = atlas.rows(
+    for name in sorted(declared.models - parents):
+        rows = atlas.rows(
             "SELECT base, status, reason, detail FROM fine_tunes WHERE model = ? ORDER BY base = ? DESC", [name, base]
         )
-        if not known:
+        if not rows:
             notes.append(f"its card names {name}, which this atlas does not contain")
-        elif known[0]["status"] != "indexed":
-            notes.append(f"its card names {name}, which has no record: {known[0]['reason']}: {known[0]['detail']}")
-        elif known[0]["base"] != base:
-            notes.append(f"its card names {name}, a fine-tune of {known[0]['base']}")
+        elif rows[0]["status"] != "indexed":
+            notes.append(f"its card names {name}, which has no record: {rows[0]['reason']}: {rows[0]['detail']}")
+        elif rows[0]["base"] != base:
+            notes.append(f"its card names {name}, a fine-tune of {rows[0]['base']}")
         else:
             notes.append(f"its card names {name}; its weights do not show that")
     back = atlas.rows(
@@ -108,24 +113,24 @@ def store(atlas: AtlasReader, base: str, answers: Sequence[Lineage]) -> int:
     keys = {row["model"]: row["record_key"] for row in rows}
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     lines: list[dict[str, Any]] = []
-    for one in answers:
-        # The table has no name for a parent that is no model of the atlas, as an adapter's file may give.
-        is_elsewhere = any(edge.parent_id is None and edge.parent not in (None, base) for edge in one.edges)
-        if one.model not in keys or one.failure or is_elsewhere:
+    for answer in answers:
+        # The table cannot name a parent that is not in the atlas, such as a base that only an adapter's file names.
+        is_elsewhere = any(edge.parent_id is None and edge.parent not in (None, base) for edge in answer.edges)
+        if answer.model not in keys or answer.failure or is_elsewhere:
             continue
-        for edge in one.edges:
+        for edge in answer.edges:
             parent = edge.parent if edge.parent_id is not None else None
             lines.append(
                 {
-                    "model": one.model,
-                    "record_key": keys[one.model],
+                    "model": answer.model,
+                    "record_key": keys[answer.model],
                     "parent": parent,
                     "parent_key": None if parent is None else keys.get(parent),
                     **{name: getattr(edge, name) for name in _COLUMNS},
                     "left": edge.residual,
                     "evidence": edge.evidence,
                     "same": list(edge.same),
-                    "bytes_read": one.bytes_read,
+                    "bytes_read": answer.bytes_read,
                     "answered_at": now,
                 }
             )

@@ -28,15 +28,15 @@ from query.questions.lineage.result import (
 class Thresholds:
     """Shares are of ‖δ‖², the energy of the asked model's change, unless the comment says otherwise."""
 
-    # What is read. The search starts from the matching pursuit on merges of known parents.
+    # Limits on reading. The search starts from the matching pursuit on merges of known parents.
     max_bytes: int = 30_000_000  # of weights for one model
     max_models: int = 8  # candidates whose weights are read
     min_gain: float = 0.02  # with a smaller gain of the best candidate no more are read
     max_group_residual: float = 0.5  # left by the stored factors of a group of models, for the group to be read
     reads_after_group: int = 2  # models that may be read after such a group
     sibling_gain: float = 0.65  # a parent's gain over that of the relative that looked like the parent
-    original_gain: float = 0.9  # what the record of an original explains of a copy in fewer bits
-    record_gain: float = 0.35  # what a record alone must explain; other runs on the same data explain less
+    original_gain: float = 0.9  # share of a copy in fewer bits that the record of its original explains
+    record_gain: float = 0.35  # share that a record alone must explain; other runs on the same data explain less
 
     # Exact sums.
     exact_residual: float = 1e-6  # left beyond rounding by an exact explanation
@@ -48,9 +48,9 @@ class Thresholds:
     same_run_hours: float = 24.0  # uploads of one author on one dataset this close in time are runs of one sweep
 
     # Continued training.
-    max_residual: float = 0.6  # left after a parent with coefficient 1, if nothing else speaks for it
-    max_far_residual: float = 0.9  # the same, if token embeddings or ``min_kept`` speak for it
-    # What a child has of the parent's change outside its leading directions, and how it varies between matrices.
+    max_residual: float = 0.6  # left after a parent with coefficient 1, without other evidence
+    max_far_residual: float = 0.9  # the same, with evidence by token embeddings or ``min_kept``
+    # Share of the parent's change, outside its leading directions, in a child, and its variation between matrices.
     min_kept: float = 0.8
     max_kept_spread: float = 0.3
     max_cosine: float = 0.5  # |cosine| of that residual with the parent's change
@@ -71,7 +71,7 @@ class Thresholds:
     max_adapters: int = 24  # candidates whose factors are read, in place of ``max_models``
     max_unexplained: int = 10  # of these, as long as none explains anything: it may be a merge of others
     min_adapter_gain: float = (
-        0.01  # in place of ``min_gain``: a merge of factors holds a ninth of each of three parents
+        0.01  # in place of ``min_gain``: a merge of factors contains a ninth of each of three parents
     )
     max_adapter_residual: float = 0.9  # left after a parent with coefficient 1
     min_adapter_cosine: float = -0.25  # of that residual with the parent's change
@@ -87,7 +87,7 @@ class Thresholds:
 
     # Sparse merges, quantised copies, LoRA.
     sparse_share: float = 0.02  # share of entries equal to the base's, above which a sparse merge is looked for
-    multiple_share: float = 0.02  # share of a parent's entries that a sparse merge holds at one fixed multiple
+    multiple_share: float = 0.02  # share of a parent's entries that are in a sparse merge, times one number
     multiple_contrast: float = 6.0  # how much denser that multiple is than those around it
     level_share: float = 0.995  # share of the entries of a quantised copy that are where its source rounds to
     max_rank: float = 0.5  # of a LoRA, as a share of the largest possible rank

@@ -56,8 +56,8 @@ class ColorGroups:
         """The groups drawn in grey."""
         return self.groups[LEGEND:]
 
-    def of(self, point: int) -> str | None:
-        """The name of one point's group."""
+    def name_of(self, point: int) -> str | None:
+        """The name of a point's group; None if it has none."""
         return self.groups[self.codes[point]].group if self.codes[point] >= 0 else None
 
 
@@ -92,21 +92,21 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
     if column == "cluster":
         from query.questions.clusters.study import clusters
 
-        found_clusters = clusters(population, seed=seed, draws=1)
-        titles = {cluster.cluster: cluster_name(cluster) for cluster in found_clusters.clusters}
-        labels = found_clusters.labels
+        clustering = clusters(population, seed=seed, draws=1)
+        titles = {cluster.cluster: cluster_name(cluster) for cluster in clustering.clusters}
+        labels = clustering.labels
         return grouped(column, [titles.get(labels.get(int(identity), _OUTLIER)) for identity in population.ids])
     kinds = {row["column_name"]: row["column_type"] for row in atlas.rows("DESCRIBE models")}
-    known = [name for name, kind in kinds.items() if kind in _TEXTS or kind.startswith(_NUMBERS + _TIMES)]
-    if column not in known:
+    usable = [name for name, kind in kinds.items() if kind in _TEXTS or kind.startswith(_NUMBERS + _TIMES)]
+    if column not in usable:
         raise AtlasError(
-            f"Cannot colour by {column!r}.", f"Choose one of dataset, author, cluster, {', '.join(known)}."
+            f"Cannot colour by {column!r}.", f"Choose one of dataset, author, cluster, {', '.join(usable)}."
         )
     is_time = kinds[column].startswith(_TIMES)
     value = f'epoch("{column}")' if is_time else f'"{column}"'
     rows = atlas.rows(f"SELECT model_id, {value} AS value FROM models WHERE base = ?", [population.base])
-    found = {row["model_id"]: row["value"] for row in rows}
-    values = [found[int(identity)] for identity in population.ids]
+    value_of = {row["model_id"]: row["value"] for row in rows}
+    values = [value_of[int(identity)] for identity in population.ids]
     if kinds[column] not in _TEXTS:
         return scaled(column, values, is_time=is_time)
     if kinds[column] == "BOOLEAN":
@@ -120,17 +120,17 @@ def grouped(column: str, names: Sequence[str | None]) -> ColorGroups:
     """Groups of equal names, the largest first, ties by name."""
     counts = Counter(name for name in names if name is not None)
     groups = [Group(name, counts[name]) for name in sorted(counts, key=lambda name: (-counts[name], name))]
-    place = {group.group: position for position, group in enumerate(groups)}
-    codes = tuple(-1 if name is None else place[name] for name in names)
+    code_of = {group.group: position for position, group in enumerate(groups)}
+    codes = tuple(-1 if name is None else code_of[name] for name in names)
     return ColorGroups(column, tuple(groups), codes, _UNKNOWN.get(column, "not known"))
 
 
 def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scale:
     """Numbers on a suitable scale; values that are not finite count as not known."""
     numbers = [float(value) if value is not None and math.isfinite(value) else None for value in values]
-    known = [number for number in numbers if number is not None] or [0.0]
-    low, high = min(known), max(known)
-    positive = min((number for number in known if number > 0), default=0.0)
+    present = [number for number in numbers if number is not None] or [0.0]
+    low, high = min(present), max(present)
+    positive = min((number for number in present if number > 0), default=0.0)
     is_wide = low >= 0 and positive and high / positive >= 10**_DECADES
     kind = "time" if is_time else "log" if is_wide else "linear"
     return Scale(column, tuple(numbers), positive if kind == "log" else low, high, kind, "not known")
@@ -139,9 +139,9 @@ def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scal
 def cluster_name(cluster: Cluster) -> str:
     """A cluster's name: the dataset of most of its documented members, or the two most common datasets."""
     if cluster.probably is None:
-        what = "no dataset named"
+        content = "no dataset named"
     elif (cluster.share or 0) > _MOSTLY:
-        what = cluster.probably
+        content = cluster.probably
     else:
-        what = "mixed, " + " and ".join(list(cluster.datasets)[:2])
-    return f"{cluster.cluster}: {what}"
+        content = "mixed, " + " and ".join(list(cluster.datasets)[:2])
+    return f"{cluster.cluster}: {content}"

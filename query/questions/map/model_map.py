@@ -101,11 +101,15 @@ class ColorScale:
 class ModelMap(Drawn):
     """Models in the plane: a picture to print, or a page to explore. ``points`` are in order of id.
 
-    ``method`` placed the points, and ``color`` is the column they are coloured by. ``coloring``, each of
-    ``other_colorings`` (which the page also offers) and ``neighbours`` (the nearest models on the map, nearest first)
-    have an entry for each point. ``parents``: what each model was made from, by model id, if the atlas stores lineage.
-    ``explained_variance``: for pca, the shares of the variance along x and y. ``hub``: the address of the crawled Hub;
-    ``from_folders``: models that have no page there.
+    Attributes:
+        method: the method that placed the points.
+        coloring: the colours, with an entry for each point.
+        explained_variance: for pca, the shares of the variance along x and y.
+        other_colorings: further colourings that the page offers.
+        neighbours: for each point the nearest models on the map, nearest first.
+        parents: the parents of each model, by model id, if the atlas stores lineage.
+        hub: the address of the crawled Hub.
+        from_folders: names of models that have no page there.
     """
 
     ROWS = "points"
@@ -136,7 +140,7 @@ class ModelMap(Drawn):
 
     @property
     def models(self) -> Annotated[int, Doc("Number of models on the map."), After("color")]:
-        """That of the points."""
+        """The number of points."""
         return len(self.points)
 
     @property
@@ -165,17 +169,17 @@ class ModelMap(Drawn):
 
     @property
     def headline(self) -> str:
-        """What the map shows, and how it was made."""
+        """Title and subtitle."""
         return f"{self.title}, {self.subtitle}"
 
     @property
     def title(self) -> str:
-        """What the map shows."""
+        """The number of models, and the base."""
         return f"{counted(len(self.points), 'fine-tune')} of {self.base}"
 
     @property
     def subtitle(self) -> str:
-        """How it was made, and which models are not on it."""
+        """The method, and the models that are left out."""
         return projection_in_words(self.method, self.representation, self.left_out)
 
     @property
@@ -191,17 +195,17 @@ class ModelMap(Drawn):
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The map as a picture for print; ``theme`` is light or dark."""
         is_adapter = np.array([point.relation == "adapter" for point in self.points])
-        words = (self.title, self.subtitle, self.axes)
-        return map_figure(self.places, is_adapter, self.coloring, *words, theme, ax)
+        captions = (self.title, self.subtitle, self.axes)
+        return map_figure(self.places, is_adapter, self.coloring, *captions, theme, ax)
 
     def page_data(self) -> dict[str, Any]:
-        """What the scripts of the page read; see :func:`query.questions.map.page.payload`."""
-        points, places = self.points, self.places
+        """The data that the scripts of the page read; see :func:`query.questions.map.page.payload`."""
+        points, positions = self.points, self.places
         return payload(
             ids=[point.model_id for point in points],
             names=[point.model for point in points],
             base=self.base,
-            places=places,
+            positions=positions,
             facets=[
                 facet("dataset", [point.datasets for point in points], "no dataset named", many=True),
                 facet("author", [point.author for point in points]),
@@ -209,7 +213,7 @@ class ModelMap(Drawn):
                 facet("relation", [point.relation for point in points]),
             ],
             numbers=[number(scaled("downloads", [point.downloads for point in points]))],
-            colorings=[coloring_data(one, places) for one in (self.coloring, *self.other_colorings)],
+            colorings=[coloring_data(coloring, positions) for coloring in (self.coloring, *self.other_colorings)],
             near=self.neighbours or [()] * len(points),
             parents=self.parents,
             hub=self.hub,
@@ -288,8 +292,8 @@ def model_map(
         AtlasError: there is no model to place, no such method or column, or the representation is not published.
     """
     population = models_to_place(atlas, base, representation)
-    chosen = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
-    placed, notes = place_models(atlas, population, method, seed)
+    colors = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
+    projection, notes = place_models(atlas, population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
     others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
     rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
@@ -297,7 +301,7 @@ def model_map(
     return ModelMap(
         base=population.base,
         representation=representation,
-        method=placed.method,
+        method=projection.method,
         seed=seed,
         points=tuple(
             MapPoint(
@@ -305,16 +309,16 @@ def model_map(
                 author=population.authors[row],
                 relation=population.relations[row],
                 datasets=tuple(sorted(population.datasets[row])),
-                x=float(placed.places[row, 0]),
-                y=float(placed.places[row, 1]),
-                group=chosen.of(row) if isinstance(chosen, ColorGroups) else None,
-                value=None if isinstance(chosen, ColorGroups) else chosen.values[row],
+                x=float(projection.positions[row, 0]),
+                y=float(projection.positions[row, 1]),
+                group=colors.name_of(row) if isinstance(colors, ColorGroups) else None,
+                value=None if isinstance(colors, ColorGroups) else colors.values[row],
                 **facts[int(identity)],
             )
             for row, identity in enumerate(population.ids)
         ),
-        coloring=chosen,
-        explained_variance=placed.explained_variance,
+        coloring=colors,
+        explained_variance=projection.explained_variance,
         left_out=population.left_out,
         notes=(*notes, *notes_on_sampled(atlas, population)),
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
@@ -329,9 +333,9 @@ def models_to_place(atlas: AtlasReader, base: str | None, representation: str = 
     """The distinct fine-tunes of ``base``. Raises AtlasError if there are none."""
     population = distinct(read_population(atlas, base, representation))
     if not len(population.ids):
-        why = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
+        reasons = f" (left out: {', '.join(population.left_out.words())})" if population.left_out.words() else ""
         raise AtlasError(
-            f"No model of {population.base} can be placed on a map{why}.",
+            f"No model of {population.base} can be placed on a map{reasons}.",
             Text("Index more: ", Call("build", population.base)),
         )
     return population
@@ -350,9 +354,9 @@ def place_models(
         stored = read_neighbours(atlas, population.base, population.representation)
         near = known_near(stored, population.ids, most_neighbours(len(population.ids)))
     plain = points(population.table).astype(np.float32)
-    placed = project(plain, method, seed, near, population.table)
+    projection = project(plain, method, seed, near, population.table)
     notes = []
-    if placed.method != method:
+    if projection.method != method:
         notes.append(f"There are too few distinct vectors for {METHODS[method]}, so the map is a PCA.")
     adapters = population.relations.count("adapter")
     if 0 < adapters < len(population.relations) and not population.blocks:
@@ -360,13 +364,13 @@ def place_models(
             f"Adapters ({adapters}) leave some matrices unchanged, so they cannot be as close to full fine-tunes as "
             "these are to each other."
         )
-    return placed, tuple(notes)
+    return projection, tuple(notes)
 
 
 def projection_in_words(method: str, representation: str, left_out: LeftOut) -> str:
-    """How a map was made, and which models are not on it."""
-    words = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
-    return words + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
+    """The method of a map, and the models that are left out."""
+    text = f"{METHODS[method]} of the vectors “{representation}”, by cosine"
+    return text + (f"; left out: {', '.join(left_out.words())}" if left_out.words() else "")
 
 
 def axis_labels(method: str, explained_variance: tuple[float, float] | None) -> tuple[str, str] | None:
@@ -381,27 +385,32 @@ def axis_labels(method: str, explained_variance: tuple[float, float] | None) -> 
 
 
 def map_table(drawn: ModelMap) -> bytes:
-    """The map as a Parquet file with a row for each point, whose neighbours are as embedding-atlas reads them.
+    """The map as a Parquet file with a row for each point, in the form that embedding-atlas reads.
 
-    ``id``: the number of the row, from 0. ``neighbors``: {"ids": […], "distances": […]}, the nearest first, where a
-    distance is 1 minus the similarity. ``cluster``: if the map has clusters; null for outliers. Times are UTC.
-    Names are exactly as on the Hub, without escapes.
+    Columns:
+        id: the number of the row, from 0.
+        neighbors: {"ids": […], "distances": […]}, the nearest first; a distance is 1 minus the similarity.
+        cluster: the cluster, if the map has clusters; null for outliers.
+
+    Times are UTC. Names are exactly as on the Hub, without escapes.
     """
     import pyarrow as pa
 
     points = drawn.points
     near = drawn.neighbours or ((),) * len(points)
-    clusters = next((one for one in (drawn.coloring, *drawn.other_colorings) if one.column == "cluster"), None)
-    of_cluster = clusters.of if isinstance(clusters, ColorGroups) else lambda _: None
-    text, whole, fraction = pa.string(), pa.int64(), pa.float64()
+    clusters = next(
+        (coloring for coloring in (drawn.coloring, *drawn.other_colorings) if coloring.column == "cluster"), None
+    )
+    cluster_of = clusters.name_of if isinstance(clusters, ColorGroups) else lambda _: None
+    text, integer, fraction = pa.string(), pa.int64(), pa.float64()
     schema = pa.schema({
-        "id": whole, "model_id": whole, "model": text, "author": text, "datasets": pa.list_(text), "relation": text,
-        "licence": text, "downloads": whole, "created": pa.timestamp("s"), "x": fraction, "y": fraction,
-        "cluster": text, "neighbors": pa.struct({"ids": pa.list_(whole), "distances": pa.list_(fraction)}),
+        "id": integer, "model_id": integer, "model": text, "author": text, "datasets": pa.list_(text), "relation": text,
+        "licence": text, "downloads": integer, "created": pa.timestamp("s"), "x": fraction, "y": fraction,
+        "cluster": text, "neighbors": pa.struct({"ids": pa.list_(integer), "distances": pa.list_(fraction)}),
     })  # fmt: skip
     rows = []
-    for row, (point, those) in enumerate(zip(points, near, strict=True)):
-        distances = [max(0.0, 1 - one.cosine) for one in those]
-        neighbours = {"ids": [one.place for one in those], "distances": distances}
-        rows.append(vars(point) | {"id": row, "cluster": of_cluster(row), "neighbors": neighbours})
+    for row, (point, points_near) in enumerate(zip(points, near, strict=True)):
+        distances = [max(0.0, 1 - neighbour.cosine) for neighbour in points_near]
+        neighbours = {"ids": [neighbour.row for neighbour in points_near], "distances": distances}
+        rows.append(vars(point) | {"id": row, "cluster": cluster_of(row), "neighbors": neighbours})
     return parquet_of(pa.Table.from_pylist(rows, schema))

@@ -21,13 +21,16 @@ _FARTHEST = 2.0  # 1 minus a cosine
 
 
 class NearPoint(NamedTuple):
-    """A neighbour: its ``place`` in the points, the cosine, and how common such a similarity is, if known.
+    """A neighbour of a point.
 
-    ``background``: the share of pairs of unrelated models that are at least as similar; ``none_of``: the number of such
-    pairs, if none of them is.
+    Attributes:
+        row: the index of the neighbour in the points.
+        cosine: the similarity.
+        background: the share of pairs of unrelated models that are at least as similar; None if not known.
+        none_of: the number of pairs of unrelated models, if none of them is as similar.
     """
 
-    place: int
+    row: int
     cosine: float
     background: float | None = None
     none_of: int | None = None
@@ -50,42 +53,44 @@ class Neighbours:
     def among(self, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.intp], ...]:
         """The pairs whose models are both among ``ids`` (ascending), up to ``count`` for each model, nearest first.
 
-        Three columns: the positions in ``ids`` of the model and of its neighbour, and the place of the pair in the
+        Three columns: the indices in ``ids`` of the model and of its neighbour, and the index of the pair in the
         columns of this object.
         """
-        mine, theirs = (np.minimum(np.searchsorted(ids, of), len(ids) - 1) for of in (self.models, self.neighbours))
-        pairs = np.flatnonzero((ids[mine] == self.models) & (ids[theirs] == self.neighbours))
-        mine, theirs = mine[pairs], theirs[pairs]
-        kept = np.arange(len(mine)) - np.searchsorted(mine, mine, side="left") < count
-        return mine[kept], theirs[kept], pairs[kept]
+        rows, neighbour_rows = (
+            np.minimum(np.searchsorted(ids, column), len(ids) - 1) for column in (self.models, self.neighbours)
+        )
+        pairs = np.flatnonzero((ids[rows] == self.models) & (ids[neighbour_rows] == self.neighbours))
+        rows, neighbour_rows = rows[pairs], neighbour_rows[pairs]
+        is_near = np.arange(len(rows)) - np.searchsorted(rows, rows, side="left") < count
+        return rows[is_near], neighbour_rows[is_near], pairs[is_near]
 
 
 def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neighbours:
     """Every row of the table ``neighbours`` between indexed models of ``base``."""
-    found = atlas.connection.execute(
+    columns = atlas.connection.execute(
         "SELECT near.model_id, near.neighbour_id, near.similarity, "
-        "least(mine.vector_group, theirs.vector_group) AS one_group, "
-        "greatest(mine.vector_group, theirs.vector_group) AS other_group "
-        "FROM neighbours AS near JOIN records AS mine USING (model_id) "
-        "JOIN records AS theirs ON theirs.model_id = near.neighbour_id "
+        "least(model.vector_group, neighbour.vector_group) AS one_group, "
+        "greatest(model.vector_group, neighbour.vector_group) AS other_group "
+        "FROM neighbours AS near JOIN records AS model USING (model_id) "
+        "JOIN records AS neighbour ON neighbour.model_id = near.neighbour_id "
         "JOIN fine_tunes ON fine_tunes.model_id = near.model_id "
         "WHERE base = ? AND representation = ? ORDER BY near.model_id, rank",
         [base, representation],
     ).fetchnumpy()
-    similarities = np.asarray(found["similarity"], dtype=np.float32)
+    similarities = np.asarray(columns["similarity"], dtype=np.float32)
     shares, pairs = np.full(len(similarities), np.nan), np.zeros(len(similarities), dtype=np.int64)
     unrelated = atlas.connection.execute(
         "SELECT one_group, other_group, any_value(pairs), list(similarity ORDER BY similarity DESC), "
         "list(share ORDER BY similarity DESC) FROM null_similarity WHERE base = ? AND representation = ? GROUP BY ALL",
         [base, representation],
     ).fetchall()
-    for one, other, count, levels, share in unrelated:
-        rows = np.flatnonzero((found["one_group"] == one) & (found["other_group"] == other))
+    for group, other_group, count, levels, share in unrelated:
+        matching = np.flatnonzero((columns["one_group"] == group) & (columns["other_group"] == other_group))
         background = Background(count, np.array(levels, dtype=np.float32), np.array(share, dtype=np.float64))
-        shares[rows], pairs[rows] = background.share(similarities[rows]), count
+        shares[matching], pairs[matching] = background.share(similarities[matching]), count
     return Neighbours(
-        np.asarray(found["model_id"], dtype=np.int64),
-        np.asarray(found["neighbour_id"], dtype=np.int64),
+        np.asarray(columns["model_id"], dtype=np.int64),
+        np.asarray(columns["neighbour_id"], dtype=np.int64),
         similarities,
         shares,
         pairs,
@@ -95,28 +100,28 @@ def read_neighbours(atlas: AtlasReader, base: str, representation: str) -> Neigh
 def known_near(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The ``count`` nearest of each of the models ``ids`` (ascending) among them, itself first; both (n, count).
 
-    The positions in ``ids``, -1 if fewer are known, and 1 − similarity, the largest possible value if not known.
+    The indices in ``ids``, -1 if fewer are known; and 1 − similarity, the largest possible value if not known.
     """
-    mine, theirs, pairs = near.among(ids, count - 1)
-    rank = 1 + np.arange(len(mine)) - np.searchsorted(mine, mine, side="left")
-    places = np.full((len(ids), count), -1, dtype=np.int64)
+    rows, neighbour_rows, pairs = near.among(ids, count - 1)
+    rank = 1 + np.arange(len(rows)) - np.searchsorted(rows, rows, side="left")
+    nearest = np.full((len(ids), count), -1, dtype=np.int64)
     distances = np.full((len(ids), count), _FARTHEST, dtype=np.float32)
-    places[:, 0], distances[:, 0] = np.arange(len(ids)), 0.0
-    places[mine, rank] = theirs
-    distances[mine, rank] = np.maximum(1 - near.similarities[pairs], 0)
-    return places, distances
+    nearest[:, 0], distances[:, 0] = np.arange(len(ids)), 0.0
+    nearest[rows, rank] = neighbour_rows
+    distances[rows, rank] = np.maximum(1 - near.similarities[pairs], 0)
+    return nearest, distances
 
 
 def near_points(near: Neighbours, ids: NDArray[np.int64], count: int) -> tuple[tuple[NearPoint, ...], ...]:
     """The ``count`` nearest of each of the models ``ids`` (ascending) among them, without itself."""
-    mine, theirs, pairs = near.among(ids, count)
-    found: list[list[NearPoint]] = [[] for _ in ids]
-    columns = (mine, theirs, near.similarities[pairs], near.backgrounds[pairs], near.pairs[pairs])
-    for row, place, cosine, background, unrelated in zip(*(column.tolist() for column in columns), strict=True):
+    rows, neighbour_rows, pairs = near.among(ids, count)
+    points: list[list[NearPoint]] = [[] for _ in ids]
+    columns = (rows, neighbour_rows, near.similarities[pairs], near.backgrounds[pairs], near.pairs[pairs])
+    for row, neighbour_row, cosine, background, unrelated in zip(*(column.tolist() for column in columns), strict=True):
         share = None if math.isnan(background) else background
         none_of = unrelated if share is not None and share * (1 + unrelated) < NONE else None
-        found[row].append(NearPoint(place, cosine, share, none_of))
-    return tuple(map(tuple, found))
+        points[row].append(NearPoint(neighbour_row, cosine, share, none_of))
+    return tuple(map(tuple, points))
 
 
 # ---- parents
@@ -137,7 +142,7 @@ class Parent(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How the model was made from it, and what the card says about it."""
+        """The kind of step, and whether the card agrees."""
         kind = self.kind if self.coefficient == 1 else f"{self.kind}, weight {self.coefficient:.2f}"
         direction = "" if self.is_known else ", or the other way round"
         return clean(f"{kind}{direction}; card: {self.card}")
@@ -152,7 +157,7 @@ def read_parents(atlas: AtlasReader, base: str) -> dict[int, tuple[Parent, ...]]
         "WHERE child.base = ? ORDER BY lineage.model_id, coefficient DESC, parent_id",
         [base],
     ).fetchall()
-    found: dict[int, list[Parent]] = {}
+    parents_of: dict[int, list[Parent]] = {}
     for model_id, *parent in rows:
-        found.setdefault(model_id, []).append(Parent(*parent))
-    return {model_id: tuple(parents) for model_id, parents in found.items()}
+        parents_of.setdefault(model_id, []).append(Parent(*parent))
+    return {model_id: tuple(parents) for model_id, parents in parents_of.items()}

@@ -24,7 +24,7 @@ from indexer.console.messages import clean
 from indexer.sources.registry import page_of
 from query.contract.figures import THEMES
 from query.questions.map.coloring import LEGEND, ColorGroups, Coloring, Scale
-from query.questions.map.groups import Places, group_discs
+from query.questions.map.groups import Positions, group_discs
 from query.questions.map.neighbours import NearPoint, Parent
 
 SCRIPTS = (
@@ -48,30 +48,31 @@ def map_page(title: str, subtitle: str, data: Mapping[str, Any]) -> str:
     harmless = json.dumps(data, separators=(",", ":"), allow_nan=False)
     harmless = harmless.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
     return filled(
-        __package__, "map.html", is_served=False, policy=policy, title=shown(title), subtitle=shown(subtitle),
+        __package__, "map.html", is_served=False, policy=policy, title=page_text(title), subtitle=page_text(subtitle),
         style=Markup(style), script=Markup(script), data=Markup(harmless),
     )  # fmt: skip
 
 
 def filled(package: str, name: str, **parts: Any) -> str:
-    """A page of a package as HTML. It may include parts that lie among the map's pages.
+    """A page of a package as HTML. It may include pages of the map.
 
-    ``parts`` are escaped unless they are Markup. ``is_served``: the page asks a server (``query browse``).
+    ``parts`` are the template's variables, escaped unless they are Markup; ``is_served`` among them: the page requests
+    data from a server (``query browse``).
     """
     return _environment(package).get_template(name).render(parts)
 
 
 @cache
 def _environment(package: str) -> Environment:
-    """The templates, kept: compiling them takes longer than filling them."""
-    folders = ChoiceLoader([PackageLoader(one, "pages") for one in dict.fromkeys((package, __package__))])
+    """The templates (cached, because compiling them takes longer than filling them)."""
+    folders = ChoiceLoader([PackageLoader(package, "pages") for package in dict.fromkeys((package, __package__))])
     return Environment(
         loader=folders, autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
 
 
 def page_file(name: str, package: str = __package__) -> str:
-    """A file of a package's pages; of the map's, unless another is named."""
+    """A file of a package's pages, by default of the map's pages."""
     return (files(package) / "pages" / name).read_text(encoding="utf-8")
 
 
@@ -83,7 +84,7 @@ def payload(
     ids: Sequence[int],
     names: Sequence[str],
     base: str,
-    places: Places,
+    positions: Positions,
     facets: list[dict[str, Any]],
     numbers: list[dict[str, Any]],
     colorings: list[dict[str, Any]],
@@ -94,31 +95,42 @@ def payload(
     notes: Sequence[str],
     from_folders: Collection[str] = (),
 ) -> dict[str, Any]:
-    """JSON-ready; every list has an entry for each model. ``places`` (n, 2) are NaN for a model that is on no map.
+    """The data of a page, ready for JSON; every list has an entry for each model.
 
-    ``neighbours``: for each model [row, cosine, row, cosine, …], the nearest first; ``backgrounds``: for each of them
-    the share of pairs of unrelated models that are at least as similar, −n if none of n pairs is, or None.
-    ``parents``: [row, or -1 if it is not in ``ids``, name, how] for each parent, or None without any lineage.
-    ``from_folders``: the names of models that have no page on the Hub.
+    ``positions`` (n, 2) are NaN for a model that is on no map. ``from_folders``: the names of models that have no page
+    on the Hub.
+
+    Keys of the result:
+        neighbours: for each model [row, cosine, row, cosine, …], the nearest first.
+        backgrounds: for each neighbour the share of pairs of unrelated models that are at least as similar, −n if none
+            of n pairs is, or None.
+        parents: [row, or -1 if it is not in ``ids``, name, how] for each parent, or None without any lineage.
     """
-    backgrounds = [[-one.none_of if one.none_of else _rounded(one.background, 3) for one in row] for row in near]
+    backgrounds = [
+        [-point.none_of if point.none_of else _rounded(point.background, 3) for point in row] for row in near
+    ]
     steps: list[list[list[Any]]] | None = None
     if parents:
         row_of: dict[int | None, int] = {identity: row for row, identity in enumerate(ids)}
         steps = [
-            [[row_of.get(one.model_id, -1), shown(one.model or base), one.words] for one in parents.get(identity, ())]
+            [
+                [row_of.get(parent.model_id, -1), page_text(parent.model or base), parent.words]
+                for parent in parents.get(identity, ())
+            ]
             for identity in ids
         ]
-    x, y = ([_rounded(place, 5) for place in axis] for axis in places.T.tolist())
+    x, y = ([_rounded(coordinate, 5) for coordinate in axis] for axis in positions.T.tolist())
     return {
-        "models": [shown(name) for name in names],
+        "models": [page_text(name) for name in names],
         "onHub": [page_of(name) is not None and name not in from_folders for name in names],
         "x": x,
         "y": y,
         "facets": facets,
         "numbers": numbers,
-        "neighbours": [[number for one in row for number in (one.place, round(one.cosine, 4))] for row in near],
-        "backgrounds": backgrounds if any(one is not None for row in backgrounds for one in row) else None,
+        "neighbours": [[number for point in row for number in (point.row, round(point.cosine, 4))] for row in near],
+        "backgrounds": backgrounds
+        if any(background is not None for row in backgrounds for background in row)
+        else None,
         "parents": steps,
         "hub": hub,
         "colorings": colorings,
@@ -141,8 +153,8 @@ def facet(
     def code(value: Any) -> int:
         return -1 if value is None else names.setdefault(value, len(names))
 
-    codes = [[code(one) for one in value or ()] if many else code(value) for value in values]
-    return {"name": name, "names": [shown(value) for value in names], "codes": codes, "none": none, "many": many}
+    codes = [[code(value) for value in value or ()] if many else code(value) for value in values]
+    return {"name": name, "names": [page_text(value) for value in names], "codes": codes, "none": none, "many": many}
 
 
 def number(scale: Scale) -> dict[str, Any]:
@@ -151,21 +163,21 @@ def number(scale: Scale) -> dict[str, Any]:
     return {"name": scale.column, **bounds, "values": list(scale.values)}
 
 
-def coloring_data(coloring: Coloring, places: Places) -> dict[str, Any]:
-    """A colouring; ``places`` (n, 2) give the discs next to which the names of groups are written."""
+def coloring_data(coloring: Coloring, positions: Positions) -> dict[str, Any]:
+    """A colouring; ``positions`` (n, 2) give the discs next to which the names of groups are written."""
     named = {"column": coloring.column, "none": coloring.none}
     if not isinstance(coloring, ColorGroups):
         bounds = {"low": coloring.low, "high": coloring.high}
         return {"kind": coloring.kind, "values": list(coloring.values), **bounds, **named}
-    placed = np.isfinite(places).all(axis=1)
-    groups = [[shown(group.group), group.models] for group in coloring.groups]
-    discs = group_discs(places[placed], np.asarray(coloring.codes)[placed].tolist(), len(coloring.shown))
+    is_placed = np.isfinite(positions).all(axis=1)
+    groups = [[page_text(group.group), group.models] for group in coloring.groups]
+    discs = group_discs(positions[is_placed], np.asarray(coloring.codes)[is_placed].tolist(), len(coloring.shown))
     rounded = [disc and [_rounded(number, 5) for number in disc] for disc in discs]
     return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "discs": rounded, **named}
 
 
-def shown(text: str) -> str:
-    """A string from the Hub as a page may show it."""
+def page_text(text: str) -> str:
+    """A string from the Hub with control characters escaped, cut to a length that a page can show."""
     return clean(text)[:_LONGEST]
 
 

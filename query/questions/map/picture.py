@@ -1,4 +1,4 @@
-"""Draws a map for print: the largest groups in colours, with their names; numbers on a scale.
+"""A map for print: the largest groups in colours, with their names; numbers on a scale.
 
 Colours show groups, and shapes show adapters. Models without a group, such as undocumented ones, are rings in the
 colour of the text, in front of all others.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from query.contract.figures import THEMES, Theme, label, new_figure
 from query.questions.map.coloring import ColorGroups, Coloring, Scale
-from query.questions.map.groups import Places, group_discs, room_for_names
+from query.questions.map.groups import Positions, group_discs, room_for_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 WIDTH = 7.2  # inches: the width of a printed page
 _POINTS, _WORDS = 5.0, 0.9  # inches: width of the points without the legend; height of title and margins
 _LOWEST, _HIGHEST = 3.6, 5.6
-WHOLE, ADAPTER = "o", "^"
-_AREA = {WHOLE: 1.0, ADAPTER: 1.1}  # relative areas that look equally large
+FULL, ADAPTER = "o", "^"
+_AREA = {FULL: 1.0, ADAPTER: 1.1}  # relative areas that look equally large
 _RING = 0.9  # points: line width of models without a group
 _NAME, _LONGEST_NAME = 6.5, 28  # size in points, and characters, of a name on the picture
 _GAP = 3.0  # points between a name and its surroundings
@@ -36,7 +36,7 @@ Mask = NDArray[np.bool_]
 
 
 def map_figure(
-    places: Places,
+    positions: Positions,
     is_adapter: Mask,
     coloring: Coloring,
     title: str,
@@ -47,7 +47,7 @@ def map_figure(
 ) -> Figure:
     """The map, without frame or ticks: positions have no unit, and only PCA's axes have a meaning."""
     colours = THEMES[theme]
-    wide, high = np.ptp(places, axis=0)  # the points fill their width, and x and y have the same scale
+    wide, high = np.ptp(positions, axis=0)  # the points fill their width, and x and y have the same scale
     height = float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
     figure, axes = new_figure(WIDTH, height, theme, ax)
     axes.set_aspect("equal", adjustable="datalim")
@@ -62,7 +62,7 @@ def map_figure(
     if axis_labels:
         axes.set_xlabel(axis_labels[0], fontsize=8)
         axes.set_ylabel(axis_labels[1], fontsize=8)
-    canvas = _Canvas(figure, axes, colours, places, is_adapter)
+    canvas = _Canvas(figure, axes, colours, positions, is_adapter)
     if isinstance(coloring, ColorGroups):
         _draw_groups(canvas, coloring)
         axes.margins(0.06)
@@ -76,10 +76,10 @@ def map_figure(
 class _Canvas:
     """Draws points, whose size and opacity depend on their number."""
 
-    def __init__(self, figure: Any, axes: Any, colours: Theme, places: Places, is_adapter: Mask) -> None:
+    def __init__(self, figure: Any, axes: Any, colours: Theme, positions: Positions, is_adapter: Mask) -> None:
         self.figure, self.axes, self.colours = figure, axes, colours
-        self.places, self.is_adapter = places, is_adapter
-        count = len(places)
+        self.positions, self.is_adapter = positions, is_adapter
+        count = len(positions)
         self.size = float(np.clip(330 / np.sqrt(count), 4.5, 42))
         self.alpha = 1.0 if count <= _OUTLINED else 0.8
         self.is_rasterised = count >= _RASTERISED
@@ -88,17 +88,17 @@ class _Canvas:
         self.order = np.random.default_rng(0).permutation(count)
 
     def shapes(self, chosen: Mask) -> Iterator[tuple[str, NDArray[np.intp]]]:
-        """Whole models, then adapters, each with their shape and the chosen rows."""
-        for shape, of_shape in ((WHOLE, ~self.is_adapter), (ADAPTER, self.is_adapter)):
-            rows = self.order[(chosen & of_shape)[self.order]]
+        """The chosen rows of full models, then of adapters, each with their shape."""
+        for shape, has_shape in ((FULL, ~self.is_adapter), (ADAPTER, self.is_adapter)):
+            rows = self.order[(chosen & has_shape)[self.order]]
             if len(rows):
                 yield shape, rows
 
     def dots(self, chosen: Mask, colour: Any, size: float = 1.0, zorder: int = 3) -> None:
-        """Draw the chosen points; ``colour``: one for all, or one for each point of the map."""
+        """Draw the chosen points; ``colour``: a colour for all, or an array with a colour for each point of the map."""
         for shape, rows in self.shapes(chosen):
             self.axes.scatter(
-                *self.places[rows].T, s=self.size * size * _AREA[shape], marker=shape, alpha=self.alpha,
+                *self.positions[rows].T, s=self.size * size * _AREA[shape], marker=shape, alpha=self.alpha,
                 c=colour if isinstance(colour, str) else colour[rows], edgecolors=self.colours.background,
                 linewidths=self.outline, rasterized=self.is_rasterised, zorder=zorder,
             )  # fmt: skip
@@ -107,7 +107,7 @@ class _Canvas:
         """Draw points without a group: hollow, in the colour of the text, in front."""
         for shape, rows in self.shapes(chosen):
             self.axes.scatter(
-                *self.places[rows].T, s=self.size * _AREA[shape], marker=shape, facecolors=self.colours.background,
+                *self.positions[rows].T, s=self.size * _AREA[shape], marker=shape, facecolors=self.colours.background,
                 edgecolors=self.colours.ink, linewidths=_RING, rasterized=self.is_rasterised, zorder=4,
             )  # fmt: skip
 
@@ -118,11 +118,11 @@ class _Canvas:
         outline = {"markeredgewidth": 0} | more
         return Line2D([], [], linestyle="", marker=shape, color=colour, markersize=5.5, label=text, **outline)
 
-    def legend(self, handles: list[Any], title: str, place: Any) -> None:
+    def legend(self, handles: list[Any], title: str, location: Any) -> None:
         """Add a legend outside the points."""
-        legend = self.figure.legend(handles=handles, title=title, loc=place, frameon=False, fontsize=7.5,
+        legend = self.figure.legend(handles=handles, title=title, loc=location, frameon=False, fontsize=7.5,
                                labelcolor=self.colours.ink, handletextpad=0.4, borderaxespad=0.6,
-                               ncols=1 if "right" in place else 3)  # fmt: skip
+                               ncols=1 if "right" in location else 3)  # fmt: skip
         legend.get_title().set(color=self.colours.ink, fontsize=8)
         legend.set_alignment("left")
 
@@ -135,13 +135,13 @@ def _draw_groups(canvas: _Canvas, groups: ColorGroups) -> None:
     canvas.dots((codes >= 0) & (codes < shown), np.array(theme.palette)[codes % shown if shown else codes])
     canvas.rings(codes < 0)
     handles = [
-        canvas.handle(WHOLE, theme.palette[place], f"{label(group.group, 34)} ({group.models:,})")
-        for place, group in enumerate(groups.shown)
+        canvas.handle(FULL, theme.palette[index], f"{label(group.group, 34)} ({group.models:,})")
+        for index, group in enumerate(groups.shown)
     ]
     if groups.rest:
         models = sum(group.models for group in groups.rest)
         others = label(groups.rest[0].group, 34) if len(groups.rest) == 1 else f"{len(groups.rest):,} others"
-        handles.append(canvas.handle(WHOLE, theme.rest, f"{others} ({models:,})"))
+        handles.append(canvas.handle(FULL, theme.rest, f"{others} ({models:,})"))
     handles += _general(canvas, codes < 0, groups.none)
     canvas.legend(handles, label(groups.column), "outside right upper")
 
@@ -158,17 +158,17 @@ def _name_groups(canvas: _Canvas, groups: ColorGroups) -> None:
     axes.get_figure(root=True).draw_without_rendering()  # determines the position of the axes and the width of names
     boxes = [text.get_window_extent() for text in texts]
     frame = axes.get_window_extent()
-    points = axes.transData.transform(canvas.places)
-    found = group_discs(points, groups.codes, len(names))
-    places = room_for_names(
-        points, groups.codes, found, [(box.width, box.height) for box in boxes],
+    points = axes.transData.transform(canvas.positions)
+    discs = group_discs(points, groups.codes, len(names))
+    positions = room_for_names(
+        points, groups.codes, discs, [(box.width, box.height) for box in boxes],
         (frame.x0, frame.y0, frame.x1, frame.y1), (_GAP + np.sqrt(canvas.size) / 2) * dpi / 72,
     )  # fmt: skip
-    for text, place in zip(texts, places, strict=True):
-        if place is None:
+    for text, position in zip(texts, positions, strict=True):
+        if position is None:
             text.remove()
         else:
-            text.set_position(axes.transData.inverted().transform(place))
+            text.set_position(axes.transData.inverted().transform(position))
             text.set_in_layout(False)
 
 
@@ -177,13 +177,13 @@ def _general(canvas: _Canvas, unknown: Mask, none: str) -> list[Any]:
     ink, handles = canvas.colours.ink, []
     if unknown.any():
         text = f"{none} ({unknown.sum():,})"
-        handles.append(canvas.handle(WHOLE, ink, text, fillstyle="none", markeredgewidth=_RING))
+        handles.append(canvas.handle(FULL, ink, text, fillstyle="none", markeredgewidth=_RING))
     adapters = int(canvas.is_adapter.sum())
     if adapters:
-        whole = len(canvas.is_adapter) - adapters
+        full_models = len(canvas.is_adapter) - adapters
         handles.append(canvas.handle("", ink, ""))  # a line between colours and shapes
-        if whole:
-            handles.append(canvas.handle(WHOLE, ink, f"whole model ({whole:,})"))
+        if full_models:
+            handles.append(canvas.handle(FULL, ink, f"whole model ({full_models:,})"))
         handles.append(canvas.handle(ADAPTER, ink, f"adapter ({adapters:,})"))
     return handles
 

@@ -21,8 +21,8 @@ from indexer.vectors.ties import NEAR, nearest_first
 from query.shared.statistics.neighbours import codes_of
 
 Vectors = NDArray[np.float32]
-Places = NDArray[np.float64]
-# The indices of each vector's nearest, itself first (-1: not known), and 1 − their cosines; both (n, k).
+Positions = NDArray[np.float64]
+# The indices of each vector's nearest vectors, itself first (-1: not known), and 1 − their cosines; both (n, k).
 Near = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 METHODS = {"umap": "UMAP", "tsne": "t-SNE", "pca": "PCA"}
@@ -33,7 +33,7 @@ MOST_NEIGHBOURS = 15
 _MOST_PERPLEXITY = 30.0
 FEW = 1000  # below this number of models t-SNE is the default, because UMAP packs each group into a knot
 _FEWEST = 6  # with fewer distinct vectors, neighbourhoods have no meaning
-_SLOW = 2000  # from this number of models, a message says what takes so long
+_SLOW = 2000  # from this number of models on, a message says that placing them takes long
 _ALL = 1 - 1e-6  # this share of the variance is all of it, in float32
 _NOTHING = 1e-12  # a smaller variance of unit vectors is a rounding error
 _ROWS = 1024  # vectors that are compared with all others at a time
@@ -42,7 +42,7 @@ _DENSE = 64  # up to this many models or dimensions an exact SVD is cheap
 
 @dataclass(frozen=True)
 class Projection:
-    """The positions of vectors: ``places`` (n, 2), centred.
+    """The positions of vectors: ``positions`` (n, 2), centred.
 
     ``method``: the method that was used, which is PCA if there are too few distinct vectors for another.
     ``explained_variance``: for PCA, the shares of the variance along x and y; None for other methods, or without
@@ -50,7 +50,7 @@ class Projection:
     """
 
     method: str
-    places: Places
+    positions: Positions
     explained_variance: tuple[float, float] | None = None
 
 
@@ -63,17 +63,29 @@ def project(
 ) -> Projection:
     """Place unit ``vectors`` (n, d) in the plane; the same vectors and seed give the same places on one machine.
 
-    pca: the two directions of most variance, signs so that the largest loading is positive. umap (McInnes et al.,
-    2018): from each vector's exact nearest neighbours, or from known ones (``near``). tsne (van der Maaten & Hinton,
-    2008; Barnes–Hut). Both start from the PCA (Kobak & Linderman, 2021), and are then rotated so that their longest
-    direction is x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). UMAP's
-    neighbours are found by the similarities of ``compared``, if they are not those of ``vectors``. There is one thread,
+    Methods:
+        pca: the two directions of most variance, with signs so that the largest loading is positive.
+        umap (McInnes et al., 2018): from each vector's exact nearest neighbours, or from known ones (``near``).
+        tsne (van der Maaten & Hinton, 2008; Barnes–Hut).
+
+    UMAP and t-SNE start from the PCA (Kobak & Linderman, 2021), and are then rotated so that their longest direction is
+    x, and mirrored to agree with the PCA. Equal vectors get one position (without ``near``). There is one thread,
     because t-SNE's sums depend on the number of threads. If all vectors lie in one plane, as up to three always do, or
     fewer than six are distinct, the result is the PCA for any ``method``.
 
     Time for 5,000 vectors of 1,368 numbers on one slow core: pca 2 s, umap 20 s with its import, tsne 70 s; for
     10,000: 3 s, 32 s, and minutes.
-    Raises AtlasError on an unknown method or a missing library, ValueError on vectors that are not finite.
+
+    Args:
+        vectors: (n, d) of unit length.
+        method: a key of ``METHODS``.
+        seed: for the random numbers of all methods.
+        near: known neighbours for UMAP.
+        compared: the table by whose similarities UMAP's neighbours are found, if not by those of ``vectors``.
+
+    Raises:
+        AtlasError: the method is unknown, or a library is missing.
+        ValueError: a vector is not finite.
     """
     if method not in METHODS:
         raise AtlasError(f"Unknown projection method {method!r} (choose {', '.join(METHODS)}).", "")
@@ -85,7 +97,7 @@ def project(
         plane, shares = _principal_plane(vectors, seed)
         if method == "pca" or shares is None or sum(shares) >= _ALL:
             return Projection("pca", plane, shares)
-        _, first, back = np.unique(
+        _, first, inverse = np.unique(
             codes_of([vector.tobytes() for vector in vectors]), return_index=True, return_inverse=True
         )
         if len(first) < _FEWEST:
@@ -97,7 +109,7 @@ def project(
         unique, start = vectors[first], plane[first]
         if method == "umap":
             near = exact_near((compared or VectorTable(vectors)).take(first), most_neighbours(len(first)))
-            places = _umap(unique, start, seed, near)
+            positions = _umap(unique, start, seed, near)
         else:
             from sklearn.manifold import TSNE
 
@@ -106,8 +118,8 @@ def project(
                 init=(start / start[:, 0].std() * 1e-4).astype(np.float32),
                 random_state=seed,
             )
-            places = np.asarray(model.fit_transform(unique), dtype=np.float64)
-    return Projection(method, _turned(places[back], plane))
+            positions = np.asarray(model.fit_transform(unique), dtype=np.float64)
+    return Projection(method, _turned(positions[inverse], plane))
 
 
 def usual_method(count: int) -> str:
@@ -115,33 +127,33 @@ def usual_method(count: int) -> str:
     return "tsne" if count < FEW else "umap"
 
 
-def _principal_plane(vectors: Vectors, seed: int) -> tuple[Places, tuple[float, float] | None]:
+def _principal_plane(vectors: Vectors, seed: int) -> tuple[Positions, tuple[float, float] | None]:
     """Coordinates (n, 2) along the two directions of most variance, and their shares of it."""
-    places = np.zeros((len(vectors), 2))
+    positions = np.zeros((len(vectors), 2))
     if len(vectors) < 2 or vectors.var(axis=0, dtype=np.float64).sum() <= _NOTHING:
-        return places, None
+        return positions, None
     from sklearn.decomposition import PCA
 
     axes = min(2, *vectors.shape)
     solver = "full" if min(vectors.shape) <= _DENSE else "arpack"
     pca = PCA(axes, svd_solver=solver, random_state=seed)
-    places[:, :axes] = pca.fit_transform(vectors)
+    positions[:, :axes] = pca.fit_transform(vectors)
     shares = [*map(float, pca.explained_variance_ratio_), 0.0]
-    return places, (shares[0], shares[1])
+    return positions, (shares[0], shares[1])
 
 
-def _umap(vectors: Vectors, plane: Places, seed: int, near: Near) -> Places:
+def _umap(vectors: Vectors, plane: Positions, seed: int, near: Near) -> Positions:
     if "umap" not in sys.modules:
         say("loading UMAP, which takes a while")
     require("A map by UMAP", "umap")
     import umap
 
-    # Let numba cache what it compiles of UMAP, in UMAP's folder or in the user's cache, which UMAP does not do.
+    # Let numba cache its compiled functions of UMAP, in UMAP's folder or in the user's cache; UMAP does not do that.
     # Otherwise every process would compile for six seconds; with the cache it takes 0.4 s.
     from numba.core.dispatcher import Dispatcher
 
-    for part in (umap.umap_, umap.layouts, umap.utils):
-        for function in vars(part).values():
+    for module in (umap.umap_, umap.layouts, umap.utils):
+        for function in vars(module).values():
             if isinstance(function, Dispatcher):
                 with suppress(RuntimeError):  # no folder is writable
                     function.enable_caching()
@@ -166,31 +178,31 @@ def most_neighbours(count: int) -> int:
 def exact_near(compared: VectorTable, count: int) -> Near:
     """The ``count`` nearest of every model, including itself, as an atlas stores them: ties in order of the models.
 
-    UMAP amplifies the last bit of a distance, so these are computed like those of stored neighbours.
+    UMAP amplifies the last bit of a distance, so distances are computed like those of stored neighbours.
     """
 
     def exact(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
         return compared.pairs(rows, compared, columns)
 
-    everyone = np.arange(len(compared))
-    nearest = np.repeat(everyone[:, None], count, axis=1)
+    all_rows = np.arange(len(compared))
+    nearest = np.repeat(all_rows[:, None], count, axis=1)
     distances = np.zeros(nearest.shape, dtype=np.float32)
     for start in range(0, len(compared), _ROWS):
-        mine = everyone[start : start + _ROWS]
-        table = compared.take(mine).similarities(compared)
-        table[mine - start, mine] = -np.inf
+        chunk = all_rows[start : start + _ROWS]
+        table = compared.take(chunk).similarities(compared)
+        table[chunk - start, chunk] = -np.inf
         least = np.partition(table, len(compared) - count + 1, axis=1)[:, len(compared) - count + 1, None]
         rows, columns = np.nonzero(table >= least - NEAR)
         rows += start
-        places, ranks, cosines = nearest_first(rows, columns, table[rows - start, columns], count - 1, exact)
-        nearest[rows[places], ranks] = columns[places]
-        distances[rows[places], ranks] = np.maximum(1 - cosines, 0)
+        indices, ranks, cosines = nearest_first(rows, columns, table[rows - start, columns], count - 1, exact)
+        nearest[rows[indices], ranks] = columns[indices]
+        distances[rows[indices], ranks] = np.maximum(1 - cosines, 0)
     return nearest, distances
 
 
-def _turned(places: Places, plane: Places) -> Places:
+def _turned(positions: Positions, plane: Positions) -> Positions:
     """Centred, with the longest direction along x, and each axis mirrored to agree with ``plane``."""
-    centred = places - places.mean(axis=0)
+    centred = positions - positions.mean(axis=0)
     _, _, directions = np.linalg.svd(centred, full_matrices=False)
     turned = centred @ directions.T
     return np.asarray(turned * np.where((turned * plane).sum(axis=0) < 0, -1.0, 1.0))

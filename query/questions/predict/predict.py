@@ -26,7 +26,7 @@ from indexer.records.difference import (
     signature_of,
     signatures_from,
 )
-from indexer.records.representation import DEFAULT, representation_named
+from indexer.records.representations.registry import DEFAULT, representation_named
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.vectors.table import VectorTable

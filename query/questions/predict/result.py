@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -21,14 +21,25 @@ from query.contract.columns import (
     Vectors,
 )
 from query.contract.figures import Panels, add_legend, add_title, label
-from query.contract.results import Detail, Doc, Drawn, Format, Hidden, Listed, ThemeName, columns, to_frame
+from query.contract.results import (
+    After,
+    Data,
+    Detail,
+    Doc,
+    Drawn,
+    Format,
+    Hidden,
+    Listed,
+    Shown,
+    ThemeName,
+    plain,
+)
 from query.questions.predict.classifier import NONE_OF_THESE
 from query.questions.predict.measurements import EVIDENCE, in_words
-from query.questions.predict.scoring import BINS, MEASURES, UNKNOWN_SHARES, Bin, Interval, PredictionScore, with_prior
-from query.shared.wording import counted, decimal, percent, short, span
+from query.questions.predict.scoring import BINS, DECIMALS, MEASURES, Bin, Interval, PredictionScore, with_prior
+from query.shared.wording import counted, percent, short, span
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -150,6 +161,7 @@ class Prediction(Listed[Answer]):
     """
 
     ROWS = "answers"
+    FRAME = "answers"  # also those that are too improbable to be printed
     EACH_ROW = ("calibrated",)
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "agreement": "Share of all votes that name the dataset, from 0 to 1."
@@ -223,10 +235,6 @@ class Prediction(Listed[Answer]):
             f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
         )
 
-    def to_df(self) -> pandas.DataFrame:
-        """A row for each answer, also for those that are too improbable to be printed."""
-        return to_frame(self.answers, [one.key for one in columns(Answer)])
-
 
 @dataclass(frozen=True)
 class NoneScore:
@@ -238,33 +246,45 @@ class NoneScore:
     """
 
     evidence: Annotated[str, MADE_FROM]
-    share: Annotated[float, Doc("How often “none of these” is true, from 0 to 1.")]
-    probability: Annotated[float, Doc("Mean probability of “none of these”, from 0 to 1.")]
+    share: Annotated[float, Doc("How often “none of these” is true, from 0 to 1."), DECIMALS]
+    probability: Annotated[float, Doc("Mean probability of “none of these”, from 0 to 1."), DECIMALS]
     hidden_probability: Annotated[
-        float, Doc("Mean probability of “none of these” where all models on the right dataset are hidden, from 0 to 1.")
+        float,
+        Doc("Mean probability of “none of these” where all models on the right dataset are hidden, from 0 to 1."),
+        DECIMALS,
     ]
-    hidden_accuracy: Annotated[float, Doc("How often “none of these” is then the best answer, from 0 to 1.")]
+    hidden_accuracy: Annotated[float, Doc("How often “none of these” is then the best answer, from 0 to 1."), DECIMALS]
     auroc: Annotated[
         float | None,
         Doc(
             "How often “none of these” is more probable for a model whose dataset is hidden than for one whose "
             "dataset is not; 0.5: no better than chance."
         ),
+        DECIMALS,
     ] = None
     accuracy_0: Annotated[
-        float | None, Doc("Accuracy if no model has its dataset hidden, and “none of these” is expected for none.")
+        float | None,
+        Doc("Accuracy if no model has its dataset hidden, and “none of these” is expected for none."),
+        DECIMALS,
+        Detail(),
     ] = None
     accuracy_25: Annotated[
         float | None,
         Doc("Accuracy if 25 % of the models have their dataset hidden, and “none of these” is expected for 25 %."),
+        DECIMALS,
+        Detail(),
     ] = None
     accuracy_50: Annotated[
         float | None,
         Doc("Accuracy if 50 % of the models have their dataset hidden, and “none of these” is expected for 50 %."),
+        DECIMALS,
+        Detail(),
     ] = None
     accuracy_75: Annotated[
         float | None,
         Doc("Accuracy if 75 % of the models have their dataset hidden, and “none of these” is expected for 75 %."),
+        DECIMALS,
+        Detail(),
     ] = None
 
 
@@ -300,8 +320,8 @@ class Evaluation(Drawn):
     models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
     """
 
-    HAS_DETAILS = True
     ROWS = "outcomes"
+    IS_SHEET = True
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("calibration_error", "log_loss", "hidden_probability", "probability", "brier", "top3")
 
@@ -317,10 +337,10 @@ class Evaluation(Drawn):
         int, Doc("Models with a vocabulary vector, which describes the tokens of their training text.")
     ]
     calibrated: Annotated[bool, _CALIBRATED]
-    scores: Annotated[tuple[PredictionScore, ...], Doc("The scores by evidence.")]
-    intervals: Annotated[tuple[Interval, ...], Doc("95 % intervals of the scores over authors, by evidence.")]
+    scores: Annotated[tuple[PredictionScore, ...], Doc("The scores by evidence."), Data()]
+    intervals: Annotated[tuple[Interval, ...], Doc("95 % intervals of the scores over authors, by evidence."), Data()]
     none_of_these: Annotated[tuple[NoneScore, ...], Doc("The scores of “none of these”, by evidence.")]
-    reliability: Annotated[tuple[Bin, ...], Doc("How often answers are right, by their probability.")]
+    reliability: Annotated[tuple[Bin, ...], Doc("How often answers are right, by their probability."), Detail()]
     notes: Notes = ()
     outcomes: Annotated[tuple[PredictedModel, ...], Hidden()] = field(default=(), repr=False)
 
@@ -377,22 +397,24 @@ class Evaluation(Drawn):
             return f"too few authors for an interval: {self.authors}"
         return f"95 % interval {percent(self._between[0])} to {percent(self._between[1])}"
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The scores, shares with their 95 % intervals; ``details``: every interval, and the reliability."""
-        whole = self.to_dict()
+    @property
+    def main_scores(self) -> Annotated[list[dict[str, Any]], Shown("scores", in_details=False), After("scores")]:
+        """The scores, the first two with their 95 % intervals."""
+        return self._with_intervals(("accuracy", "top3"))
+
+    @property
+    def all_scores(self) -> Annotated[list[dict[str, Any]], Shown("scores"), Detail(), After("scores")]:
+        """The scores with their 95 % intervals."""
+        return self._with_intervals(MEASURES)
+
+    def _with_intervals(self, names: Sequence[str]) -> list[dict[str, Any]]:
         of = {one.evidence: one for one in self.intervals}
-        for row in whole["scores"]:
-            for name in MEASURES if details else ("accuracy", "top3"):
+        rows = [plain(one, table=True) for one in self.scores]
+        for row in rows:
+            for name in names:
                 between = getattr(of.get(row["evidence"]), name, None)
-                row[name] = decimal(row[name]) + (f" ({span(*between)})" if between else "")
-        for row in [*whole["scores"], *whole["none_of_these"], *whole["reliability"]]:
-            row |= {name: decimal(cell) for name, cell in row.items() if isinstance(cell, float)}
-        if not details:
-            for row in whole["none_of_these"]:
-                for share in UNKNOWN_SHARES:
-                    row.pop(f"accuracy_{100 * share:.0f}")
-        left_out = ("intervals",) if details else ("intervals", "reliability")
-        return {name: value for name, value in whole.items() if name not in left_out}
+                row[name] = str(row[name]) + (f" ({span(*between)})" if between else "")
+        return rows
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.

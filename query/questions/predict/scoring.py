@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from query.contract.columns import MADE_FROM, NO_INTERVAL, VOTING_MODELS
-from query.contract.results import Doc
+from query.contract.results import Doc, Format
 from query.questions.predict.training_set import Reals
 from query.shared.statistics.authors import FEWEST_AUTHORS, TOO_FEW_AUTHORS, Ends, independent_changes, uncertainty
 from query.shared.statistics.neighbours import Booleans, Integers, codes_of
+from query.shared.wording import two_decimals
+
+DECIMALS = Format(two_decimals)
 
 # What several fields mean.
 _ACCURACY = Doc("Share of models whose best answer is right, from 0 to 1.")
@@ -142,12 +145,14 @@ class PredictionScore:
     """Means over models, a sweep counted as one. ``calibration_error``: mean |confidence - right| over the bins."""
 
     evidence: Annotated[str, MADE_FROM]
-    accuracy: Annotated[float, _ACCURACY]
-    top3: Annotated[float, _TOP3]
-    brier: Annotated[float, _BRIER]
-    log_loss: Annotated[float, _LOG_LOSS]
+    accuracy: Annotated[float, _ACCURACY, DECIMALS]
+    top3: Annotated[float, _TOP3, DECIMALS]
+    brier: Annotated[float, _BRIER, DECIMALS]
+    log_loss: Annotated[float, _LOG_LOSS, DECIMALS]
     calibration_error: Annotated[
-        float | None, Doc("Mean gap between the probability of an answer and how often it is right, from 0 to 1.")
+        float | None,
+        Doc("Mean gap between the probability of an answer and how often it is right, from 0 to 1."),
+        DECIMALS,
     ]
 
 
@@ -178,11 +183,11 @@ class Bin:
 
     evidence: Annotated[str, MADE_FROM]
     models: Annotated[int, VOTING_MODELS]
-    share: Annotated[float, Doc("Share of all models, from 0 to 1.")]
-    probability: Annotated[float, Doc("Mean probability of the best answer.")]
-    right: Annotated[float, Doc("How often the best answer is right, from 0 to 1.")]
-    low: Annotated[float | None, Doc("Lower end of the 95 % interval of right, over authors.")]
-    high: Annotated[float | None, Doc("Upper end of the 95 % interval of right, over authors.")]
+    share: Annotated[float, Doc("Share of all models, from 0 to 1."), DECIMALS]
+    probability: Annotated[float, Doc("Mean probability of the best answer."), DECIMALS]
+    right: Annotated[float, Doc("How often the best answer is right, from 0 to 1."), DECIMALS]
+    low: Annotated[float | None, Doc("Lower end of the 95 % interval of right, over authors."), DECIMALS]
+    high: Annotated[float | None, Doc("Upper end of the 95 % interval of right, over authors."), DECIMALS]
 
 
 def mean_scores(evidence: str, scores: Columns, importance: Reals) -> PredictionScore:

@@ -56,8 +56,8 @@ class LabelledModels:
     ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
     ``authors``: whose vote each is part of; with ``by_run`` its run's, as all are by one author.
     ``starts``: where adapters began (``query.models.population.START``), None for others and if it is not known.
-    ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representation``), whose two blocks are
-    compared one by one; None if there are none.
+    ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representations.vocabulary``), whose two
+    blocks are compared one by one; None if there are none.
     """
 
     table: VectorTable

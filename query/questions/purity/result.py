@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from query.contract.columns import CHANCE, NO_INTERVAL, P_VALUE, BaseId, Dataset, ModelId, Models, Vectors
+from query.contract.columns import CHANCE, NO_INTERVAL, P_VALUE, BaseId, Dataset, ModelId, Models, Notes, Vectors
 from query.contract.figures import THEMES, add_legend, drawn_alone, label, new_figure
-from query.contract.results import Doc, Drawn, Hidden, ThemeName, to_frame
+from query.contract.results import After, Detail, Doc, Drawn, Hidden, If, OnRequest, Shown, ThemeName, plain
 from query.shared.statistics.authors import TOO_FEW_AUTHORS, UNCONVINCING, too_few
 from query.shared.wording import counted, decimal, percent, span
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -31,8 +30,14 @@ _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
 _APART = 0.16  # of a row, between the two forms
-_BREAKDOWNS = ("by_dataset", "by_model", "confusions", "within")
+_CONFUSED = "taken for each other more often than by chance, in both directions"
 _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
+
+
+# What several fields mean.
+_BY_DATASET = Doc("The same for each dataset.")
+_CONFUSIONS = Doc("Datasets that are mistaken for one another.")
+_WITHIN = Doc("Chance if only models with the same head (author, …) exchange labels.")
 
 
 @dataclass(frozen=True)
@@ -128,16 +133,12 @@ class PurityScore:
     reached: Annotated[int, _REACHED] = 0
     is_exact: Annotated[bool, _IS_EXACT] = False
     effect: Annotated[float | None, _EFFECT] = None
-    by_dataset: Annotated[tuple[DatasetPurity, ...], Doc("The same for each dataset.")] = ()
     note: Annotated[str, Doc("Why numbers are missing; else empty.")] = ""
     authors: Annotated[int, Doc("Number of authors of the scored models.")] = 0
-    by_model: Annotated[tuple[ModelPurity, ...], Doc("The same for each model.")] = field(default=(), repr=False)
-    confusions: Annotated[tuple[Confusion, ...], Doc("Datasets that are mistaken for one another.")] = field(
-        default=(), repr=False
-    )
-    within: Annotated[
-        tuple[WithinScore, ...], Doc("Chance if only models with the same head (author, …) exchange labels.")
-    ] = ()
+    by_dataset: Annotated[tuple[DatasetPurity, ...], _BY_DATASET] = ()
+    within: Annotated[tuple[WithinScore, ...], _WITHIN, If()] = ()
+    confusions: Annotated[tuple[Confusion, ...], _CONFUSIONS, OnRequest()] = field(default=(), repr=False)
+    by_model: Annotated[tuple[ModelPurity, ...], Hidden()] = field(default=(), repr=False)
 
     @property
     def interval_note(self) -> str:
@@ -159,7 +160,13 @@ class PurityResult(Drawn, PurityScore):
     ``by``: ``dataset``, or ``task``, which then stands for the dataset in all names of keys, rows and sentences.
     """
 
-    HAS_DETAILS = True
+    ROWS_BY: ClassVar[Mapping[str, str]] = {
+        "dataset": "dataset_rows", "model": "model_rows", "confusion": "confusion_rows"
+    }  # fmt: skip
+    SHEET = (
+        "base", "representation", "possible_neighbours", "forms", "datasets_in_short", "all_datasets",
+        "models_in_short", "all_models", "notable_confusions", "all_confusions",
+    )  # fmt: skip
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "95 %": "95 % confidence interval over authors: how far the number could move if other authors had uploaded.",
         "p": (
@@ -185,14 +192,24 @@ class PurityResult(Drawn, PurityScore):
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("cross_author_models", "datasets", "models", "neighbours", "cross_author_chance", "chance", "p")
 
-    base: BaseId = ""
-    representation: Vectors = ""
+    base: Annotated[BaseId, After("")] = ""
+    representation: Annotated[Vectors, After("base")] = ""
     k: Annotated[
-        int | None, Doc("Number of nearest neighbours that were considered; empty: as many as share a dataset.")
+        int | None,
+        Doc("Number of nearest neighbours that were considered; empty: as many as share a dataset."),
+        After("representation"),
     ] = None
-    by: Annotated[str, Doc("What is compared: dataset or task.")] = "dataset"
+    by: Annotated[str, Doc("What is compared: dataset or task."), If("is_by_task"), After("")] = "dataset"
     cross_author: Annotated[PurityScore, Doc("The same numbers counted among models of other authors alone.")] = (
         PurityScore(0, 0, 0)
+    )
+    by_dataset: Annotated[tuple[DatasetPurity, ...], _BY_DATASET, After("cross_author")] = ()
+    within: Annotated[tuple[WithinScore, ...], _WITHIN, If(), After("notes")] = ()
+    confusions: Annotated[tuple[Confusion, ...], _CONFUSIONS, OnRequest(), After("within")] = field(
+        default=(), repr=False
+    )
+    by_model: Annotated[tuple[ModelPurity, ...], Doc("The same for each model."), OnRequest(), After("confusions")] = (
+        field(default=(), repr=False)
     )
     on_sampled: Annotated[
         tuple[str, ...], Hidden()
@@ -200,12 +217,17 @@ class PurityResult(Drawn, PurityScore):
     on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that go with the labels
 
     @property
+    def is_by_task(self) -> bool:
+        """Whether tasks are compared, not datasets."""
+        return self.by == "task"
+
+    @property
     def headline(self) -> str:
         """The interpretation in a few sentences."""
         return " ".join(verdict(self))
 
     @property
-    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+    def notes(self) -> Annotated[Notes, After("by_dataset")]:  # type: ignore[override]
         """Why an interval is missing, which models are, and which habits go with the labels."""
         why = filter(None, (self.interval_note, self.cross_author.interval_note))
         return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
@@ -217,55 +239,32 @@ class PurityResult(Drawn, PurityScore):
         rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
         return purity_figure([("all models", self, self.cross_author), *rows], theme, ax, self.by)
 
-    def to_dict(self, *, by_model: bool = False, confusions: bool = False) -> dict[str, Any]:
-        """The documented JSON object; rows of single models and of confused pairs only on request."""
+    def named(self, key: str) -> str:
+        """``by`` stands for the dataset."""
+        return key.replace("dataset", self.by)
 
-        def rows(score: PurityScore, name: str) -> list[dict[str, Any]]:
-            return [asdict(row) for row in getattr(score, name)]
+    @property
+    def dataset_rows(self) -> list[dict[str, Any]]:
+        """A row for each scored dataset; ``cross_author_…``: among other authors' models."""
+        return self._rows_with_others("dataset", ("models", "purity", "chance"))
 
-        def numbers(score: PurityScore) -> dict[str, Any]:
-            return {one.name: getattr(score, one.name) for one in fields(PurityScore) if one.name not in _BREAKDOWNS}
+    @property
+    def model_rows(self) -> list[dict[str, Any]]:
+        """The same for each scored model."""
+        return self._rows_with_others("model", ("neighbours", "purity", "chance"))
 
-        other = self.cross_author
-        result: dict[str, Any] = {"base": self.base, "representation": self.representation, "k": self.k}
-        result |= numbers(self)
-        result["cross_author"] = numbers(other) | {"by_dataset": rows(other, "by_dataset")}
-        result |= {"by_dataset": rows(self, "by_dataset"), "notes": list(self.notes)}
-        if self.within:
-            result["within"] = rows(self, "within")
-            result["cross_author"]["within"] = rows(other, "within")
-        if confusions:
-            result["confusions"] = rows(self, "confusions")
-            result["cross_author"]["confusions"] = rows(other, "confusions")
-        renamed: dict[str, Any] = self._renamed(result | ({"by_model": rows(self, "by_model")} if by_model else {}))
-        return renamed if self.by == "dataset" else {"by": self.by} | renamed
-
-    def _renamed(self, part: Any) -> Any:
-        """``part`` of an answer with this ``by`` in place of ``dataset`` in all keys."""
-        if isinstance(part, Mapping):
-            return {key.replace("dataset", self.by): self._renamed(value) for key, value in part.items()}
-        return [self._renamed(one) for one in part] if isinstance(part, list) else part
-
-    def to_rows(self, by: str = "dataset") -> list[dict[str, Any]]:
-        """A row for each scored dataset or (``by="model"``) model; ``cross_author_…``: among other authors' models.
-
-        ``by="confusion"``: a row for each pair of confused datasets, among all models and among other authors'. Raises
-        ValueError for another ``by``.
-        """
-        if by == "confusion":
-            forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
-            return [self._renamed({"among": among} | asdict(pair)) for among, pairs in forms.items() for pair in pairs]
-        if by not in ("dataset", "model", self.by):
-            raise ValueError(f"unknown rows {by!r} (choose {self.by}, model or confusion)")
-        by = "model" if by == "model" else "dataset"
-        name = f"by_{by}"
-        others = {getattr(row, by): row for row in getattr(self.cross_author, name)}
-        again = ("models", "purity", "chance") if by == "dataset" else ("neighbours", "purity", "chance")
+    def _rows_with_others(self, by: str, again: Sequence[str]) -> list[dict[str, Any]]:
+        others = {getattr(row, by): row for row in getattr(self.cross_author, f"by_{by}")}
         return [
-            self._renamed(asdict(row))
-            | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
-            for row in getattr(self, name)
-        ]  # fmt: skip
+            plain(row) | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
+            for row in getattr(self, f"by_{by}")
+        ]
+
+    @property
+    def confusion_rows(self) -> list[dict[str, Any]]:
+        """A row for each pair of confused datasets, among all models and among other authors'."""
+        forms = {"all": self.confusions, "by other authors": self.cross_author.confusions}
+        return [{"among": among} | plain(pair) for among, pairs in forms.items() for pair in pairs]
 
     def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
         """What CSV and JSON lines print: a row for all models (``part`` is ``all``), then :meth:`to_rows`."""
@@ -278,67 +277,107 @@ class PurityResult(Drawn, PurityScore):
         whole |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
         return [whole, *({"part": by, **row} for row in rows)]
 
-    def to_df(self, by: str = "dataset") -> pandas.DataFrame:
-        """The rows of :meth:`to_rows` as a data frame."""
-        return to_frame(self.to_rows(by))
+    # Two rows of numbers, then the first datasets, models or pairs, or with details all of them with all columns.
 
-    def table(self, *, details: bool = False, by: str = "dataset") -> dict[str, Any]:
-        """Two rows of numbers, then the first datasets or models, or (``details``) all of them with all columns."""
-        if self.purity is None:
-            return {"base": self.base, "representation": self.representation, "candidates": self.candidates}
-        rows = self.to_rows(by)
-        if by == "confusion" and not details:
-            # Of the neighbours on other data, the share on the other dataset, in both directions.
-            others = "by other authors" if self.cross_author.confusions else "all"
-            rows = [
-                {
-                    self.by: row[self.by],
-                    "taken for": row["taken_for"],
-                    "share": row["share"],
-                    "chance": row["chance"],
-                    "back": row["back_share"],
-                    "back chance": row["back_chance"],
-                    "neighbours": row["neighbours"] + row["back_neighbours"],
-                }
-                for row in rows
-                if row["among"] == others and row["is_notable"]
-            ]
-        title = f"by {by}"
-        if by == "confusion":
-            title = "taken for each other more often than by chance, in both directions"
-        if not details:
-            title += "" if len(rows) <= _SHOWN else f", the first {_SHOWN} of {len(rows)}"
-            rows = [
-                {
-                    name: decimal(value) if isinstance(value, float) else value
-                    for name, value in row.items()
-                    if name not in _WIDE
-                }
-                for row in rows[:_SHOWN]
-            ]
+    @property
+    def has_no_score(self) -> bool:
+        """Whether purity is not defined."""
+        return self.purity is None
 
-        def line(among: str, score: PurityScore, permuted: PurityScore | WithinScore, models: int) -> dict[str, Any]:
-            has_interval = permuted is score and score.ci_low is not None
-            return {
-                "among": among,
-                "purity": decimal(score.purity),
-                "95 %": span(score.ci_low, score.ci_high) if has_interval else "",
-                "chance": decimal(permuted.chance),
-                "p": _p_in_words(permuted),
-                "effect": "" if permuted.effect is None else f"{permuted.effect:.1f}",
-                "models": models,
-                "datasets": score.datasets,
-            }
+    @property
+    def possible_neighbours(self) -> Annotated[int, Shown("candidates"), If("has_no_score")]:
+        """All that is known then."""
+        return self.candidates
 
+    @property
+    def forms(self) -> Annotated[list[dict[str, Any]], Shown("neighbours"), If("purity")]:
+        """Purity among all models and among other authors', and what it would be if labels were exchanged within."""
         forms = (("all", self), ("by other authors", self.cross_author))
-        neighbours = [line(among, score, score, score.models) for among, score in forms]
-        neighbours += [
-            line(f"{among}, labels exchanged within {one.within}", score, one, one.movable)
+        neighbours = [_form(among, score, score, score.models) for among, score in forms]
+        return neighbours + [
+            _form(f"{among}, labels exchanged within {one.within}", score, one, one.movable)
             for among, score in forms
             for one in score.within
         ]
-        whole = {"base": self.base, "representation": self.representation, "neighbours": self._renamed(neighbours)}
-        return whole | ({title: rows} if rows else {})
+
+    def _in_short(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            {
+                name: decimal(cell) if isinstance(cell, float) else cell
+                for name, cell in row.items()
+                if self.named(name) not in _WIDE
+            }
+            for row in rows
+        ]
+
+    @property
+    def datasets_in_short(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown("by dataset", _SHOWN, in_details=False), OnRequest(("dataset",)), If()]:
+        """The datasets with fewer columns."""
+        return self._in_short(self.dataset_rows)
+
+    @property
+    def all_datasets(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown("by dataset"), OnRequest(("dataset",)), Detail(), If()]:
+        """All datasets."""
+        return self.dataset_rows
+
+    @property
+    def models_in_short(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown("by model", _SHOWN, in_details=False), OnRequest(("model",)), If()]:
+        """The models with fewer columns."""
+        return self._in_short(self.model_rows)
+
+    @property
+    def all_models(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown("by model"), OnRequest(("model",)), Detail(), If()]:
+        """All models."""
+        return self.model_rows
+
+    @property
+    def notable_confusions(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown(_CONFUSED, _SHOWN, in_details=False), OnRequest(("confusion",)), If()]:
+        """Of the neighbours on other data, the share on the other dataset, in both directions."""
+        others = "by other authors" if self.cross_author.confusions else "all"
+        return self._in_short(
+            {
+                "dataset": row["dataset"],
+                "taken for": row["taken_for"],
+                "share": row["share"],
+                "chance": row["chance"],
+                "back": row["back_share"],
+                "back chance": row["back_chance"],
+                "neighbours": row["neighbours"] + row["back_neighbours"],
+            }
+            for row in self.confusion_rows
+            if row["among"] == others and row["is_notable"]
+        )
+
+    @property
+    def all_confusions(
+        self,
+    ) -> Annotated[list[dict[str, Any]], Shown(_CONFUSED), OnRequest(("confusion",)), Detail(), If()]:
+        """All pairs."""
+        return self.confusion_rows
+
+
+def _form(among: str, score: PurityScore, permuted: PurityScore | WithinScore, models: int) -> dict[str, Any]:
+    has_interval = permuted is score and score.ci_low is not None
+    return {
+        "among": among,
+        "purity": decimal(score.purity),
+        "95 %": span(score.ci_low, score.ci_high) if has_interval else "",
+        "chance": decimal(permuted.chance),
+        "p": _p_in_words(permuted),
+        "effect": "" if permuted.effect is None else f"{permuted.effect:.1f}",
+        "models": models,
+        "datasets": score.datasets,
+    }
 
 
 @drawn_alone

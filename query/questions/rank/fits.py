@@ -2,7 +2,7 @@
 
 x is the layer, from 0. Each nonlinear form is nonlinear in one parameter only; given that one, the others follow
 exactly (variable projection: Golub & Pereyra, 1973), so a search along a line is enough.
-All layers have equal weight: the spread over models says how much models differ, not how well their mean is known.
+All layers have equal weight: the spread over models measures how much models differ, not how certain their mean is.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Floats = NDArray[np.float64]
 Parameters = dict[str, float]
 
 # Grid points tried for the nonlinear parameter before the best one is refined.
-_PLACES = 201
+_GRID_POINTS = 201
 _STEEPEST_RATE = 3.0  # of an exponential, per layer: a factor of twenty
 _STEEPEST_POWER = 5.0
 _LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is practically a parabola
 # Residuals below this share of the largest rank are rounding errors: forms that leave less fit equally well.
 _ROUNDING = 1e-6
-# A smaller difference in AIC does not say which form is better (Burnham & Anderson, 2002).
+# A smaller difference in AIC is no evidence for either form (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
 _FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 
 
 @dataclass(frozen=True)
 class Form:
-    """A law with ``count`` parameters, found by ``fit(x, y, depth)``; every x is below ``depth``."""
+    """A law with ``count`` parameters; ``fit(x, y, depth)`` finds them, where every x is below ``depth``."""
 
     count: int
     fit: Callable[[Floats, Floats, int], Parameters]
@@ -47,10 +47,13 @@ class Form:
 class Fit:
     """One form fitted to the ranks of one family.
 
-    With n layers, k parameters and RSS, the sum of squared residuals: ``aic`` = n ln(RSS/n) + 2k; ``aicc`` adds
-    2k(k + 1)/(n − k − 1) for few layers (after Sugiura, 1978; the variance, which all forms share, is not counted in
-    k) and is None if n ≤ k + 1. ``loo_error`` is the leave-one-layer-out root mean square error, in ranks; None for a
-    single layer.
+    For n layers, k parameters and the sum of squared residuals RSS:
+
+    Attributes:
+        aic: n ln(RSS/n) + 2k.
+        aicc: for few layers, aic + 2k(k + 1)/(n − k − 1) (after Sugiura, 1978; the variance, which all forms share, is
+            not counted in k); None if n ≤ k + 1.
+        loo_error: the leave-one-layer-out root mean square error, in ranks; None for a single layer.
     """
 
     form: Annotated[str, Doc("Form of the equation: constant, linear, quadratic, exponential, power or elliptic.")]
@@ -79,28 +82,28 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
     Layers with None are left out. One known layer is enough for the constant; fewer than six give only the constant and
     the line.
     """
-    known = [layer for layer, rank in enumerate(ranks) if rank is not None]
-    x = np.array(known, dtype=np.float64)
-    y = np.array([ranks[layer] for layer in known], dtype=np.float64)
-    found = []
+    layers = [layer for layer, rank in enumerate(ranks) if rank is not None]
+    x = np.array(layers, dtype=np.float64)
+    y = np.array([ranks[layer] for layer in layers], dtype=np.float64)
+    fits = []
     for name, form in FORMS.items():
         fewest = max(form.count + 2, 0 if name == "linear" else _FEWEST_FOR_CURVES)
-        if len(known) >= (1 if name == "constant" else fewest):
-            found.append(_fit(name, form, x, y, len(ranks)))
-    return tuple(found)
+        if len(layers) >= (1 if name == "constant" else fewest):
+            fits.append(_fit(name, form, x, y, len(ranks)))
+    return tuple(fits)
 
 
 def best_fit(fits: Sequence[Fit]) -> Fit | None:
-    """Of the forms within 2 of the smallest AICc, the one with the fewest parameters, then with the smaller AICc.
+    """The fit with the fewest parameters, then the smaller AICc, among the fits within 2 of the smallest AICc.
 
     None if ``fits`` is empty.
     """
-    judged = {fit.form: fit.aicc for fit in fits if fit.aicc is not None}
-    if not judged:
+    aicc_of = {fit.form: fit.aicc for fit in fits if fit.aicc is not None}
+    if not aicc_of:
         return fits[0] if fits else None
-    smallest = min(judged.values())
-    close = [fit for fit in fits if judged.get(fit.form, math.inf) <= smallest + _INDIFFERENT]
-    return min(close, key=lambda fit: (len(fit.parameters), judged[fit.form]))
+    smallest = min(aicc_of.values())
+    close = [fit for fit in fits if aicc_of.get(fit.form, math.inf) <= smallest + _INDIFFERENT]
+    return min(close, key=lambda fit: (len(fit.parameters), aicc_of[fit.form]))
 
 
 def _fit(name: str, form: Form, x: Floats, y: Floats, depth: int) -> Fit:
@@ -112,9 +115,9 @@ def _fit(name: str, form: Form, x: Floats, y: Floats, depth: int) -> Fit:
     loo_error = None
     if len(x) > 1:
         errors = np.empty(len(x))
-        for place in range(len(x)):
-            without = form.fit(np.delete(x, place), np.delete(y, place), depth)
-            errors[place] = y[place] - form.curve(without, x[[place]])[0]
+        for index in range(len(x)):
+            without = form.fit(np.delete(x, index), np.delete(y, index), depth)
+            errors[index] = y[index] - form.curve(without, x[[index]])[0]
         loo_error = _root_mean_square(errors)
         loo_error = loo_error if loo_error > rounding else 0.0
     return Fit(
@@ -138,8 +141,8 @@ def _polynomial(degree: int, x: Floats, y: Floats, _depth: int) -> Parameters:
     powers = np.vander(x, degree + 1, increasing=True)
     coefficients = np.linalg.lstsq(powers, y, rcond=None)[0]
     # Coefficients that contribute only rounding errors become zero.
-    nothing = np.abs(coefficients * powers).max(axis=0) < _ROUNDING * np.abs(y).max()
-    return dict(zip("abc", np.where(nothing, 0.0, coefficients).tolist(), strict=False))
+    is_zero = np.abs(coefficients * powers).max(axis=0) < _ROUNDING * np.abs(y).max()
+    return dict(zip("abc", np.where(is_zero, 0.0, coefficients).tolist(), strict=False))
 
 
 def _exponential(x: Floats, y: Floats, _depth: int) -> Parameters:
@@ -154,7 +157,7 @@ def _power(x: Floats, y: Floats, _depth: int) -> Parameters:
 
 def _elliptic(x: Floats, y: Floats, depth: int) -> Parameters:
     # With A = depth / sin φ the curve is smooth in φ up to A = depth, where it ends vertically.
-    angles = np.linspace(math.asin(1 / _LONGEST_ELLIPSE), math.pi / 2, _PLACES)
+    angles = np.linspace(math.asin(1 / _LONGEST_ELLIPSE), math.pi / 2, _GRID_POINTS)
     angle, low, step = _search(angles, lambda angles: _quarter((x + 1) / depth * np.sin(angles)), _rising, y)
     low = low if low > _ROUNDING * y.max() else 0.0
     return {"r_min": low, "r_max": low + step, "A": depth / math.sin(angle)}
@@ -162,7 +165,7 @@ def _elliptic(x: Floats, y: Floats, depth: int) -> Parameters:
 
 def _around_zero(widest: float) -> Floats:
     """Grid points from −widest to widest, denser near zero, where curves differ most."""
-    return widest * np.sinh(np.linspace(-6, 6, _PLACES)) / math.sinh(6)
+    return widest * np.sinh(np.linspace(-6, 6, _GRID_POINTS)) / math.sinh(6)
 
 
 def _quarter(shares: Floats) -> Floats:
@@ -170,7 +173,7 @@ def _quarter(shares: Floats) -> Floats:
 
 
 def _search(
-    places: Floats,
+    grid: Floats,
     columns: Callable[[Floats], Floats],
     solve: Callable[[Floats, Floats], tuple[Floats, Floats]],
     y: Floats,
@@ -178,20 +181,20 @@ def _search(
     """The value with the least squared residuals, and the offset and factor of its shape."""
     from scipy.optimize import minimize_scalar
 
-    def residuals(some: Floats) -> Floats:
-        shapes = columns(some[:, None])
+    def losses_at(values: Floats) -> Floats:
+        shapes = columns(values[:, None])
         offsets, factors = solve(shapes, y)
         return np.square(y - offsets[:, None] - factors[:, None] * shapes).sum(axis=1)
 
-    looked = residuals(places)
-    best = int(looked.argmin())
-    between = (places[max(best - 1, 0)], places[min(best + 1, len(places) - 1)])
-    found = minimize_scalar(
-        lambda place: residuals(np.array([place]))[0], bounds=between, method="bounded", options={"xatol": 1e-12}
+    losses = losses_at(grid)
+    best = int(losses.argmin())
+    bounds = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+    minimum = minimize_scalar(
+        lambda value: losses_at(np.array([value]))[0], bounds=bounds, method="bounded", options={"xatol": 1e-12}
     )
-    place = float(found.x) if found.fun < looked[best] else float(places[best])
-    offsets, factors = solve(columns(np.array([[place]])), y)
-    return place, float(offsets[0]), float(factors[0])
+    value = float(minimum.x) if minimum.fun < losses[best] else float(grid[best])
+    offsets, factors = solve(columns(np.array([[value]])), y)
+    return value, float(offsets[0]), float(factors[0])
 
 
 def _proportional(shapes: Floats, y: Floats) -> tuple[Floats, Floats]:
@@ -212,15 +215,15 @@ def _rising(shapes: Floats, y: Floats) -> tuple[Floats, Floats]:
 # ---- equations
 
 
-def shown(number: float) -> str:
+def rounded(number: float) -> str:
     """Three significant figures, without trailing zeros, with a real minus sign."""
     if number == 0:
         return "0"
-    places = 2 - math.floor(math.log10(abs(number)))
-    if places > 6:
+    decimals = 2 - math.floor(math.log10(abs(number)))
+    if decimals > 6:
         mantissa, _, exponent = f"{number:.1e}".partition("e")
         return f"{mantissa}·10^{int(exponent)}".replace("-", "−")
-    text = f"{number:.{max(places, 0)}f}"
+    text = f"{number:.{max(decimals, 0)}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", "−")
 
 
@@ -231,10 +234,10 @@ def _sum(parameters: Mapping[str, float]) -> str:
 
 
 def _plus(*terms: tuple[float, str]) -> str:
-    """A sum of terms (coefficient, factor), without those whose coefficient is zero."""
+    """A sum of terms (coefficient, factor), without terms of coefficient zero."""
     first, *others = [term for term in terms if term[0]] or [terms[0]]
-    signed = [f"{'−' if number < 0 else '+'} {shown(abs(number))}{what}" for number, what in others]
-    return " ".join([shown(first[0]) + first[1], *signed])
+    signed = [f"{'−' if number < 0 else '+'} {rounded(abs(number))}{factor}" for number, factor in others]
+    return " ".join([rounded(first[0]) + first[1], *signed])
 
 
 FORMS = {
@@ -244,19 +247,19 @@ FORMS = {
         2,
         _exponential,
         lambda p, x: p["a"] * np.exp(p["b"] * x),
-        lambda p: f"{shown(p['a'])}·e^({shown(p['b'])}·x)",
+        lambda p: f"{rounded(p['a'])}·e^({rounded(p['b'])}·x)",
     ),
     "power": Form(
         2,
         _power,
         lambda p, x: p["a"] * (x + 1) ** p["b"],
-        lambda p: f"{shown(p['a'])}·(x+1)^" + (shown(p["b"]) if p["b"] >= 0 else f"({shown(p['b'])})"),
+        lambda p: f"{rounded(p['a'])}·(x+1)^" + (rounded(p["b"]) if p["b"] >= 0 else f"({rounded(p['b'])})"),
     ),
     "quadratic": Form(3, partial(_polynomial, 2), lambda p, x: p["a"] + p["b"] * x + p["c"] * x**2, _sum),
     "elliptic": Form(
         3,
         _elliptic,
         lambda p, x: p["r_min"] + (p["r_max"] - p["r_min"]) * _quarter((x + 1) / p["A"]),
-        lambda p: _plus((p["r_min"], ""), (p["r_max"] - p["r_min"], f"·√(1 − ((x+1)/{shown(p['A'])})²)")),
+        lambda p: _plus((p["r_min"], ""), (p["r_max"] - p["r_min"], f"·√(1 − ((x+1)/{rounded(p['A'])})²)")),
     ),
 }

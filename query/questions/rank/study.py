@@ -1,6 +1,6 @@
-"""How the rank of δW, or of W, moves with depth: the mean over models by family and layer, and the law that fits best.
+"""How the rank of δW, or of W, varies with depth: the mean over models by family and layer, and the law that fits best.
 
-The rank at a threshold is the smallest r for which the r largest singular values hold that share of Σ σ²
+The rank at a threshold is the smallest r for which the r largest singular values contain that share of Σ σ²
 (``indexer.records.record``). Each model counts once: copies of the base, unrelated models and duplicates are left out.
 """
 
@@ -20,7 +20,7 @@ from query.contract.columns import FAMILY, LAYER, LEFT_OUT, BaseId, Models, Note
 from query.contract.figures import Panels, add_legend, add_title, label
 from query.contract.options import Base
 from query.contract.registry import question
-from query.contract.results import Doc, Drawn
+from query.contract.results import Detail, Doc, Drawn, If, Shown, Spread
 from query.models.population import LeftOut
 from query.models.sampled import note_on_sampled
 from query.questions.rank.fits import Fit, best_fit, fit_forms
@@ -54,9 +54,11 @@ KINDS = ("cross", "ssm", "conv", "expert")  # families of other kinds begin with
 class FamilyRanks:
     """One family of one stack; every column is by layer, from 0.
 
-    ``ranks``: the mean over models, None where no model is known or changed. ``spread``: the standard deviation over
-    models (n − 1 in the denominator; None for fewer than two). ``counts``: the number of models behind both.
-    ``fit``: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`).
+    Attributes:
+        ranks: the mean over models, None where no model is known or changed.
+        spread: the standard deviation over models (n − 1 in the denominator; None for fewer than two).
+        counts: the number of models behind both.
+        fit: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`).
     """
 
     ranks: Annotated[
@@ -70,8 +72,8 @@ class FamilyRanks:
     @property
     def mean(self) -> float | None:
         """The mean over the known layers."""
-        known = [rank for rank in self.ranks if rank is not None]
-        return sum(known) / len(known) if known else None
+        ranks = [rank for rank in self.ranks if rank is not None]
+        return sum(ranks) / len(ranks) if ranks else None
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,17 @@ class LayerRank:
 class RankStudy(Drawn):
     """The ranks of one base's models, or of one ``model``, by family and layer.
 
-    ``of``: "delta" or "weights". ``models`` is how many are in the mean. ``lacking`` names models whose records lack
-    singular values, and ``left_out`` counts those that a study never includes; neither are in the mean.
+    Attributes:
+        of: "delta" or "weights".
+        models: the number of models in the mean.
+        lacking: models whose records lack singular values; they are not in the mean.
+        left_out: counts of the models that a study never includes.
     """
 
-    HAS_DETAILS = True
     ROWS = "ranks"
-    IS_SHEET = True
+    SHEET = (
+        "base", "model", "measured", "models", "relations", "without_spectra", "best_fits", "all_fits", "by_layer"
+    )  # fmt: skip
     SHOW_HEADLINE = True
     OPTIONAL_COLUMNS = ("form", "loo_error", "aicc", "parameters")
 
@@ -112,8 +118,8 @@ class RankStudy(Drawn):
     threshold: Annotated[float, Doc("Share of the energy Σσ² that the rank must hold.")]
     models: Models
     families: Annotated[Mapping[str, FamilyRanks], Doc("The ranks of each family.")]
-    model: Annotated[str | None, Doc("The one model asked for; empty for all.")]
-    relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all.")]
+    model: Annotated[str | None, Doc("The one model asked for; empty for all."), If(in_tables=True)]
+    relations: Annotated[tuple[str, ...], Doc("The relations asked for; empty for all."), If(in_tables=True)]
     whole: Annotated[bool, Doc("Whether fused matrices were taken whole.")]
     left_out: Annotated[LeftOut, LEFT_OUT]
     lacking: Annotated[tuple[str, ...], Doc("Models whose records lack singular values.")]
@@ -133,40 +139,63 @@ class RankStudy(Drawn):
     @property
     def mean_rank(self) -> float | None:
         """The mean over families of their means over layers; None if no rank is known."""
-        known = [family.mean for family in self.families.values() if family.mean is not None]
-        return sum(known) / len(known) if known else None
+        means = [family.mean for family in self.families.values() if family.mean is not None]
+        return sum(means) / len(means) if means else None
 
     @property
     def headline(self) -> str:
         """The mean rank, and the families with the lowest and the highest."""
-        known = {name: family.mean for name, family in self.families.items() if family.mean is not None}
-        if not known:
+        means = {name: family.mean for name, family in self.families.items() if family.mean is not None}
+        if not means:
             return f"No rank of {SYMBOLS[self.of]} is known for {self.base}."
-        low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-        between = (
-            f", from {decimal(known[low], 1)} ({low}) to {decimal(known[high], 1)} ({high})" if low != high else ""
+        low, high = min(means, key=lambda name: means[name]), max(means, key=lambda name: means[name])
+        range_text = (
+            f", from {decimal(means[low], 1)} ({low}) to {decimal(means[high], 1)} ({high})" if low != high else ""
         )
         return (
             f"{100 * self.threshold:g} % of the energy of {SYMBOLS[self.of]} lies in "
             f"{decimal(self.mean_rank, 1)} directions on average over the layers of "
-            f"{self.model or counted(self.models, 'model')}{between}."
+            f"{self.model or counted(self.models, 'model')}{range_text}."
         )
 
-    def table(self, *, details: bool = False) -> dict[str, Any]:
-        """The numbers of ``to_dict``, shorter: the best form of each family (``details``: all forms) and mean ranks."""
-        fits: list[dict[str, Any]] = [
+    @property
+    def measured(self) -> Annotated[str, Shown("rank of")]:
+        """What has the rank, in words."""
+        return SYMBOLS[self.of] + f" at {100 * self.threshold:g} % of the energy"
+
+    @property
+    def without_spectra(self) -> Annotated[int, Shown("lacking spectra")]:
+        """How many models are ``lacking``."""
+        return len(self.lacking)
+
+    @property
+    def best_fits(self) -> Annotated[list[dict[str, Any]], Shown("best fit (x = layer)", in_details=False)]:
+        """The best form of each family."""
+        fits = [(name, family.fit) for name, family in self.families.items() if family.fit]
+        return [
             {"family": name, "equation": fit.equation, "loo_error": fit.loo_error, "form": fit.form}
-            | ({"aicc": fit.aicc, "parameters": fit.parameters} if details else {})
-            for name, family in self.families.items()
-            for fit in (family.fits if details else filter(None, [family.fit]))
+            for name, fit in fits
         ]
-        panels: dict[str, list[str]] = {}  # families shown together: those of one stack, cross-attention separately
+
+    @property
+    def all_fits(self) -> Annotated[list[dict[str, Any]], Shown("all fits (x = layer)"), Detail()]:
+        """All forms of each family."""
+        return [
+            {"family": name, "equation": fit.equation, "loo_error": fit.loo_error, "form": fit.form, "aicc": fit.aicc,
+             "parameters": fit.parameters}
+            for name, family in self.families.items() for fit in family.fits
+        ]  # fmt: skip
+
+    @property
+    def by_layer(self) -> Annotated[dict[str, list[dict[str, Any]]], Shown(), Spread()]:
+        """The mean ranks: a table for the families of each stack, and one for those of cross-attention."""
+        panels: dict[str, list[str]] = {}
         for name in self.families:
             stack, _, family_name = name.rpartition(".")
             cross = "cross-attention" if family_name.startswith("cross_") else ""
             title = ", ".join(filter(None, (stack, cross)))
             panels.setdefault(f" ({title})" if title else "", []).append(name)
-        by_layer = {
+        return {
             f"mean rank{title}": [
                 {"layer": layer}
                 | {
@@ -177,22 +206,12 @@ class RankStudy(Drawn):
             ]
             for title, names in panels.items()
         }
-        return {
-            "base": self.base,
-            **({"model": self.model} if self.model else {}),
-            "rank of": SYMBOLS[self.of] + f" at {100 * self.threshold:g} % of the energy",
-            "models": self.models,
-            **({"relations": list(self.relations)} if self.relations else {}),
-            "lacking spectra": len(self.lacking),
-            ("all fits" if details else "best fit") + " (x = layer)": fits,
-            **by_layer,
-        }
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """A panel for each family, all with one scale: its mean with the spread, and the best fit dashed.
 
-        Rows: attention, cross-attention, feed-forward and others of each stack. The others of a row are grey behind
-        each.
+        Rows: attention, cross-attention, feed-forward and others of each stack. Behind each family, the others of its
+        row are grey.
         """
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
@@ -208,7 +227,7 @@ class RankStudy(Drawn):
         figure, colours = panels.figure, panels.colours
         # None becomes NaN; the band is the mean ± spread, cut off at zero.
         ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}
-        spread = {name: np.nan_to_num(np.array(one.spread, dtype=float)) for name, one in self.families.items()}
+        spread = {name: np.nan_to_num(np.array(family.spread, dtype=float)) for name, family in self.families.items()}
         highest = max(float(np.nan_to_num(ranks[name] + spread[name]).max()) for name in ranks)
         for names, row in zip(rows, panels.rows, strict=True):
             for name, panel in zip(names, row, strict=True):
@@ -218,7 +237,7 @@ class RankStudy(Drawn):
                 family, bare_name = self.families[name], name.rpartition(".")[2]
                 if bare_name.partition("_")[0] in KINDS:
                     bare_name = bare_name.partition("_")[2]
-                shades = [place for place, one in enumerate(_COLOURED) if bare_name.startswith(one)]
+                shades = [index for index, prefix in enumerate(_COLOURED) if bare_name.startswith(prefix)]
                 colour = colours.palette[(shades or [names.index(name)])[0] % len(colours.palette)]
                 layers = np.arange(len(family.ranks))
                 low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
@@ -239,8 +258,8 @@ class RankStudy(Drawn):
         for panel in panels.rows[-1]:
             panel.set_xlabel("layer x", fontsize=8)
 
-        which = "rank of this family" if self.model else "mean rank of this family"
-        handles: list[Any] = [Line2D([], [], color=colours.ink, label=which, **mean)]
+        curve_name = "rank of this family" if self.model else "mean rank of this family"
+        handles: list[Any] = [Line2D([], [], color=colours.ink, label=curve_name, **mean)]
         if self.model is None:
             handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label="± standard deviation over models"))
         handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
@@ -249,8 +268,8 @@ class RankStudy(Drawn):
         legend_columns = 4 if figure.bbox.width / figure.dpi >= _WIDEST_LEGEND else 2
         add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
-        who = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
-        title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{who}"
+        models_text = f"{label(self.model, 48)}\none of the {base}" if self.model else f"{self.models} {base}"
+        title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{models_text}"
         add_title(figure, title, colours)
         return figure
 
@@ -312,10 +331,12 @@ def rank_by_depth(
             f"None of the {len(candidates)} models of {canonical} has all its singular values in this atlas.",
             Text("Read them: ", Call("build", canonical, spectra=True)),
         )
-    known = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
-    if np.isnan(known).all():
+    changed = np.where(ranks[counts] > 0, ranks[counts], np.nan)  # without zero changes
+    if np.isnan(changed).all():
         raise AtlasError(f"{model or 'Every model'} changes no matrix of {canonical}: a zero δW has no rank.", "")
-    lacking = tuple(row["model"] for row, is_counted in zip(candidates, counts, strict=True) if not is_counted)
+    lacking = tuple(
+        candidate["model"] for candidate, is_counted in zip(candidates, counts, strict=True) if not is_counted
+    )
     if lacking:
         names = ", ".join(lacking[:_NAMES_SHOWN]) + (" …" if len(lacking) > _NAMES_SHOWN else "")
         lack = "model lacks spectra and does" if len(lacking) == 1 else "models lack spectra and do"
@@ -324,25 +345,25 @@ def rank_by_depth(
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 
     columns: dict[str, dict[int, Any]] = {}
-    for column, key in zip(known.T, matrices, strict=True):
+    for column, key in zip(changed.T, matrices, strict=True):
         columns.setdefault(key.family_key, {})[key.layer] = column[~np.isnan(column)]
     families = {}
     for family, layers in columns.items():
-        found = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
-        means = tuple(float(one.mean()) if len(one) else None for one in found)
+        values_by_layer = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
+        means = tuple(float(values.mean()) if len(values) else None for values in values_by_layer)
         fits = fit_forms(means)
         families[family] = FamilyRanks(
             ranks=means,
-            spread=tuple(float(one.std(ddof=1)) if len(one) > 1 else None for one in found),
+            spread=tuple(float(values.std(ddof=1)) if len(values) > 1 else None for values in values_by_layer),
             fit=best_fit(fits),
-            counts=tuple(len(one) for one in found),
+            counts=tuple(len(values) for values in values_by_layer),
             fits=fits,
         )
     return RankStudy(
         base=canonical,
         of=of,
         threshold=threshold,
-        models=len(known),
+        models=len(changed),
         families=families,
         model=candidates[0]["model"] if model is not None else None,
         relations=relations,

@@ -1,6 +1,7 @@
 """The models that a study of ranks counts, and the rank of every matrix of each at one share of the energy.
 
-Shares that the database has columns for are read from it; others are computed from the singular values in the records.
+If the database has a column for the share, the ranks are read from it. Otherwise they are computed from the singular
+values in the records.
 A candidate is a row with the ``model_id``, ``model``, ``record_key`` and ``has_spectra`` of a model.
 """
 
@@ -42,10 +43,10 @@ def checked_relations(text: str | None) -> tuple[str, ...]:
 
 
 def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) -> tuple[list[Candidate], LeftOut]:
-    """The models of a base that count, by id, and how many copies, unrelated models and duplicates do not.
+    """The models of a base that count, by id, and how many copies, unrelated models and duplicates are left out.
 
-    Sampled models do not either: the rows that were read do not give ranks. A duplicate replaces its first upload if
-    only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
+    Sampled models are left out, too, because some rows of a matrix do not give its rank. A duplicate replaces its first
+    upload if only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
     """
     rows = atlas.rows(
         'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
@@ -54,8 +55,10 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
         [base, list(relations), list(relations)],
     )
     if not rows:
-        what = f"No {' or '.join(relations)} of {base} is indexed." if relations else f"No model of {base} is indexed."
-        raise AtlasError(what, Text("Run: ", Call("build", base, spectra=True)))
+        reason = (
+            f"No {' or '.join(relations)} of {base} is indexed." if relations else f"No model of {base} is indexed."
+        )
+        raise AtlasError(reason, Text("Run: ", Call("build", base, spectra=True)))
     chosen: list[Candidate] = []
     groups: set[int] = set()
     counts: Counter[str] = Counter()
@@ -82,27 +85,27 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
 
 def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidate, str, list[str]]:
     """One model, its base, and notes on its flags. Raises AtlasError if it is not indexed."""
-    found = atlas.find(ModelRef.parse(name), base)
-    if found is None:
+    entry = atlas.find(ModelRef.parse(name), base)
+    if entry is None:
         hint = Text("Only models of the atlas: ", Call("add", name, base_in_hint(atlas, base), spectra=True))
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
         'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
         "duplicate_of IS NOT NULL AS is_duplicate FROM models WHERE model_id = ?",
-        [found.model_id],
+        [entry.model_id],
     )
     if not rows:
-        why = f": {found.detail}" if found.detail else ""
-        raise AtlasError(f"{found.model} is not indexed but {found.status}{why}.", f"See: query show {found.model}")
+        detail = f": {entry.detail}" if entry.detail else ""
+        raise AtlasError(f"{entry.model} is not indexed but {entry.status}{detail}.", f"See: query show {entry.model}")
     if rows[0]["read"] == SAMPLE:
-        raise needs_all(atlas, found.base, [found.model], "ranks", spectra=True)
+        raise needs_all(atlas, entry.base, [entry.model], "ranks", spectra=True)
     copied = copy_in_words(rows[0]["copy_evidence"])
     flags = {
         "is_copy": f"{'an' if copied[0] in 'au' else 'a'} {copied}",
         "is_unrelated": "unrelated to the base",
         "is_duplicate": "a duplicate",
     }
-    return rows[0], found.base, [f"it is {words}" for flag, words in flags.items() if rows[0][flag]]
+    return rows[0], entry.base, [f"it is {words}" for flag, words in flags.items() if rows[0][flag]]
 
 
 def read_ranks(
@@ -110,9 +113,9 @@ def read_ranks(
 ) -> tuple[list[DeltaKey], NDArray[np.float64]]:
     """The matrices of the base, and their ranks (models, matrices): 0 for a zero change, NaN where it is not known.
 
-    ``of``: "delta" for δW, "weights" for W. ``whole``: of fused matrices, called for example ``query_key_value``,
-    instead of their parts. Raises AtlasError if the base's matrices are not known, if none is fused or has spectra, or
-    if a record is damaged.
+    ``of``: "delta" for δW, "weights" for W. ``whole``: do not split fused matrices; their names are then, for example,
+    ``query_key_value``. Raises AtlasError if the base's matrices are not known, if none is fused or has spectra, or if
+    a record is damaged.
     """
     matrices = _matrices(atlas, base, whole)
     percent = round(threshold * 100)
@@ -124,9 +127,7 @@ def read_ranks(
 
 def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
     """In the order of STACKS, then of FAMILIES, by layer; a fused matrix comes where its first part would."""
-    if (names := atlas.base_row(base)["deltas"]) is None:
-        raise AtlasError(f"The atlas does not say which matrices {base} has.", "Run `index rebuild`.")
-    keys = [DeltaKey.parse(name) for name in names]
+    keys = atlas.delta_keys(base)
     keys.sort(key=lambda key: (STACKS.index(key.stack), FAMILIES.index(key.family), key.layer))
     if not whole:
         return keys
@@ -136,8 +137,8 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
         [base],
     )
     if not rows:
-        (some,) = atlas.rows("SELECT count(*) AS models FROM models WHERE base = ? AND has_spectra", [base])
-        if some["models"]:
+        (counts,) = atlas.rows("SELECT count(*) AS models FROM models WHERE base = ? AND has_spectra", [base])
+        if counts["models"]:
             raise AtlasError(f"{base} stores no fused matrices.", "Omit `whole`.")
         raise AtlasError(
             f"No model of {base} has spectra in this atlas, and only spectra give ranks of fused matrices.",
@@ -151,7 +152,7 @@ def _matrices(atlas: AtlasReader, base: str, whole: bool) -> list[DeltaKey]:
 def _from_database(
     atlas: AtlasReader, candidates: Sequence[Candidate], matrices: Sequence[DeltaKey], column: str
 ) -> NDArray[np.float64]:
-    found = atlas.connection.execute(
+    columns = atlas.connection.execute(
         f"""
         SELECT model.place AS model, matrix.place AS matrix, {column}::DOUBLE AS rank
         FROM (FROM deltas UNION ALL BY NAME FROM fused_matrices) AS measured
@@ -168,7 +169,7 @@ def _from_database(
         ],
     ).fetchnumpy()
     values = np.full((len(candidates), len(matrices)), np.nan)
-    values[found["model"], found["matrix"]] = found["rank"]
+    values[columns["model"], columns["matrix"]] = columns["rank"]
     return values
 
 
@@ -181,15 +182,15 @@ def _from_records(
     store = RecordStore(atlas.folder)
     values = np.full((len(candidates), len(matrices)), np.nan)
     with Progress(len(candidates), "reading singular values") as progress:
-        for place, row in enumerate(candidates):
-            record = store.read(row["record_key"])
-            measured: dict[DeltaKey, DeltaRecord | FusedMatrixRecord] = {one.key: one for one in record.deltas}
+        for row, candidate in enumerate(candidates):
+            record = store.read(candidate["record_key"])
+            measured: dict[DeltaKey, DeltaRecord | FusedMatrixRecord] = {delta.key: delta for delta in record.deltas}
             for fused in record.fused_matrices:
                 measured[DeltaKey(fused.parts[0].stack, fused.parts[0].layer, fused.family)] = fused
             for column, key in enumerate(matrices):
                 if (matrix := measured.get(key)) is not None:
                     ranks = matrix.weight_ranks if of == "weights" else matrix.change_ranks
                     rank = ranks([threshold])[0]
-                    values[place, column] = np.nan if rank is None else rank
+                    values[row, column] = np.nan if rank is None else rank
             progress.update()
     return values

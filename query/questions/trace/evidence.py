@@ -1,4 +1,4 @@
-"""The rows of a model's input embedding that moved, as the atlas holds them or as its files say."""
+"""The rows of a model's input embedding that moved, from the atlas or from the model's files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,16 @@ MOST_ROWS = 1 << 24
 
 @dataclass(frozen=True)
 class TokenEvidence:
-    """What is known of a model's input embedding.
+    """The changes of a model's input embedding.
 
-    ``kind``: exact, statistical or frozen. ``rows`` (n,): the ids of the tokens whose rows were read, ascending;
-    ``codes`` (n,): how far each moved (``indexer.records.tokens``); ``is_share`` says what the codes stand for.
-    ``scale``: the common factor. ``vocabulary``, ``base_vocabulary``: rows of the two embeddings. ``positions`` and
-    ``pairs``: see ``TokenChanges``.
+    Attributes:
+        kind: exact, statistical or frozen.
+        rows: (n,) the ids of the tokens whose rows were read, ascending.
+        codes: (n,) how far each row moved (``indexer.records.tokens``).
+        is_share: whether the codes are shares of the changes; see ``TokenChanges``.
+        scale: the common factor.
+        vocabulary, base_vocabulary: the number of rows of the two embeddings.
+        positions, pairs: see ``TokenChanges``.
     """
 
     kind: str
@@ -50,12 +54,12 @@ class TokenEvidence:
 
     @property
     def is_met(self) -> NDArray[np.bool_]:
-        """(n,) the rows that moved for certain, or, of the class statistical, probably."""
+        """(n,) the rows that moved for certain or, in the class statistical, probably."""
         return (self.codes > 0) & (self.codes < UNSURE)
 
     @property
     def is_untouched(self) -> NDArray[np.bool_]:
-        """(n,) the rows that did not move; of the class exact that is certain."""
+        """(n,) the rows that did not move, which is certain only in the class exact."""
         return self.codes == 0
 
     @property
@@ -68,10 +72,10 @@ def ranks_of(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
     """(n,) ranks of codes among those of rows that moved, from 0 to 1: comparable over learning rates."""
     values = np.where(codes == UNSURE, 0, codes)
     is_met = (values > 0) & (codes != MISSING)
-    found, place, counts = np.unique(values[is_met], return_inverse=True, return_counts=True)
+    distinct, index, counts = np.unique(values[is_met], return_inverse=True, return_counts=True)
     ranks = np.zeros(len(codes))
-    if len(found):
-        ranks[is_met] = ((np.cumsum(counts) - (counts - 1) / 2) / counts.sum())[place]
+    if len(distinct):
+        ranks[is_met] = ((np.cumsum(counts) - (counts - 1) / 2) / counts.sum())[index]
     return np.where(codes == MISSING, np.nan, ranks)
 
 
@@ -106,18 +110,18 @@ def evidence_of_row(row: Mapping[str, Any]) -> TokenEvidence | None:
     )  # fmt: skip
 
 
-def token_evidence(atlas: AtlasReader, found: ResolvedModel) -> tuple[dict[str, Any] | None, TokenEvidence | None]:
+def token_evidence(atlas: AtlasReader, resolved: ResolvedModel) -> tuple[dict[str, Any] | None, TokenEvidence | None]:
     """The row of an indexed model, and its evidence."""
     row = None
-    if found.model_id is not None:
+    if resolved.model_id is not None:
         rows = atlas.rows(
             f'SELECT "commit", relation, {", ".join(COLUMNS)} FROM fine_tunes JOIN records USING (model_id) '
             "WHERE model_id = ?",
-            [found.model_id],
+            [resolved.model_id],
         )
         row = rows[0] if rows else None
-    if found.record is not None:
-        return row, evidence_of_changes(found.record.tokens)
+    if resolved.record is not None:
+        return row, evidence_of_changes(resolved.record.tokens)
     return row, None if row is None else evidence_of_row(row)
 
 
@@ -127,18 +131,18 @@ def evidence_of_all_rows(
 ) -> TokenEvidence | None:  # fmt: skip
     """Compare all rows of two embeddings; None if they cannot be compared.
 
-    ``say`` is first called with how much is read. ``sampled`` has what the positions and token types say. Raises
-    AtlasError if the files cannot be read.
+    ``say`` is first called with the amount to be read. ``sampled``: the stored evidence, for positions and token types.
+    Raises AtlasError if the files cannot be read.
     """
     from indexer.deltas.embeddings import compare_embeddings
 
     try:
-        found = compare_embeddings(model, commit, relation, base, base_commit, say)
+        comparison = compare_embeddings(model, commit, relation, base, base_commit, say)
     except ModelError as error:
         raise unreadable(model.id, error) from error
-    if found is None:
+    if comparison is None:
         return None
-    changes, vocabulary, base_vocabulary = found
+    changes, vocabulary, base_vocabulary = comparison
     return TokenEvidence(
         changes.kind, np.arange(len(changes.codes)), changes.codes, changes.is_share, changes.scale, vocabulary,
         base_vocabulary, sampled.positions if sampled else None, sampled.pairs if sampled else None,
@@ -150,7 +154,7 @@ def tokenizer_of_model(reference: ModelRef, commit: str | None, relation: str = 
     from indexer.profiles.tokenizer import require_tokenizer, tokenizer_at
 
     try:
-        found = tokenizer_at(reference, commit, relation)
+        tokenizer = tokenizer_at(reference, commit, relation)
     except ModelError as error:
         raise AtlasError(f"The tokenizer of {reference.id} cannot be read: {error.detail}.", "") from error
-    return require_tokenizer(found, reference.id, "Its words and texts cannot be named.")
+    return require_tokenizer(tokenizer, reference.id, "Its words and texts cannot be named.")

@@ -1,7 +1,8 @@
 """Which texts cannot have been in the training data: those with a token whose row did not move.
 
-Exactly: no step that changed a number of the token's row had it. Steps with a learning rate of zero, or one so small
-that no number of the row changes, cannot be detected: without them, the embedding would be the same, bit for bit.
+More exactly, no step that changed a number of the token's row had the token in its batch. Steps whose learning rate is
+zero, or too small to change a number of the row, cannot be detected: without them, the embedding would be the same, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LAST_MARKS = re.compile(r"[^\w]+$")
 
 @dataclass(frozen=True)
 class ComparedText:
-    """A text, shortened, against one model. None if no row of its tokens was read."""
+    """A text, shortened, compared with one model. ``met`` is None if no row of its tokens was read."""
 
     text: Annotated[str, Doc("The text, shortened.")]
     verdict: Annotated[str, Doc("certainly_not_used or possible.")]
@@ -43,7 +44,7 @@ class ComparedText:
 
 @dataclass(frozen=True)
 class ComparedTexts:
-    """The texts of a file against one model.
+    """The texts of a file compared with one model.
 
     ``certainly_not_used`` and ``possible`` add up to ``texts``; both are None unless the class is exact.
     """
@@ -75,66 +76,72 @@ def compare_texts(
 ) -> ComparedTexts:
     """Compare texts with a model's ``evidence``.
 
-    ``probabilities`` (n,): that each row was met. ``length``: how many tokens of a text training kept.
+    Args:
+        texts: the texts.
+        tokenizer: splits them into tokens.
+        evidence: the rows of the model's embedding that moved.
+        probabilities: (n,) that each row was met.
+        length: how many tokens of a text training kept; None if that is not known.
+        each: also return a verdict on each text.
 
-    A token counts against a text only if it is there however the text was embedded in a prompt. So the first word is
-    read with and without a space before it, and marks at the end, which may merge with what follows, are left out. So
-    is the last token: where the model predicts the next one, the end of an input has no gradient.
+    A token is evidence against a text only if it occurs however the text was embedded in a prompt. So the first word is
+    read with and without a space before it, and marks at the end, which may merge with the following text, are left
+    out. The last token is left out, too: if the model predicts the next token, the end of an input has no gradient.
     """
-    place = np.full(max(evidence.vocabulary, evidence.base_vocabulary, int(evidence.rows.max(initial=0)) + 1), -1)
-    place[evidence.rows] = np.arange(len(evidence.rows))
-    kept = length or USUAL_LENGTH
+    row_of = np.full(max(evidence.vocabulary, evidence.base_vocabulary, int(evidence.rows.max(initial=0)) + 1), -1)
+    row_of[evidence.rows] = np.arange(len(evidence.rows))
+    length = length or USUAL_LENGTH
     is_untouched = evidence.is_untouched
     all_untouched = set(np.flatnonzero(is_untouched).tolist())
     is_exact = evidence.kind == "exact"
-    judged: list[ComparedText] = []
-    holders: dict[int, int] = {}  # rows that were read: the number of texts that hold the token
+    by_text: list[ComparedText] = []
+    texts_with: dict[int, int] = {}  # rows that were read: the number of texts with the token
     total, weight, certain = 0.0, 0, 0
     for text in texts:
         core = _LAST_MARKS.sub("", text)
         ids_of = [
-            tokenizer.encode(text)[:kept],
-            *(tokenizer.encode(one)[:-1][:kept] for one in (core, f" {core.lstrip()}")),
+            tokenizer.encode(text)[:length],
+            *(tokenizer.encode(variant)[:-1][:length] for variant in (core, f" {core.lstrip()}")),
         ]
-        readings = [_places(one, place) for one in ids_of]
-        every = readings[0]
-        if len(every):
-            total += float(probabilities[every].sum())
-            weight += len(every)
+        readings = [_rows_of(ids, row_of) for ids in ids_of]
+        rows = readings[0]
+        if len(rows):
+            total += float(probabilities[rows].sum())
+            weight += len(rows)
         # Unigram models split a text as a whole, so a token must be in the text's own reading, too.
-        own = set(every.tolist())
-        counting = [own.intersection(one.tolist()) for one in readings[1:]]
+        own_rows = set(rows.tolist())
+        counting = [own_rows.intersection(reading.tolist()) for reading in readings[1:]]
         for row in counting[0] & counting[1]:
-            holders[row] = holders.get(row, 0) + 1
-        against = [one & all_untouched for one in counting]
+            texts_with[row] = texts_with.get(row, 0) + 1
+        against = [tokens & all_untouched for tokens in counting]
         is_certain = is_exact and all(against)
         certain += is_certain
         if each:
             ids = evidence.rows[sorted(against[0])]
-            judged.append(
+            by_text.append(
                 ComparedText(
                     tidy(text, SHOWN_CHARACTERS),
                     CERTAIN if is_certain else POSSIBLE,
                     [word.strip() or word for word in tokenizer.words(ids.tolist())] if is_certain else [],
-                    float(probabilities[every].mean()) if len(every) else None,
+                    float(probabilities[rows].mean()) if len(rows) else None,
                 )
             )
-    counts = np.array([holders[row] for row in sorted(holders)], dtype=np.int64)
-    untouched = np.array([is_untouched[row] for row in sorted(holders)], dtype=bool)
+    counts = np.array([texts_with[row] for row in sorted(texts_with)], dtype=np.int64)
+    untouched = np.array([is_untouched[row] for row in sorted(texts_with)], dtype=bool)
     return ComparedTexts(
         texts=len(texts),
         certainly_not_used=certain if is_exact else None,
         possible=len(texts) - certain if is_exact else None,
         share_upper=min(share_upper(counts, untouched), 1 - certain / len(texts)) if is_exact else None,
         likelihood=total / weight if weight else None,
-        by_text=judged if each else None,
+        by_text=by_text if each else None,
     )
 
 
 def kept_tokens(longest: int | None, pairs: bool | None) -> int | None:
     """How many tokens of a text training kept for certain, from the ``longest`` input; None if that is not known.
 
-    Special tokens take two or four places. Where inputs may be pairs, half of the longest is what all texts kept.
+    Special tokens take two or four positions. If inputs may be pairs, training kept at least half of the longest.
     """
     if longest is None:
         return None
@@ -144,23 +151,24 @@ def kept_tokens(longest: int | None, pairs: bool | None) -> int | None:
 def share_upper(counts: NDArray[np.int64], untouched: NDArray[np.bool_]) -> float:
     """An upper limit, with 95 % confidence, on the share f of the texts that was used.
 
-    ``counts`` (m,): how many of the texts hold a token; ``untouched`` (m,): whether its row did not move. If each text
-    was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Of the T tokens of
-    n texts or more U are untouched, and by Markov's inequality P(U ≥ u) ≤ T·(1 - f)^n / u. The limit is the lowest over
-    several n, each with its part of the error (Bonferroni); it holds however tokens depend on each other.
+    ``counts`` (m,): how many of the texts contain a token; ``untouched`` (m,): whether its row did not move. If each
+    text was used with probability f, a token of n texts is untouched with probability (1 - f)^n at most. Let U be the
+    number of untouched tokens among the T tokens of n texts or more. By Markov's inequality P(U ≥ u) ≤ T·(1 - f)^n / u.
+    The limit is the lowest over several n, each with its part of the error (Bonferroni); it is valid however tokens
+    depend on each other.
     """
     floors = [1 << power for power in range(int(np.log2(max(1, counts.max(initial=1)))) + 1)]
     limit = 1.0
     for least in floors:
-        held = counts >= least
-        number = int((held & untouched).sum())
+        is_common = counts >= least
+        number = int((is_common & untouched).sum())
         if number:
-            limit = min(limit, 1 - ((1 - CONFIDENCE) / len(floors) * number / int(held.sum())) ** (1 / least))
+            limit = min(limit, 1 - ((1 - CONFIDENCE) / len(floors) * number / int(is_common.sum())) ** (1 / least))
     return limit
 
 
-def _places(ids: Sequence[int], place: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(m,) where the rows of these tokens are in the evidence, without those that were not read."""
-    numbers = np.array([one for one in ids if 0 <= one < len(place)], dtype=np.int64)
-    found = place[numbers]
-    return found[found >= 0]
+def _rows_of(ids: Sequence[int], row_of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(m,) the indices of these tokens' rows in the evidence, without rows that were not read."""
+    numbers = np.array([token for token in ids if 0 <= token < len(row_of)], dtype=np.int64)
+    rows = row_of[numbers]
+    return rows[rows >= 0]

@@ -1,4 +1,4 @@
-"""``query trace``: what a model was trained on, in the words of its own embeddings."""
+"""``query trace``: what a model was trained on, by the rows of its own input embedding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from indexer.console.messages import say as print_note
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text, require
-from indexer.records.representation import DEFAULT
+from indexer.records.representations.registry import DEFAULT
 from indexer.records.tokens import EXACT, FROZEN, MISSING, STATISTICAL, UNSURE
 from indexer.sources.registry import ModelRef
 from query.contract.columns import BaseId, ModelId, Notes
 from query.contract.options import Base, Model, Read
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import Doc, If, Result
+from query.contract.results import Detail, Doc, If, Result, Shown, Spread
 from query.models.lookup import resolve_model
 from query.models.resolved import READERS, ResolvedModel, unrelated_notes
 from query.models.texts import read_texts
@@ -52,22 +52,22 @@ NONE = "none"
 WORDS = 20
 MOST_OTHERS = 512  # models that a word is compared with
 
-# Position rows before the first token: the padding's and what is before it. Others begin with row 0.
+# Position rows before the first token: the padding's row and the rows before it. Other models begin with row 0.
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "xlm-roberta-xl": 2, "camembert": 2, "longformer": 2, "opt": 2, "bart": 2,
             "mbart": 2, "data2vec-text": 2, "mpnet": 2, "xmod": 2, "ernie_m": 2, "blenderbot": 0}  # fmt: skip
 _MASKS = ("[MASK]", "<mask>")
-_AT_ONCE = 20_000  # tokens whose texts are asked for at a time
-# Of rows that moved in a file in half precision, this share may look untouched: measured .15 for bfloat16.
+_AT_ONCE = 20_000  # tokens in one request to the tokenizer
+# The share of rows that moved but may look untouched in a file in half precision: measured .15 for bfloat16.
 _HIDDEN = 0.15
 
 
 @dataclass(frozen=True, repr=False)
 class TracedModel(Result):
-    """What the embeddings of ``model`` say of its training text. None is what is not known."""
+    """The trace of the training text in the embeddings of ``model``. None: not known."""
 
-    HAS_DETAILS = True
     SHOW_HEADLINE = True
     ROWS = "words"
+    SHEET = ("known", "first_words", "more_words", "scripts", "verdicts")
 
     model: ModelId
     base: BaseId
@@ -97,13 +97,13 @@ class TracedModel(Result):
     words: Annotated[
         tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
     ]
-    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met.")]
+    scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met."), If(in_tables=True)]
     text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
     notes: Notes
 
     @property
     def headline(self) -> str:
-        """What was found, in a sentence or two."""
+        """The tokens and words met and, with texts, which were certainly not used, in a sentence or two."""
         if self.class_ == NONE:
             return f"{self.model} has no trace of its training text."
         if self.class_ == FROZEN:
@@ -111,10 +111,10 @@ class TracedModel(Result):
         met = f"met {self.tokens_met:,} of the {counted(self.rows_read, 'token')} that were read"
         if self.class_ == STATISTICAL:
             met = f"probably {met}"
-        words = [one.word for one in self.words[:8]]
-        said = f"; words that set it apart: {', '.join(words)}" if words else ""
+        words = [word.word for word in self.words[:8]]
+        distinctive = f"; words that set it apart: {', '.join(words)}" if words else ""
         length = f", in inputs of up to {counted(self.longest_input, 'token')}" if self.longest_input else ""
-        sentence = f"{self.model} {met}{length}{said}."
+        sentence = f"{self.model} {met}{length}{distinctive}."
         if (text := self.text) is None:
             return sentence
         texts = counted(text.texts, "text")
@@ -127,23 +127,31 @@ class TracedModel(Result):
             return f"{sentence} None of the tokens of {texts} was read."
         return f"{sentence} The tokens of {texts} were met with a mean probability of {text.likelihood:.2f}."
 
-    def table(self, *, details: bool = False) -> Any:
-        """Fewer facts than the object: those that are known, the words and, with texts, what is said of each."""
+    @property
+    def known(self) -> Annotated[dict[str, Any], Shown(), Spread()]:
+        """The facts that are known, and what is known of all texts together."""
         facts = self.to_dict()
-        tables: dict[str, Any] = {
-            "words": [{"word": one.word, "score": one.score} for one in self.words[: WORDS if details else 10]],
-            "scripts": facts.pop("scripts"),
-        }
-        if self.text is not None and self.text.by_text is not None:
-            tables["by_text"] = [
-                {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
-                for one in self.text.by_text
-            ]
         text = facts.pop("text", {})
-        text.pop("by_text", None)
-        del facts["words"], facts["notes"]
-        known = {name: value for name, value in (facts | text).items() if value is not None}
-        return known | {name: rows for name, rows in tables.items() if rows}
+        tables = ("words", "scripts", "notes", "by_text")
+        return {name: value for name, value in (facts | text).items() if value is not None and name not in tables}
+
+    @property
+    def first_words(self) -> Annotated[list[dict[str, Any]], Shown("words", in_details=False), If()]:
+        """The first ten words with their scores."""
+        return [{"word": one.word, "score": one.score} for one in self.words[:10]]
+
+    @property
+    def more_words(self) -> Annotated[list[dict[str, Any]], Shown("words"), Detail(), If()]:
+        """As many words as are worth reading."""
+        return [{"word": one.word, "score": one.score} for one in self.words[:WORDS]]
+
+    @property
+    def verdicts(self) -> Annotated[list[dict[str, Any]], Shown("by_text"), If()]:
+        """What is said of each text."""
+        return [
+            {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
+            for one in (self.text.by_text if self.text is not None else None) or ()
+        ]
 
 
 def _command(call: Invocation, **options: Any) -> None:
@@ -182,35 +190,35 @@ def trace(
 ) -> TracedModel:
     """Show what ``model`` was trained on, from its input embedding: only rows of tokens in the training text moved.
 
-    With ``text``, show which texts were certainly not used in any step that changed the embedding. Of more than 10,000
-    texts, that many are used, evenly spaced, and of a long text the first 100,000 characters. Empty texts are left out,
-    and so are those that cannot be read if they are a tenth or fewer (half of a surrogate pair is always left out); the
-    notes say how many and why.
+    With ``text``, show which texts were certainly not used in any step that changed the embedding. At most 10,000 texts
+    are used, evenly spaced, and only the first 100,000 characters of a long text. Empty texts are left out, and so are
+    those that cannot be read if they are a tenth or fewer (half of a surrogate pair is always left out); the notes say
+    how many and why.
 
     Note:
-        ``say``: is called with what reading the whole embedding costs.
+        ``say``: called with the cost of reading the whole embedding, before it is read.
 
     Raises:
         AtlasError: the model is unknown or cannot be read, or a text is asked about and there is no tokenizer.
     """
     texts = read_texts(text, field) if text is not None else None
-    found = resolve_model(atlas, str(model), base, DEFAULT, read)
-    row, evidence = token_evidence(atlas, found)
+    resolved = resolve_model(atlas, str(model), base, DEFAULT, read)
+    row, evidence = token_evidence(atlas, resolved)
     if all_rows:
-        evidence = _of_all_rows(atlas, found, str(model), row, evidence, say)
-    notes = [f"{found.name} is {found.as_copy}."] if found.is_copy else [*unrelated_notes(found)]
+        evidence = _of_all_rows(atlas, resolved, str(model), row, evidence, say)
+    notes = [f"{resolved.name} is {resolved.as_copy}."] if resolved.is_copy else [*unrelated_notes(resolved)]
     if evidence is None or evidence.kind == FROZEN:
-        notes.append(_why_none(found, row, evidence, all_rows))
+        notes.append(_why_none(resolved, row, evidence, all_rows))
         if texts is not None:
             notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
-        return _without_trace(found, evidence, notes)
-    tokenizer, why = tokenizer_for(atlas, found, str(model), row, evidence)
+        return _without_trace(resolved, evidence, notes)
+    tokenizer, reason = tokenizer_for(atlas, resolved, str(model), row, evidence)
     if tokenizer is None and texts is not None:
-        raise AtlasError(Text("The texts cannot be split into tokens: ", why), "")
+        raise AtlasError(Text("The texts cannot be split into tokens: ", reason), "")
     tokens = _NamedTokens()
     if tokenizer is not None:
-        tokens = _named(tokenizer, evidence, None if all_rows else _others(atlas, found, evidence))
-    notes.append(Text("Its words are not named: ", why) if tokenizer is None else tokens.note(found.base))
+        tokens = _named(tokenizer, evidence, None if all_rows else _ranks_of_other_models(atlas, resolved, evidence))
+    notes.append(Text("Its words are not named: ", reason) if tokenizer is None else tokens.note(resolved.base))
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
     is_there = evidence.codes != MISSING
@@ -218,19 +226,21 @@ def trace(
     share = rows_read / max(evidence.base_vocabulary, 1)
     if not all_rows and share < 1:
         notes.append(Text(f"{percent(share)} of the rows were read; ", Call(all_rows=True), " reads all of them."))
-    length = longest_input(atlas, found.base, evidence)
-    judged = None
+    length = longest_input(atlas, resolved.base, evidence)
+    comparison = None
     if texts is not None:
         assert tokenizer is not None
-        kept = max_length or kept_tokens(length, evidence.pairs)
-        judged = compare_texts(texts.texts, tokenizer, evidence, met_probabilities(evidence), kept, each=each)
+        token_limit = max_length or kept_tokens(length, evidence.pairs)
+        comparison = compare_texts(
+            texts.texts, tokenizer, evidence, met_probabilities(evidence), token_limit, each=each
+        )
         notes += texts.notes
-        notes += _on_texts(kept) if evidence.kind == EXACT else ()
+        notes += _on_texts(token_limit) if evidence.kind == EXACT else ()
     # With a tied head a number of tokens is only expected.
     met = round(float(met_probabilities(evidence)[is_there].sum())) if evidence.is_share else int(evidence.is_met.sum())
     return TracedModel(
-        model=found.name,
-        base=found.base,
+        model=resolved.name,
+        base=resolved.base,
         class_=evidence.kind,
         rows_read=rows_read,
         tokens_met=met,
@@ -241,28 +251,28 @@ def trace(
         decay_times_rate=None if evidence.is_share else max(0.0, -math.log(evidence.scale)),
         words=tokens.words,
         scripts=tokens.scripts,
-        text=judged,
+        text=comparison,
         notes=tuple(note for note in notes if note),
     )
 
 
 def _of_all_rows(
-    atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence | None,
+    atlas: AtlasReader, resolved: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence | None,
     say: Callable[[str], None] | None,
 ) -> TokenEvidence | None:  # fmt: skip
-    """The evidence of the whole embedding. Raises AtlasError for an adapter, which has none of its own."""
+    """The evidence of the whole embedding. Raises AtlasError for an adapter, which has no embedding of its own."""
     require("Reading an embedding", *READERS)
-    if found.is_adapter:
-        raise AtlasError(f"{found.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
-    base = ModelRef(found.base), str(atlas.base_row(found.base)["commit"])
-    return evidence_of_all_rows(*_place_of(found, name, row), *base, evidence, say or (lambda sentence: None))
+    if resolved.is_adapter:
+        raise AtlasError(f"{resolved.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
+    base = ModelRef(resolved.base), str(atlas.base_row(resolved.base)["commit"])
+    return evidence_of_all_rows(*_location_of(resolved, name, row), *base, evidence, say or (lambda sentence: None))
 
 
-def _without_trace(found: ResolvedModel, evidence: TokenEvidence | None, notes: Sequence[str]) -> TracedModel:
-    """The answer for a model whose embedding says nothing, because it did not move or there is none."""
+def _without_trace(resolved: ResolvedModel, evidence: TokenEvidence | None, notes: Sequence[str]) -> TracedModel:
+    """The answer for a model whose embedding did not move, or that has none."""
     return TracedModel(
-        model=found.name,
-        base=found.base,
+        model=resolved.name,
+        base=resolved.base,
         class_=NONE if evidence is None else FROZEN,
         rows_read=0 if evidence is None else len(evidence.rows),
         tokens_met=None,
@@ -280,46 +290,47 @@ def _without_trace(found: ResolvedModel, evidence: TokenEvidence | None, notes: 
 
 @dataclass(frozen=True)
 class _NamedTokens:
-    """What a tokenizer tells of the tokens that were met; nothing without one.
+    """The words, scripts and mask of the tokens that were met; empty without a tokenizer.
 
-    ``others``: the number of models that the words are compared with.
+    ``models_compared``: the number of models whose words are compared with these.
     """
 
     words: tuple[Word, ...] = ()
     scripts: tuple[Script, ...] = ()
     masked: bool | None = None
-    others: int = 0
+    models_compared: int = 0
 
     def note(self, base: str) -> str:
-        """What the words are compared with; empty without words."""
-        if self.others:
-            return f"Words are compared with those of {counted(self.others, 'other model')} of {base}."
+        """A note on the models that the words are compared with; empty without words."""
+        if self.models_compared:
+            return f"Words are compared with those of {counted(self.models_compared, 'other model')} of {base}."
         return "Words are compared with tokens of the model's own that are about as common." if self.words else ""
 
 
-def _named(tokenizer: Tokenizer, evidence: TokenEvidence, others: NDArray[np.float64] | None) -> _NamedTokens:
-    """Name the tokens that were met, but special ones; ``others``: (m, n) the ranks of other models."""
+def _named(tokenizer: Tokenizer, evidence: TokenEvidence, other_ranks: NDArray[np.float64] | None) -> _NamedTokens:
+    """Name the tokens that were met, except special ones; ``other_ranks``: (m, n) the ranks of other models."""
     special = np.array(tokenizer.special_ids, dtype=np.int64)
     is_word = evidence.is_met & ~np.isin(evidence.rows, special)
     ids = evidence.rows[is_word].tolist()
-    parts = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
-    pieces = [piece for part in parts for piece in part]
-    scores = distinctive_scores(evidence.ranks, others)
+    batches = (tokenizer.words(ids[start : start + _AT_ONCE]) for start in range(0, len(ids), _AT_ONCE))
+    pieces = [piece for batch in batches for piece in batch]
+    scores = distinctive_scores(evidence.ranks, other_ranks)
     return _NamedTokens(
         words=tuple(words_of(evidence.rows[is_word], pieces, scores[is_word], WORDS)),
         scripts=tuple(scripts_of(pieces)),
         masked=_masked(tokenizer, evidence),
-        others=0 if others is None else len(others),
+        models_compared=0 if other_ranks is None else len(other_ranks),
     )
 
 
-def _on_texts(kept: int | None) -> tuple[str | Text, ...]:
-    """What "certainly not used" means; ``kept``: to how many tokens training cut texts, if that is known."""
+def _on_texts(token_limit: int | None) -> tuple[str | Text, ...]:
+    """The meaning of "certainly not used"; ``token_limit``: the tokens to which training cut texts, if known."""
     unknown = Text(
-        "", *(() if kept else (", because it is not known where training cut texts (", Call(max_length="N"), ")"))
+        "",
+        *(() if token_limit else (", because it is not known where training cut texts (", Call(max_length="N"), ")")),
     )
     return (
-        f"Only the first {kept or USUAL_LENGTH} tokens of a text count"
+        f"Only the first {token_limit or USUAL_LENGTH} tokens of a text count"
         + unknown
         + ". “Certainly not used” means that no "
         "training step that changed a number of the embedding had the text as it is written here, at the start of an "
@@ -328,44 +339,48 @@ def _on_texts(kept: int | None) -> tuple[str | Text, ...]:
     )
 
 
-def _others(atlas: AtlasReader, found: ResolvedModel, evidence: TokenEvidence) -> NDArray[np.float64] | None:
+def _ranks_of_other_models(
+    atlas: AtlasReader, resolved: ResolvedModel, evidence: TokenEvidence
+) -> NDArray[np.float64] | None:
     """(m, n) the ranks of other models of the base of the same kind, without its duplicates."""
-    rows = atlas.rows(  # ids first, so that the codes of these models alone are read
+    rows = atlas.rows(  # ids first, so that only the codes of these models are read
         f"SELECT model_id, {', '.join(COLUMNS)} FROM records WHERE model_id IN (SELECT model_id FROM fine_tunes "
         "JOIN records USING (model_id) WHERE base = $1 AND token_class IN ('exact', 'statistical') "
         "AND token_is_share = $2 AND duplicate_of IS NULL AND model_id IS DISTINCT FROM $3 "
         "ORDER BY hash(model_id) LIMIT $4) ORDER BY model_id",
-        [found.base, evidence.is_share, found.model_id, MOST_OTHERS],
+        [resolved.base, evidence.is_share, resolved.model_id, MOST_OTHERS],
     )
-    made = (evidence_of_row(row) for row in rows)
-    ranks = [one.ranks for one in made if one is not None and one.codes.shape == evidence.codes.shape]
+    evidences = (evidence_of_row(row) for row in rows)
+    ranks = [other.ranks for other in evidences if other is not None and other.codes.shape == evidence.codes.shape]
     return np.array(ranks) if ranks else None
 
 
-def _place_of(found: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
-    """Where the files of a model are, at which commit, and its relation to the base."""
+def _location_of(resolved: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
+    """The reference of a model's files, their commit, and the model's relation to the base."""
     reference = ModelRef.parse(name)
     if reference.is_name and row is not None:
-        return ModelRef(found.name), row["commit"], str(row["relation"])
+        return ModelRef(resolved.name), row["commit"], str(row["relation"])
     return reference, reference.revision, "finetune"
 
 
 def tokenizer_for(
-    atlas: AtlasReader, found: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence
+    atlas: AtlasReader, resolved: ResolvedModel, name: str, row: dict[str, Any] | None, evidence: TokenEvidence
 ) -> tuple[Tokenizer | None, str]:
-    """The base's tokenizer, or the model's own where its vocabulary has another size; or why there is none."""
+    """The base's tokenizer, or the model's own if its vocabulary has another size; or None and the reason."""
     try:
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
-            kept = _base_tokenizer(found.base, str(atlas.base_row(found.base)["commit"]), evidence.base_vocabulary)
-            kept.begin_question()
-            return kept, ""
-        return tokenizer_of_model(*_place_of(found, name, row)), ""
+            tokenizer = _base_tokenizer(
+                resolved.base, str(atlas.base_row(resolved.base)["commit"]), evidence.base_vocabulary
+            )
+            tokenizer.begin_question()
+            return tokenizer, ""
+        return tokenizer_of_model(*_location_of(resolved, name, row)), ""
     except AtlasError as error:
         return None, error.text
 
 
-# Kept for the next question: it runs in a process of its own, which takes a second to start.
+# Cached for the next question: a tokenizer runs in a process of its own, which takes a second to start.
 _base_tokenizer = lru_cache(maxsize=4)(BaseTokenizer)
 
 
@@ -374,11 +389,11 @@ def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
     if evidence.is_share:
         return None
     special = list(tokenizer.special_ids)
-    ids = [one for one, word in zip(special, tokenizer.words(special), strict=True) if word.strip() in _MASKS]
-    found = np.flatnonzero(np.isin(evidence.rows, ids))
-    if len(found) != 1 or evidence.codes[found[0]] in (UNSURE, MISSING):
+    ids = [token for token, word in zip(special, tokenizer.words(special), strict=True) if word.strip() in _MASKS]
+    rows = np.flatnonzero(np.isin(evidence.rows, ids))
+    if len(rows) != 1 or evidence.codes[rows[0]] in (UNSURE, MISSING):
         return None
-    return bool(evidence.codes[found[0]] > 0)
+    return bool(evidence.codes[rows[0]] > 0)
 
 
 def longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int | None:
@@ -392,37 +407,40 @@ def longest_input(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> int
 def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
     """(n,) the probability that each token was met.
 
-    Of a tied head the shares of the changes are a mixture of two normal distributions on a logarithmic scale: of tokens
-    that were targets, and of those that were not. Of files in half precision some rows that moved look untouched.
+    With a tied head, the shares of the changes are a mixture of two normal distributions on a logarithmic scale: of
+    tokens that were targets, and of those that were not. In files in half precision, some rows that moved look
+    untouched.
     """
     if evidence.is_share:
         from sklearn.mixture import GaussianMixture
 
         values = evidence.codes.astype(np.float64)
         is_there = evidence.codes < UNSURE
-        found = np.full(len(values), 0.5)
+        probabilities = np.full(len(values), 0.5)
         if len(np.unique(values[is_there])) > 1:
             mixture = GaussianMixture(2, random_state=0).fit(values[is_there, None])
             upper = int(mixture.means_.ravel().argmax())
-            found[is_there] = mixture.predict_proba(values[is_there, None])[:, upper]
-        return found
+            probabilities[is_there] = mixture.predict_proba(values[is_there, None])[:, upper]
+        return probabilities
     met, untouched = int(evidence.is_met.sum()), int(evidence.is_untouched.sum())
     hidden = 0.0 if evidence.kind == EXACT else _HIDDEN / (1 - _HIDDEN) * met
     below = hidden / (hidden + untouched) if hidden + untouched else 0.0
-    found = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(below, 1.0), 0.5))
-    return found.astype(np.float64)
+    probabilities = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(below, 1.0), 0.5))
+    return probabilities.astype(np.float64)
 
 
-def _why_none(found: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None, all_rows: bool) -> str:
+def _why_none(
+    resolved: ResolvedModel, row: dict[str, Any] | None, evidence: TokenEvidence | None, all_rows: bool
+) -> str:
     if evidence is not None:
         return "No row of its input embedding moved: the embedding was frozen, or only its head was trained."
-    if found.is_adapter:
+    if resolved.is_adapter:
         return (
             "It is an adapter, which leaves the input embedding as it is. `query ask` compares texts by its matrices."
         )
-    if found.is_copy:
-        return f"It is {found.as_copy}."
-    if row is not None and row["token_class"] is None and found.record is None and not all_rows:
+    if resolved.is_copy:
+        return f"It is {resolved.as_copy}."
+    if row is not None and row["token_class"] is None and resolved.record is None and not all_rows:
         return Text(
             "Its record has no rows of the input embedding that can be compared: its vocabulary was pruned or "
             "permuted, or its width is another. ",

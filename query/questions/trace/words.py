@@ -1,4 +1,4 @@
-"""Tokens as words: which words and scripts a model met, and what sets it apart from other models of the base.
+"""Tokens as words: which words and scripts a model met, and which words distinguish it from other models of the base.
 
 The texts of a base's tokens are kept in the user's cache, so that a question about words starts no tokenizer.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _VERSION = "1"  # of the files
 _MOST_BYTES = 64 << 20
-# Fewer models give no standard deviation worth dividing by; a model is then compared with tokens of its own.
+# With fewer models, the standard deviation is too uncertain; a model is then compared with tokens of its own.
 FEWEST_MODELS = 4
 # Added to a standard deviation, in ranks from 0 to 1: a token that no other model met would divide by zero.
 _SPREAD = 0.05
@@ -46,12 +46,12 @@ _WINDOW = 100  # neighbours by number on each side: vocabularies are sorted by h
 
 
 class Tokenizer(Protocol):
-    """What is asked of a tokenizer; see :class:`indexer.profiles.tokenizer.IsolatedTokenizer`."""
+    """The part of a tokenizer that is used here; see :class:`indexer.profiles.tokenizer.IsolatedTokenizer`."""
 
     special_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, nothing added."""
+        """Ids of ``text``, without special tokens."""
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The piece of text that each id stands for."""
@@ -60,8 +60,8 @@ class Tokenizer(Protocol):
 class BaseTokenizer:
     """The tokenizer of a base.
 
-    The special tokens, and the texts of the tokens whose rows an atlas holds, are kept in the user's cache, by the
-    base's commit. The tokenizer itself, which runs in a process of its own, is started for other questions.
+    The user's cache has its special tokens, and the texts of the tokens whose rows an atlas contains, by the base's
+    commit. The tokenizer itself, which runs in a process of its own, is started only if other tokens are needed.
 
     Raises AtlasError if the base has no tokenizer or it cannot be read.
     """
@@ -71,16 +71,16 @@ class BaseTokenizer:
         self._tokenizer: IsolatedTokenizer | None = None
         rows = token_rows(vocabulary).tolist()
         self._header = json.dumps([_VERSION, base, commit, vocabulary, len(rows)])
-        found = self._read(len(rows))
-        if found is None:
+        cached = self._read(len(rows))
+        if cached is None:
             tokenizer = self._started()
             special = list(tokenizer.special_ids)
-            found = special, tokenizer.words(special), tokenizer.words(rows)
-            arrays = {"texts": np.frombuffer(json.dumps(found).encode(), dtype=np.uint8)}
+            cached = special, tokenizer.words(special), tokenizer.words(rows)
+            arrays = {"texts": np.frombuffer(json.dumps(cached).encode(), dtype=np.uint8)}
             # Without a cache the tokenizer is started again.
             with suppress(OSError, RuntimeError, AtlasError):
                 write_own(self._path, as_bytes(arrays, {"checksum": checksum(self._header, arrays)}))
-        special, names, texts = found
+        special, names, texts = cached
         self.special_ids = tuple(special)
         self._texts = dict(zip(special, names, strict=True)) | dict(zip(rows, texts, strict=True))
 
@@ -91,8 +91,8 @@ class BaseTokenizer:
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The piece of text that each id stands for."""
-        if all(one in self._texts for one in ids):
-            return [self._texts[one] for one in ids]
+        if all(token in self._texts for token in ids):
+            return [self._texts[token] for token in ids]
         return self._started().words(ids)
 
     def encode(self, text: str) -> list[int]:
@@ -110,7 +110,7 @@ class BaseTokenizer:
         return user_cache() / "tokens" / f"{hashlib.sha256(self._header.encode()).hexdigest()[:32]}.safetensors"
 
     def _read(self, rows: int) -> tuple[list[int], list[str], list[str]] | None:
-        """The special ids, their texts and those of the rows; None if they are not kept, or the file was altered."""
+        """The special ids, their texts and those of the rows; None if they are not cached, or the file was altered."""
         try:
             arrays, texts = arrays_of(read_own(self._path, _MOST_BYTES, say))
             if texts["checksum"] != checksum(self._header, arrays):
@@ -118,9 +118,11 @@ class BaseTokenizer:
             special, names, pieces = json.loads(arrays["texts"].tobytes())
         except (OSError, RuntimeError, *WRONG_KINDS):
             return None
-        is_text = all(isinstance(one, str) for one in (*names, *pieces))
-        is_whole = len(names) == len(special) and len(pieces) == rows and all(type(one) is int for one in special)
-        return (special, names, pieces) if is_text and is_whole else None
+        is_text = all(isinstance(text, str) for text in (*names, *pieces))
+        is_complete = (
+            len(names) == len(special) and len(pieces) == rows and all(type(token) is int for token in special)
+        )
+        return (special, names, pieces) if is_text and is_complete else None
 
 
 # ---- words and scripts
@@ -143,49 +145,54 @@ class Script:
     tokens: Annotated[int, Doc("Number of the tokens that were met.")]
 
 
-def distinctive_scores(ranks: NDArray[np.float64], others: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """(n,) z-scores of a model's ``ranks`` (n,) among the ``others`` (m, n), or else among its own neighbouring rows.
+def distinctive_scores(ranks: NDArray[np.float64], other_ranks: NDArray[np.float64] | None) -> NDArray[np.float64]:
+    """(n,) z-scores of a model's ``ranks`` (n,) among ``other_ranks`` (m, n), or else among its own neighbouring rows.
 
     NaN where a row is missing or was not met.
     """
-    if others is not None and len(others) >= FEWEST_MODELS:
+    if other_ranks is not None and len(other_ranks) >= FEWEST_MODELS:
         with np.errstate(invalid="ignore"):
-            mean, spread = np.nanmean(others, axis=0), np.nanstd(others, axis=0)
+            mean, spread = np.nanmean(other_ranks, axis=0), np.nanstd(other_ranks, axis=0)
         scores = (ranks - mean) / (spread + _SPREAD)
     else:
-        known = np.where(np.isnan(ranks), 0.0, ranks)
-        sums, squares = (np.concatenate([[0.0], np.cumsum(known**power)]) for power in (1, 2))
-        place = np.arange(len(ranks))
-        start, stop = np.maximum(place - _WINDOW, 0), np.minimum(place + _WINDOW + 1, len(ranks))
+        ranks_or_zero = np.where(np.isnan(ranks), 0.0, ranks)
+        sums, squares = (np.concatenate([[0.0], np.cumsum(ranks_or_zero**power)]) for power in (1, 2))
+        indices = np.arange(len(ranks))
+        start, stop = np.maximum(indices - _WINDOW, 0), np.minimum(indices + _WINDOW + 1, len(ranks))
         mean = (sums[stop] - sums[start]) / (stop - start)
         spread = np.sqrt(np.maximum((squares[stop] - squares[start]) / (stop - start) - mean**2, 0))
-        scores = (known - mean) / (spread + _SPREAD)
+        scores = (ranks_or_zero - mean) / (spread + _SPREAD)
     return np.where(ranks > 0, scores, np.nan)
 
 
 def words_of(ids: NDArray[np.int64], pieces: Sequence[str], scores: NDArray[np.float64], count: int) -> list[Word]:
     """The ``count`` words with the highest scores, whole words before pieces of words; letters only."""
-    found: dict[str, list[tuple[float, int, bool]]] = {}
+    spellings: dict[str, list[tuple[float, int, bool]]] = {}
     starts_with_space = any(piece.startswith(" ") for piece in pieces)
     for number, piece, score in zip(ids.tolist(), pieces, scores.tolist(), strict=True):
         word = piece.strip().removeprefix("##").casefold()
         if np.isnan(score) or score <= 0 or len(word) < _SHORTEST or not word.isalpha():
             continue
         is_whole = piece.startswith(" ") if starts_with_space else not piece.startswith("##")
-        found.setdefault(word, []).append((score, number, is_whole))
+        spellings.setdefault(word, []).append((score, number, is_whole))
     rows = [
-        (any(whole for *_, whole in one), max(score for score, *_ in one), word, sorted(number for _, number, _ in one))
-        for word, one in found.items()
+        (
+            any(is_whole for *_, is_whole in group),
+            max(score for score, *_ in group),
+            word,
+            sorted(number for _, number, _ in group),
+        )
+        for word, group in spellings.items()
     ]
     rows.sort(key=lambda row: (not row[0], -row[1], row[2]))
     return [Word(printable(word, 60), round(score, 2), tokens) for _, score, word, tokens in rows[:count]]
 
 
 def scripts_of(pieces: Sequence[str]) -> list[Script]:
-    """The scripts of the pieces that hold a letter, the most common first."""
+    """The scripts of the pieces with a letter, the most common first."""
     counts: Counter[str] = Counter()
     for piece in pieces:
-        letter = next((one for one in piece if one.isalpha()), None)
+        letter = next((character for character in piece if character.isalpha()), None)
         if letter is not None:
             name = unicodedata.name(letter, "OTHER").split()[0].split("-")[0]
             counts[name.lower()] += 1

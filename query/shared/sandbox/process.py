@@ -1,8 +1,8 @@
 """The process that runs one untrusted SELECT after giving up every privilege but reading the atlas.
 
-Run as a script by :mod:`query.questions.sql`, which explains why. The request comes as JSON on stdin, the answer goes
-as JSON to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``, or ``replaced`` if the
-file is not the one with the ``identity`` of the request.
+:mod:`query.questions.sql` runs it as a script and explains why. It reads the request as JSON from stdin, and writes the
+answer as JSON to stdout: columns and rows, or an error with a hint, or ``late``, or ``large``, or ``replaced`` if the
+file does not have the ``identity`` of the request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_ADDRESS_SPACE = 3 << 30  # DuckDB's limit, as much again while rows are han
 MOST_STATEMENT = 1_000_000  # characters
 _MOST_RESULT = 64_000_000  # bytes of JSON
 
-# Statements in the shape of a SELECT can hold others in a WITH.
+# A SELECT can contain statements of other kinds in a WITH.
 _READING_NODES = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
 # These reveal facts about the machine (paths, settings, secrets, logs), build statements from text, or waste time.
 _OUTSIDE = re.compile(
@@ -42,7 +42,7 @@ _NO_SELECT = "Only one SELECT (or WITH, FROM, VALUES, DESCRIBE, SHOW, SUMMARIZE,
 
 
 class _Refused(Exception):
-    """``hint``: texts, and calls (a function, then its arguments), which ``questions.sql`` writes for each face."""
+    """A refusal; ``hint``: texts, and calls (a function, then its arguments), rendered by ``questions.sql``."""
 
     def __init__(self, error: str, *hint: str | tuple[str, ...]) -> None:
         super().__init__(error)
@@ -136,10 +136,10 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
     if len(statement) > MOST_STATEMENT:
         raise _Refused(f"The statement is longer than {MOST_STATEMENT:,} characters.", "Shorten it.")
     if condition is not None:
-        # Text that parses inside brackets of both kinds closes neither, so it is one expression (or a list, which
-        # DuckDB refuses as a condition). Any other text is a syntax error inside one of them.
+        # If text parses inside brackets of both kinds, it closes neither. So it is an expression (or a list, which
+        # DuckDB refuses as a condition). Any other text is a syntax error inside one of the two.
         connection.extract_statements(f"SELECT [\n{condition}\n]")
-    kinds = [_kind(one) for one in connection.extract_statements(statement)]
+    kinds = [_kind(parsed) for parsed in connection.extract_statements(statement)]
     if len(kinds) != 1:
         many = str(len(kinds)) if kinds else "none"
         raise _Refused(f"Expected one SELECT statement, got {many}.", "Give them one at a time." if kinds else "")
@@ -153,14 +153,14 @@ def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> 
 def _kind(statement: duckdb.Statement) -> str:
     try:
         name = str(statement.type.name)
-    except ValueError:  # the client does not have a name for every kind that its parser knows
+    except ValueError:  # the client does not have a name for every kind that its parser accepts
         return "this"
     return "PIVOT" if name == "MULTI" else name.replace("_", " ")
 
 
 def _tree(connection: duckdb.DuckDBPyConnection, statement: str) -> str:
-    found = connection.execute("SELECT system.main.json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
-    tree = str(found[0]) if found else ""
+    row = connection.execute("SELECT system.main.json_serialize_sql(?::VARCHAR)", [statement]).fetchone()
+    tree = str(row[0]) if row else ""
     if not tree.startswith('{"error":false'):
         raise _Refused(f"{_NO_SELECT}.", "The atlas can only be read.")
     return tree
@@ -192,9 +192,9 @@ def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any
         if size > _MOST_RESULT:
             raise _Refused(f"The result is larger than {_MOST_RESULT // 10**6} MB.", "Choose fewer columns or rows.")
     truncated = limit is not None and len(rows) > limit
-    kept = ",".join(rows[:limit] if truncated else rows)
+    rows_text = ",".join(rows[:limit] if truncated else rows)
     answer = {"columns": columns, "types": types, "truncated": truncated}
-    return f'{json.dumps(answer)[:-1]}, "rows": [{kept}]}}'
+    return f'{json.dumps(answer)[:-1]}, "rows": [{rows_text}]}}'
 
 
 def _plain(value: Any) -> Any:
@@ -230,33 +230,33 @@ def _unopened(error: Exception, path: str) -> _Refused:
 
 
 def _wrong(error: Exception, lines_before: int) -> _Refused:
-    """DuckDB's message on one line: what is wrong, what it suggests, and where."""
-    message, _, place = str(error).partition("\n\nLINE ")
-    kind, colon, rest = message.partition(" Error: ")
-    sentence = " ".join((rest if colon else message).split()).rstrip(".")
+    """DuckDB's message on one line: the error, the suggestion and the location."""
+    message, _, location = str(error).partition("\n\nLINE ")
+    kind, colon, detail = message.partition(" Error: ")
+    sentence = " ".join((detail if colon else message).split()).rstrip(".")
     if lines_before and sentence == 'syntax error at or near "]"':  # our own bracket
         return _Refused("the condition ends too early.", "Look for a missing bracket or value.")
     if "disabled by configuration" in sentence or "disabled through configuration" in sentence:
         return _Refused("Files, networks and extensions are out of reach here.", "Only the atlas can be read.")
     tables = ("Tables: ", ("sql", "SHOW TABLES"), "; columns: ", ("sql", "DESCRIBE models"), ".")
     return _Refused(
-        f"{sentence}{_marked(place, lines_before)}{'' if sentence.endswith(('!', '?')) and not place else '.'}",
+        f"{sentence}{_marked(location, lines_before)}{'' if sentence.endswith(('!', '?')) and not location else '.'}",
         *(tables if kind in ("Catalog", "Binder") else ()),
     )
 
 
-def _marked(place: str, lines_before: int) -> str:
+def _marked(location: str, lines_before: int) -> str:
     """DuckDB's two lines "1: SELECT * FORM models" and "     ^^^^", as " (line 1: SELECT * >>FORM<< models)"."""
-    lines = place.splitlines()
+    lines = location.splitlines()
     if len(lines) < 2 or "^" not in lines[1]:
         return ""
     number, _, text = lines[0].partition(": ")
     line = int(number) - lines_before
     if line < 1:
         return ""
-    wanted = lines[1].index("^") - len("LINE ") - len(number) - 2
+    column = lines[1].index("^") - len("LINE ") - len(number) - 2
     width, start = 0, 0
-    while start < len(text) and width < wanted:  # the mark counts columns of a terminal
+    while start < len(text) and width < column:  # the mark counts columns of a terminal
         width += 2 if unicodedata.east_asian_width(text[start]) in "WF" else 1
         start += 1
     stop = start + max(1, lines[1].count("^"))

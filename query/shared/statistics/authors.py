@@ -1,4 +1,4 @@
-"""Statistics of models that come from few authors, whose models are alike: their runs, permutations, intervals.
+"""Statistics of models by few authors, where the models of an author resemble each other: permutations, intervals.
 
 A *sweep* is all runs of one author with one label: no test may treat its models as independent, so permutations move
 whole sweeps.
@@ -41,9 +41,12 @@ MOST_UNITS = 30  # authors left out one at a time; more authors are left out in 
 class AuthorRuns:
     """The sweeps among n models, numbered in order of first appearance.
 
-    ``authors`` (n,): a code for each model's author, from 0. ``of_model`` (n,): the model's sweep, -1 where its label
-    is None. For each sweep ``author``, ``labels``, ``first`` (the index of its first model), ``sizes`` and ``stratum``:
-    the most frequent of its models' ``strata`` (n,), the lowest of several; 0 without ``strata``.
+    Attributes:
+        authors: (n,) a code for each model's author, from 0.
+        of_model: (n,) the model's sweep, -1 if its label is None.
+        author, labels, sizes: (sweeps,) of each sweep.
+        first: (sweeps,) the index of each sweep's first model.
+        stratum: (sweeps,) the most frequent of its models' ``strata`` (n,), the lowest if several are; 0 without them.
     """
 
     def __init__(self, authors: Integers, labels: Sequence[Hashable | None], strata: Integers | None = None) -> None:
@@ -79,73 +82,73 @@ class AuthorRuns:
         for sweeps in self.lists:
             ordered = sweeps[np.argsort(self.stratum[sweeps], kind="stable")]
             groups.setdefault((len(sweeps), *self.stratum[ordered].tolist()), []).append(ordered)
-        found = []
+        groups_of_authors = []
         for profile in sorted(groups):
             stops = np.cumsum([len(list(run)) for _, run in groupby(profile[1:])]).tolist()
             columns = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-            found.append((np.array(groups[profile]), columns))
-        return found
+            groups_of_authors.append((np.array(groups[profile]), columns))
+        return groups_of_authors
 
-    def permuted(self, carried: Integers, rng: np.random.Generator, count: int | None = None) -> Integers:
-        """The labels ``carried`` (sweeps,) after a random permutation within strata; (count, sweeps) after ``count``.
+    def permuted(self, sweep_labels: Integers, rng: np.random.Generator, count: int | None = None) -> Integers:
+        """``sweep_labels`` (sweeps,) after a random permutation within strata; (count, sweeps) with a ``count``.
 
         An author's list of labels moves as a whole to another author with as many sweeps in every stratum, and is
         shuffled among that author's sweeps of one stratum. Such moves form a group in the sense of algebra, so a
         permutation test with them is exact whatever the sizes of the sweeps and however similar the models of one
         author are.
         """
-        moved = np.tile(carried, (1 if count is None else count, 1))
+        permuted = np.tile(sweep_labels, (1 if count is None else count, 1))
         for sweeps, columns in self.exchangeable:
-            turns = np.tile(np.arange(len(sweeps)), (len(moved), 1))
-            lists = carried[sweeps][rng.permuted(turns, axis=1)]
+            turns = np.tile(np.arange(len(sweeps)), (len(permuted), 1))
+            lists = sweep_labels[sweeps][rng.permuted(turns, axis=1)]
             for part in columns:
                 lists[:, :, part] = rng.permuted(lists[:, :, part], axis=2)
-            moved[:, sweeps] = lists
-        return moved[0] if count is None else moved
+            permuted[:, sweeps] = lists
+        return permuted[0] if count is None else permuted
 
     @property
     def ways(self) -> int:
         """How many different permutations there are."""
         return math.prod(
             math.factorial(len(sweeps))
-            * math.prod(math.factorial(one.stop - one.start) for one in columns) ** len(sweeps)
+            * math.prod(math.factorial(part.stop - part.start) for part in columns) ** len(sweeps)
             for sweeps, columns in self.exchangeable
         )
 
-    def outcomes(self, carried: Integers) -> int:
-        """How many different arrangements of the labels ``carried`` the permutations lead to.
+    def outcomes(self, sweep_labels: Integers) -> int:
+        """How many different arrangements of ``sweep_labels`` the permutations lead to.
 
-        Each is as probable as any other: the permutations are a group, and as many of them lead to each.
+        All arrangements are equally probable: the permutations form a group, so as many of them lead to each.
         """
-        found = 1
+        number = 1
         for sweeps, columns in self.exchangeable:
-            contents = [_contents(row, columns) for row in carried[sweeps].tolist()]
-            found *= _orders(contents)
-            found *= math.prod(_orders(part) for content in contents for part in content)
-        return found
+            contents = [_contents(row, columns) for row in sweep_labels[sweeps].tolist()]
+            number *= _orders(contents)
+            number *= math.prod(_orders(part) for content in contents for part in content)
+        return number
 
-    def every(self, carried: Integers) -> Iterator[Integers]:
+    def every(self, sweep_labels: Integers) -> Iterator[Integers]:
         """Every arrangement (sweeps,) that ``outcomes`` counts, once."""
 
-        def of_group(sweeps: Integers, columns: Sequence[slice]) -> Iterator[list[int]]:
-            for contents in _every_order([_contents(row, columns) for row in carried[sweeps].tolist()]):
+        def arrangements(sweeps: Integers, columns: Sequence[slice]) -> Iterator[list[int]]:
+            for contents in _every_order([_contents(row, columns) for row in sweep_labels[sweeps].tolist()]):
                 parts = [list(_every_order(part)) for content in contents for part in content]
                 for chosen in product(*parts):
                     yield list(chain.from_iterable(chosen))
 
         groups = self.exchangeable
-        places = np.concatenate([row[part] for sweeps, columns in groups for row in sweeps for part in columns])
-        for lists in product(*(list(of_group(*group)) for group in groups)):
-            moved = carried.copy()
-            moved[places] = list(chain.from_iterable(lists))
-            yield moved
+        sweep_order = np.concatenate([row[part] for sweeps, columns in groups for row in sweeps for part in columns])
+        for lists in product(*(list(arrangements(*group)) for group in groups)):
+            arranged = sweep_labels.copy()
+            arranged[sweep_order] = list(chain.from_iterable(lists))
+            yield arranged
 
-    def movable(self, carried: Integers) -> Integers:
-        """The models whose label can become another in a permutation of ``carried`` (sweeps,)."""
-        is_movable = np.zeros(len(carried), dtype=bool)
+    def movable(self, sweep_labels: Integers) -> Integers:
+        """The models whose label can become another in a permutation of ``sweep_labels`` (sweeps,)."""
+        is_movable = np.zeros(len(sweep_labels), dtype=bool)
         for sweeps, columns in self.exchangeable:
             for part in columns:
-                is_movable[sweeps[:, part]] = len(np.unique(carried[sweeps[:, part]])) > 1
+                is_movable[sweeps[:, part]] = len(np.unique(sweep_labels[sweeps[:, part]])) > 1
         return np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
 
 
@@ -155,7 +158,7 @@ def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, 
 
 
 def _orders(things: Sequence[Hashable]) -> int:
-    """How many different orders of these things there are; equal ones may be among them."""
+    """How many different orders these things have; some of the things may be equal."""
     return math.factorial(len(things)) // math.prod(map(math.factorial, Counter(things).values()))
 
 
@@ -164,10 +167,10 @@ def _every_order(things: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     order = sorted(things)
     while True:
         yield tuple(order)
-        last = next((place for place in range(len(order) - 2, -1, -1) if order[place] < order[place + 1]), None)
+        last = next((index for index in range(len(order) - 2, -1, -1) if order[index] < order[index + 1]), None)
         if last is None:
             return
-        larger = next(place for place in range(len(order) - 1, last, -1) if order[place] > order[last])
+        larger = next(index for index in range(len(order) - 1, last, -1) if order[index] > order[last])
         order[last], order[larger] = order[larger], order[last]
         order[last + 1 :] = reversed(order[last + 1 :])
 
@@ -176,7 +179,7 @@ def _every_order(things: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
 
 
 def too_few(authors: int) -> str:
-    """The same reason as a sentence."""
+    """``TOO_FEW_AUTHORS`` as a sentence."""
     return f"No interval: it needs models of at least {FEWEST_AUTHORS} authors, and there are {authors}."
 
 
@@ -219,17 +222,17 @@ def _freedom(weights: Floats, scale: Floats, square: float) -> float:
     """
     total, along, norm = scale.sum(), scale @ weights, scale @ scale
     trace = total - 2 * along + total * square
-    of_squares = (
+    trace_of_square = (
         norm - 4 * (scale**2) @ weights + 2 * total * (scale @ weights**2)
         + 2 * (along**2 + norm * square) - 4 * total * along * square + (total * square) ** 2
     )  # fmt: skip
-    return float(max(trace**2 / max(of_squares, 1e-300), 1.0))
+    return float(max(trace**2 / max(trace_of_square, 1e-300), 1.0))
 
 
 def independent_changes(weights: Floats, sums: Floats, mean: float) -> Floats:
     """The changes if leaving a unit out does not affect the values of the others; ``sums``: w_i · m_i."""
-    rest = 1 - weights
-    return np.where(rest > 1e-12, (sums - weights * mean) / np.maximum(rest, 1e-12), 0)
+    remaining = 1 - weights
+    return np.where(remaining > 1e-12, (sums - weights * mean) / np.maximum(remaining, 1e-12), 0)
 
 
 def wilson(share: float, count: float, quantile: float = 1.959964) -> Ends:
@@ -264,7 +267,7 @@ def units_of(authors: Sequence[Any] | Integers, most: int) -> Integers:
 def spearman(left: Floats, right: Floats, authors: Sequence[Any] | npt.NDArray[Any]) -> tuple[float, Ends | None]:
     """Spearman's ρ of two tables (models, layers) within layers, and its 95 % interval; None for fewer than 5 authors.
 
-    Values are ranked over the models of each layer, so a trend over layers that all models share counts nothing:
+    Values are ranked over the models of each layer, so a trend over layers that all models share does not count:
     ρ = Σ covariances / √(Σ variances · Σ variances) of the ranks, summed over the layers where both tables vary. With
     one layer that is the usual ρ. The interval is one for Fisher's z = artanh ρ, from how z changes without each author
     in turn (``uncertainty``), and never narrower than for as many independent models, whatever the number of layers.
@@ -275,17 +278,17 @@ def spearman(left: Floats, right: Floats, authors: Sequence[Any] | npt.NDArray[A
         return rho, None
     units = units_of(codes, MOST_UNITS)
     # Halfway to the next smaller ρ that so many ranks can have, where they agree exactly.
-    most = 1 - 6 / (models * (models**2 - 1))
+    largest = 1 - 6 / (models * (models**2 - 1))
 
     def height(value: float) -> float:
-        return float(np.arctanh(np.clip(value, -most, most)))
+        return float(np.arctanh(np.clip(value, -largest, largest)))
 
-    found = uncertainty(
+    spread = uncertainty(
         np.bincount(units) / models,
         np.array([height(rho) - height(_rho_within(left[units != unit], right[units != unit]))
                   for unit in range(int(units.max()) + 1)]),
     )  # fmt: skip
-    reach = found.quantile * max(found.error, 1 / math.sqrt(max(models - 3, 1)))
+    reach = spread.quantile * max(spread.error, 1 / math.sqrt(max(models - 3, 1)))
     low, high = math.tanh(height(rho) - reach), math.tanh(height(rho) + reach)
     return rho, (min(low, rho), max(high, rho))
 
@@ -293,8 +296,8 @@ def spearman(left: Floats, right: Floats, authors: Sequence[Any] | npt.NDArray[A
 def _rho_within(left: Floats, right: Floats) -> float:
     from scipy.stats import rankdata
 
-    ranks = [rankdata(one, axis=0) - (len(one) + 1) / 2 for one in (left, right)]
-    varies = np.logical_and(*(one.any(axis=0) for one in ranks))
-    one, other = (ranks[place][:, varies] for place in (0, 1))
-    size = float(np.sqrt((one**2).sum() * (other**2).sum()))
-    return float((one * other).sum() / size) if size > 0 else 0.0
+    ranks = [rankdata(table, axis=0) - (len(table) + 1) / 2 for table in (left, right)]
+    varies = np.logical_and(*(table.any(axis=0) for table in ranks))
+    left_ranks, right_ranks = (ranks[index][:, varies] for index in (0, 1))
+    size = float(np.sqrt((left_ranks**2).sum() * (right_ranks**2).sum()))
+    return float((left_ranks * right_ranks).sum() / size) if size > 0 else 0.0

@@ -32,18 +32,18 @@ def points(table: VectorTable) -> Reals:
     if table.is_plain or not len(table):
         return vectors / np.float32(np.sqrt(table.blocks or 1))
     count = len(table)
-    is_whole = count <= _LANDMARKS
+    is_exact = count <= _LANDMARKS
     chosen = np.arange(count)
-    if not is_whole:
+    if not is_exact:
         chosen = np.sort(np.random.default_rng(0).choice(count, _LANDMARKS, replace=False))
     landmarks = table.take(chosen)
     between = landmarks.similarities(landmarks).astype(np.float64)
     np.fill_diagonal(between, 1.0)  # also for a model of very few blocks, whose similarities are shrunk
-    held, directions = np.linalg.eigh((between + between.T) / 2)
-    kept = held > (_LEAST if is_whole else _LEAST_OF_MANY)
-    if is_whole:
-        placed = directions[:, kept] * np.sqrt(held[kept])
+    eigenvalues, directions = np.linalg.eigh((between + between.T) / 2)
+    is_kept = eigenvalues > (_LEAST if is_exact else _LEAST_OF_MANY)
+    if is_exact:
+        coordinates = directions[:, is_kept] * np.sqrt(eigenvalues[is_kept])
     else:
-        placed = table.similarities(landmarks) @ (directions[:, kept] / np.sqrt(held[kept]))
-    norms = np.linalg.norm(placed, axis=1, keepdims=True)
-    return np.divide(placed, norms, out=np.zeros_like(placed), where=norms > 0).astype(vectors.dtype)
+        coordinates = table.similarities(landmarks) @ (directions[:, is_kept] / np.sqrt(eigenvalues[is_kept]))
+    norms = np.linalg.norm(coordinates, axis=1, keepdims=True)
+    return np.divide(coordinates, norms, out=np.zeros_like(coordinates), where=norms > 0).astype(vectors.dtype)

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
 Order = npt.NDArray[np.unsignedinteger[Any]]
 Part = TypeVar("Part")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 _MOST_THREADS = 8  # each needs some hundred megabytes
 _BLOCK = 1 << 21  # numbers of lists, or of the similarity matrix, in memory at a time
@@ -49,14 +49,14 @@ _NEAR, _NEAR_EACH_BITS = 1 << 10, 18
 
 def codes_of(values: Sequence[Any]) -> Integers:
     """Integers from 0 in order of first appearance; equal values get equal codes."""
-    seen: dict[Any, int] = {}
-    return np.array([seen.setdefault(value, len(seen)) for value in values], dtype=np.intp)
+    codes: dict[Any, int] = {}
+    return np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.intp)
 
 
 def leave_out(order: Order, excluded: Integers) -> None:
     """Remove the models of a row's own group (equal ``excluded``) from its list, in place.
 
-    The end of the list is filled with n, which stands for no model.
+    The end of the list is filled with n, the code for no model.
     """
     count = len(order)
     group_of = np.append(excluded, -1)
@@ -85,15 +85,15 @@ def count_matches(
 ) -> Integers:
     """How many of the first ``limits`` neighbours of ``rows`` match; ``totals`` of all their neighbours match.
 
-    ``is_match(rows, neighbours)`` says which of the (rows, width) neighbours match. If a limit lies beyond the middle
-    of the list, the rest of the list is counted instead.
+    ``is_match(rows, neighbours)``: which of the (rows, width) neighbours match. If a limit lies beyond the middle of
+    the list, the remaining neighbours are counted instead, and subtracted from ``totals``.
     """
     count = len(order)
     counts = np.empty(len(rows), dtype=np.intp)
     beyond = limits * 2 > count
     for chosen, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
-        for some in by_width(widths[chosen], 1 << 17):
-            part = chosen[some]
+        for group in by_width(widths[chosen], 1 << 17):
+            part = chosen[group]
             width = int(widths[part[-1]])
             if widths is limits:
                 matches = is_match(rows[part], order[rows[part], :width])
@@ -119,7 +119,7 @@ def by_width(widths: Integers, most: int) -> Iterator[Integers]:
 
 
 def marked(marks: Booleans) -> Callable[[Integers, Order], Booleans]:
-    """Matches are the marked models, for all rows alike; ``marks`` has a last entry for no model."""
+    """Matches are the marked models, the same for all rows; ``marks`` has a last entry for no model."""
     return lambda rows, neighbours: marks.take(neighbours)
 
 
@@ -143,11 +143,11 @@ def neighbour_order(table: VectorTable, reach: Integers | None = None) -> Order:
 
     def sort(part: tuple[int, Floats]) -> None:
         start, similarity = part
-        asked = np.arange(start, start + len(similarity))
+        rows = np.arange(start, start + len(similarity))
         keys = _keys(similarity, np.arange(count, dtype=np.uint64))
         keys.sort(axis=1)
-        exact.settle(keys, asked, far[asked])
-        order[asked] = keys & _COLUMN
+        exact.settle(keys, rows, far[rows])
+        order[rows] = keys & _COLUMN
 
     for start, similarity in _panels(table):
         parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
@@ -168,22 +168,22 @@ def _keys(similarity: npt.NDArray[np.floating[Any]], columns: Keys) -> Keys:
 
 
 def _panels(table: VectorTable) -> Iterator[tuple[int, Floats]]:
-    """The first of some rows, and their similarities with all, (some, n).
+    """Panels of rows: the index of the first row, and the similarities of these rows with all models, (rows, n).
 
-    Each pair is multiplied once: the products that a panel shares with a later one are kept until then.
+    Each pair is multiplied once: a product that a later panel needs is kept until then.
     """
     step = max(1, _PANEL // max(1, table.inputs.shape[1]))
     parts = [table.take(slice(start, start + step)) for start in range(0, len(table), step)]
-    kept: list[list[Floats]] = [[] for _ in parts]
-    for here, part in enumerate(parts):
-        tiles = kept[here]
-        for there in range(here, len(parts)):
-            tile = part.similarities(parts[there])
+    tiles_of: list[list[Floats]] = [[] for _ in parts]
+    for first, part in enumerate(parts):
+        tiles = tiles_of[first]
+        for second in range(first, len(parts)):
+            tile = part.similarities(parts[second])
             tiles.append(tile)
-            if there > here:
-                kept[there].append(tile.T)
-        yield here * step, np.concatenate(tiles, axis=1)
-        kept[here] = []
+            if second > first:
+                tiles_of[second].append(tile.T)
+        yield first * step, np.concatenate(tiles, axis=1)
+        tiles_of[first] = []
 
 
 class _Exact:
@@ -192,35 +192,35 @@ class _Exact:
     def __init__(self, table: VectorTable) -> None:
         self.table = table
 
-    def settle(self, keys: Keys, asked: Integers, reach: Integers) -> None:
-        """Put near ties of the sorted keys (asked, n) in exact order, in place, up to ``reach``."""
-        places, columns, run = _near_ties(keys, reach)
-        crowded = np.bincount(places, minlength=len(keys)) > _CROWDED * keys.shape[1]
+    def settle(self, keys: Keys, models: Integers, reach: Integers) -> None:
+        """Put near ties of the sorted keys (models, n) in exact order, in place, up to ``reach``."""
+        rows, columns, run = _near_ties(keys, reach)
+        crowded = np.bincount(rows, minlength=len(keys)) > _CROWDED * keys.shape[1]
         if crowded.any():
-            self._again(keys, asked, np.flatnonzero(crowded))
-            stays = ~crowded[places]
-            places, columns, run = places[stays], columns[stays], run[stays]
-        candidates = keys[places, columns] & _COLUMN
-        known = _keys(self._pairs(asked[places], candidates.astype(np.intp)), candidates)
-        keys[places, columns] = known[np.lexsort((known, run))]
+            self._recompute(keys, models, np.flatnonzero(crowded))
+            is_settled = ~crowded[rows]
+            rows, columns, run = rows[is_settled], columns[is_settled], run[is_settled]
+        candidates = keys[rows, columns] & _COLUMN
+        exact_keys = _keys(self._pairs(models[rows], candidates.astype(np.intp)), candidates)
+        keys[rows, columns] = exact_keys[np.lexsort((exact_keys, run))]
 
-    def _again(self, keys: Keys, asked: Integers, places: Integers) -> None:
+    def _recompute(self, keys: Keys, models: Integers, rows: Integers) -> None:
         """Compute whole lists again."""
         count = keys.shape[1]
         step = max(1, _PANEL // (2 * max(1, self.table.inputs.shape[1])))
-        for chosen in (places[start : start + step] for start in range(0, len(places), step)):
-            mine = self.table.take(asked[chosen])
+        for chosen in (rows[start : start + step] for start in range(0, len(rows), step)):
+            part = self.table.take(models[chosen])
             similarity = np.empty((len(chosen), count))
             for start in range(0, count, step):
-                theirs = self.table.take(slice(start, start + step))
-                similarity[:, start : start + step] = mine.similarities(theirs, np.float64)
-            found = _keys(similarity, np.arange(count, dtype=np.uint64))
-            found.sort(axis=1)
-            keys[chosen] = found
+                others = self.table.take(slice(start, start + step))
+                similarity[:, start : start + step] = part.similarities(others, np.float64)
+            list_keys = _keys(similarity, np.arange(count, dtype=np.uint64))
+            list_keys.sort(axis=1)
+            keys[chosen] = list_keys
 
-    def _pairs(self, mine: Integers, theirs: Integers) -> npt.NDArray[np.float64]:
+    def _pairs(self, rows: Integers, columns: Integers) -> npt.NDArray[np.float64]:
         """Similarities of pairs of models."""
-        return self.table.pairs(mine, self.table, theirs)
+        return self.table.pairs(rows, self.table, columns)
 
 
 def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integers]:
@@ -228,22 +228,24 @@ def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integer
     width = min(keys.shape[1], int(reach.max(initial=0)) + _FURTHER)
     while True:
         steps = (keys[:, :width] >> np.uint64(_COLUMN_BITS)).astype(np.int64)
-        apart = np.abs(np.int64(2 * _STEPS) - steps[:, :-1])
-        apart >>= _NEAR_EACH_BITS
-        apart += _NEAR
-        row, place = np.nonzero(np.diff(steps, axis=1) <= apart)
-        follows = (row[1:] == row[:-1]) & (place[1:] == place[:-1] + 1)
+        tolerance = np.abs(np.int64(2 * _STEPS) - steps[:, :-1])
+        tolerance >>= _NEAR_EACH_BITS
+        tolerance += _NEAR
+        row, position = np.nonzero(np.diff(steps, axis=1) <= tolerance)
+        follows = (row[1:] == row[:-1]) & (position[1:] == position[:-1] + 1)
         begins = np.append(True, ~follows)[: len(row)]
         run = np.cumsum(begins) - 1
-        counts = place[begins][run] < reach[row]
-        row, place, run = row[counts], place[counts], run[counts]
-        if width == keys.shape[1] or not (place == width - 2).any():
+        counts = position[begins][run] < reach[row]
+        row, position, run = row[counts], position[counts], run[counts]
+        if width == keys.shape[1] or not (position == width - 2).any():
             break
         width = min(keys.shape[1], 2 * width)
     last = np.append(run[1:] != run[:-1], True)[: len(run)]
-    row, place, run = (np.concatenate([one, one[last] + more]) for one, more in ((row, 0), (place, 1), (run, 0)))
-    turn = np.lexsort((place, run))
-    return row[turn], place[turn], run[turn]
+    row, position, run = (
+        np.concatenate([values, values[last] + shift]) for values, shift in ((row, 0), (position, 1), (run, 0))
+    )
+    order = np.lexsort((position, run))
+    return row[order], position[order], run[order]
 
 
 # ---- threads: NumPy releases the interpreter lock while it sorts and looks up
@@ -251,30 +253,30 @@ def _near_ties(keys: Keys, reach: Integers) -> tuple[Integers, Integers, Integer
 
 def threads_here() -> int:
     """The number of processors that this process may use, or ``OMP_NUM_THREADS`` if it is set; at most 8."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(_MOST_THREADS, int(asked) if asked.isdecimal() and int(asked) > 0 else processors())
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    return min(_MOST_THREADS, int(setting) if setting.isdecimal() and int(setting) > 0 else processors())
 
 
-def map_parts(work: Callable[[Part], Found], parts: Iterable[Part], *, is_long: bool = True) -> list[Found]:
-    """The results of ``work`` for each of ``parts``, in order; only a few parts are taken ahead.
+def map_parts(work: Callable[[Part], Result], parts: Iterable[Part], *, is_long: bool = True) -> list[Result]:
+    """The results of ``work`` for each of ``parts``, in order; only a few parts are read ahead.
 
-    For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one. Raises what
-    ``work`` raises; parts that have not started by then are skipped.
+    For parts of less than about a millisecond threads only add overhead: without ``is_long`` there is one thread.
+    Raises the errors of ``work``; parts that have not started by then are skipped.
     """
     threads = threads_here() if is_long else 1
     if threads == 1:
         return [work(part) for part in parts]
-    found: list[Found] = []
-    begun: deque[Future[Found]] = deque()
+    results: list[Result] = []
+    running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
         try:
             for part in parts:
-                begun.append(pool.submit(work, part))
-                if len(begun) > 2 * threads:
-                    found.append(begun.popleft().result())
-            while begun:
-                found.append(begun.popleft().result())
+                running.append(pool.submit(work, part))
+                if len(running) > 2 * threads:
+                    results.append(running.popleft().result())
+            while running:
+                results.append(running.popleft().result())
         finally:
-            for future in begun:
+            for future in running:
                 future.cancel()
-    return found
+    return results

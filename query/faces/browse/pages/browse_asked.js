@@ -1,7 +1,7 @@
 // SQL: a condition that filters models, and statements. Both run in the sandbox of query sql. And the list of questions.
 
 // The server stops working on an aborted request.
-async function asked(address, signal, text) {
+async function fetchAnswer(address, signal, text) {
   try {
     const answer = await fetch(address, text === undefined ? { signal } : { signal, method: "POST", body: text });
     return await answer.json();
@@ -28,7 +28,7 @@ async function filterWhere(text) {
   [condition, fulfil] = [wanted, null];
   part("where-message").textContent = "Running …";
   const { signal } = (judging = new AbortController());
-  const answer = await asked(`where?base=${encodeURIComponent(data.base)}&q=${encodeURIComponent(wanted)}`, signal);
+  const answer = await fetchAnswer(`where?base=${encodeURIComponent(data.base)}&q=${encodeURIComponent(wanted)}`, signal);
   if (signal.aborted) return; // replaced by another request
   part("where-message").textContent = answer.error ?? "";
   if (answer.error) {
@@ -97,7 +97,7 @@ async function runStatement() {
   const { signal } = (running = new AbortController());
   part("run").textContent = "Stop";
   part("sql-message").textContent = "Running …";
-  const answer = await asked(`sql?q=${encodeURIComponent(lastRun)}`, signal);
+  const answer = await fetchAnswer(`sql?q=${encodeURIComponent(lastRun)}`, signal);
   if (running?.signal !== signal) return; // replaced by another statement
   running = null;
   part("run").textContent = "Run";
@@ -110,7 +110,7 @@ async function runStatement() {
 
 async function loadTables() {
   if (part("tables").childElementCount) return;
-  const answer = await asked("tables");
+  const answer = await fetchAnswer("tables");
   part("tables").replaceChildren(...(answer.tables ?? []).map(({ name, columns }) => element("details", {},
     element("summary", {}, name),
     element("dl", {}, ...columns.flatMap(([column, type]) => [element("dt", {}, column), element("dd", {}, type)])),
@@ -137,7 +137,7 @@ part("open-sql").addEventListener("click", () => openOverlay(overlay === "sql" ?
 
 async function loadQuestions() {
   if (part("questions").childElementCount) return;
-  const answer = await asked("questions");
+  const answer = await fetchAnswer("questions");
   part("questions").replaceChildren(...(answer.questions ?? []).flatMap(({ name, about, from }) => [
     element("dt", {}, element("code", {}, `query ${name}`)),
     element("dd", {}, from ? `${about} (${from})` : about),

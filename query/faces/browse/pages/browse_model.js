@@ -60,10 +60,10 @@ async function loadModel(i) {
   tracing?.abort();
   const page = part("model-page");
   page.replaceChildren(modelHead(i), element("p", { role: "status" }, "Loading …"));
-  const found = await asked(`model/${data.ids[i]}`);
+  const reply = await fetchAnswer(`model/${data.ids[i]}`);
   if (answer?.id !== data.ids[i]) return; // another model was selected meanwhile
-  answer = found.error ? null : found;
-  const parts = found.error ? [element("p", {}, found.error)] : modelParts(found, i);
+  answer = reply.error ? null : reply;
+  const parts = reply.error ? [element("p", {}, reply.error)] : modelParts(reply, i);
   page.replaceChildren(modelHead(i), ...parts);
   page.scrollTop = 0;
 }
@@ -119,7 +119,7 @@ const MEASURED = {
 
 function changePart(layers) {
   if (!layers) return sectionOf("Where it changed", element("p", {}, "Nothing is known of its changes."));
-  const measures = Object.keys(MEASURED).filter((name) => layers.deltas.some((one) => one[name] !== null));
+  const measures = Object.keys(MEASURED).filter((name) => layers.deltas.some((delta) => delta[name] !== null));
   const select = element("select", { id: "measure" }, ...measures.map((name) => element("option", { value: name }, MEASURED[name])));
   const grid = element("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": "Changes by layer and family" });
   const show = () => grid.replaceChildren(changeGrid(layers, select.value));
@@ -133,10 +133,10 @@ function changePart(layers) {
 function changeGrid({ deltas, families: parts }, measure) {
   const families = [...new Set(parts.map(({ name }) => name.split(".").pop()))];
   const rows = Map.groupBy ? Map.groupBy(deltas, rowName) : grouped(deltas);
-  const most = Math.max(...deltas.map((one) => one[measure] ?? 0), 1e-12);
+  const most = Math.max(...deltas.map((delta) => delta[measure] ?? 0), 1e-12);
   const head = element("tr", {}, element("th", { scope: "col" }, "layer"), ...families.map((name) => element("th", { scope: "col" }, name)));
-  const body = [...rows].map(([name, ones]) => element("tr", {}, element("th", { scope: "row" }, name), ...families.map((family) => {
-    const value = ones.find((one) => one.family === family)?.[measure];
+  const body = [...rows].map(([name, layerDeltas]) => element("tr", {}, element("th", { scope: "row" }, name), ...families.map((family) => {
+    const value = layerDeltas.find((delta) => delta.family === family)?.[measure];
     const cell = element("td", { className: "number" }, value === undefined ? "" : value === null ? "–" : shortNumber(value));
     cell.style.setProperty("--share", String((value ?? 0) / most));
     return cell;
@@ -150,7 +150,7 @@ function rowName({ stack, layer }) {
 
 function grouped(deltas) {
   const rows = new Map();
-  for (const one of deltas) rows.set(rowName(one), [...(rows.get(rowName(one)) ?? []), one]);
+  for (const delta of deltas) rows.set(rowName(delta), [...(rows.get(rowName(delta)) ?? []), delta]);
   return rows;
 }
 
@@ -180,11 +180,11 @@ function tableOf(names, rows, most = Infinity) {
 
 function nearPart(neighbours, isLikeNone) {
   if (!neighbours.length) return sectionOf("Nearest models", element("p", {}, "None is stored: a copy of the base, or a model without a vector."));
-  const rows = neighbours.map((one) => element("tr", {},
-    element("td", { className: "number" }, String(one.rank)), modelCell(one.id, one.model),
-    element("td", { className: "number" }, one.similarity.toFixed(4)),
-    element("td", { className: "number" }, one.background === null ? "–" : rarityText(one.background < 1.5 * one.background_floor ? -one.background_pairs : one.background)),
-    element("td", {}, one.author), element("td", {}, one.relation), element("td", {}, one.datasets.join(", ") || "–"),
+  const rows = neighbours.map((neighbour) => element("tr", {},
+    element("td", { className: "number" }, String(neighbour.rank)), modelCell(neighbour.id, neighbour.model),
+    element("td", { className: "number" }, neighbour.similarity.toFixed(4)),
+    element("td", { className: "number" }, neighbour.background === null ? "–" : rarityText(neighbour.background < 1.5 * neighbour.background_floor ? -neighbour.background_pairs : neighbour.background)),
+    element("td", {}, neighbour.author), element("td", {}, neighbour.relation), element("td", {}, neighbour.datasets.join(", ") || "–"),
   ));
   const explanation = "By the cosine of their changes; the background is how many pairs of unrelated models (other author, no dataset in common) are at least as similar.";
   const alone = isLikeNone ? [element("p", {}, "No model of its base is like it: unrelated models are as similar as the nearest.")] : [];
@@ -206,13 +206,13 @@ function predictedPart(known, i) {
       again.hidden = true;
       remark.textContent = "Predicting from the models of other authors; this can take a minute …";
       predicting = new AbortController();
-      const found = await asked(`predict/${data.ids[i]}`, predicting.signal);
-      if (found.error) remark.textContent = found.error;
+      const reply = await fetchAnswer(`predict/${data.ids[i]}`, predicting.signal);
+      if (reply.error) remark.textContent = reply.error;
       else {
-        remark.textContent = [found.headline, ...found.notes].join(" ");
-        box.append(predictedTable(found.predictions));
+        remark.textContent = [reply.headline, ...reply.notes].join(" ");
+        box.append(predictedTable(reply.predictions));
       }
-      again.hidden = !found.error;
+      again.hidden = !reply.error;
     }
   }
   return box;
@@ -220,9 +220,9 @@ function predictedPart(known, i) {
 
 function predictedTable(predictions) {
   const number = (value) => element("td", { className: "number" }, value === null ? "–" : value.toFixed(3));
-  const rows = predictions.map((one) => element("tr", {},
-    element("td", {}, one.dataset + (one.declared ? " (as it says itself)" : "")), number(one.probability), number(one.votes),
-    element("td", { className: "number" }, String(one.authors)), number(one.vectors), number(one.head),
+  const rows = predictions.map((prediction) => element("tr", {},
+    element("td", {}, prediction.dataset + (prediction.declared ? " (as it says itself)" : "")), number(prediction.probability), number(prediction.votes),
+    element("td", { className: "number" }, String(prediction.authors)), number(prediction.vectors), number(prediction.head),
   ));
   return tableOf(["dataset", "probability", "votes", "authors", "by its vector", "by its head"], rows);
 }
@@ -230,21 +230,21 @@ function predictedTable(predictions) {
 // ---- lineage ----
 
 function lineagePart(known) {
-  const { parents, children: made, declared } = known.lineage;
+  const { parents, children: descendants, declared } = known.lineage;
   const names = declared.length ? `Its card names ${declared.join(", ")}.` : "Its card names no parent.";
   const box = sectionOf("Lineage", element("p", {}, names));
   if (!parents.length) box.append(element("p", {}, "The atlas stores no lineage of it."));
   else {
-    box.append(tableOf(["made from", "how", "probability", "weight", "left over", "card", "direction", "because"], parents.map((one) => element("tr", {},
-      modelCell(one.id, one.model), element("td", {}, one.method ? `${one.kind} (${one.method})` : one.kind),
-      element("td", { className: "number" }, one.probability === null ? "–" : one.probability.toFixed(2)),
-      element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", { className: "number" }, one.left.toFixed(3)),
-      element("td", {}, one.card), element("td", {}, one.direction), element("td", {}, one.because ?? ""),
+    box.append(tableOf(["made from", "how", "probability", "weight", "left over", "card", "direction", "because"], parents.map((parent) => element("tr", {},
+      modelCell(parent.id, parent.model), element("td", {}, parent.method ? `${parent.kind} (${parent.method})` : parent.kind),
+      element("td", { className: "number" }, parent.probability === null ? "–" : parent.probability.toFixed(2)),
+      element("td", { className: "number" }, parent.coefficient.toFixed(2)), element("td", { className: "number" }, parent.left.toFixed(3)),
+      element("td", {}, parent.card), element("td", {}, parent.direction), element("td", {}, parent.because ?? ""),
     ))));
   }
-  if (made.length) {
-    box.append(element("p", {}, `Made from it: ${numberText(made.length + (known.left.children ?? 0))}.`), tableOf(["model", "how", "weight", "card"], made.map((one) => element("tr", {},
-      modelCell(one.id, one.model), element("td", {}, one.kind), element("td", { className: "number" }, one.coefficient.toFixed(2)), element("td", {}, one.card),
+  if (descendants.length) {
+    box.append(element("p", {}, `Made from it: ${numberText(descendants.length + (known.left.children ?? 0))}.`), tableOf(["model", "how", "weight", "card"], descendants.map((child) => element("tr", {},
+      modelCell(child.id, child.model), element("td", {}, child.kind), element("td", { className: "number" }, child.coefficient.toFixed(2)), element("td", {}, child.card),
     )), 10), ...leftOut(known, "children"));
   }
   return box;
@@ -256,15 +256,15 @@ function resultsPart(known) {
   const results = known.evaluations;
   if (!results.length) return null;
   const names = ["task", "dataset", "config", "split", "metric", "value"];
-  return sectionOf("Results that it reports", tableOf(names, results.map((one) => element("tr", {}, ...names.map((name) => (
-    element("td", { className: name === "value" ? "number" : "" }, cellText(one[name]))
+  return sectionOf("Results that it reports", tableOf(names, results.map((result) => element("tr", {}, ...names.map((name) => (
+    element("td", { className: name === "value" ? "number" : "" }, cellText(result[name]))
   )))), 20), ...leftOut(known, "evaluations"));
 }
 
 function cardPart(known) {
   const { datasets, tags } = known;
-  const written = datasets.map((one) => element("tr", {},
-    element("td", {}, one.dataset ?? "–"), element("td", {}, one.spellings.join(", ")), element("td", {}, one.sources.join(", "))));
+  const written = datasets.map((dataset) => element("tr", {},
+    element("td", {}, dataset.dataset ?? "–"), element("td", {}, dataset.spellings.join(", ")), element("td", {}, dataset.sources.join(", "))));
   const parts = written.length ? [tableOf(["dataset", "as written", "where"], written, 20)] : [];
   if (tags.length) parts.push(element("p", { className: "tags" }, `Tags: ${tags.join(" · ")}`), ...leftOut(known, "tags"));
   return parts.length ? sectionOf("Card", ...parts) : null;

@@ -14,27 +14,27 @@ function tracePart(i) {
     again.hidden = true;
     remark.textContent = "Reading its token rows …";
     tracing = new AbortController();
-    const found = await asked(`trace/${data.ids[i]}`, tracing.signal);
-    again.hidden = !found.error;
-    remark.textContent = found.error ?? found.headline;
-    if (!found.error) box.append(...traceFacts(found));
+    const reply = await fetchAnswer(`trace/${data.ids[i]}`, tracing.signal);
+    again.hidden = !reply.error;
+    remark.textContent = reply.error ?? reply.headline;
+    if (!reply.error) box.append(...traceFacts(reply));
   }
   return box;
 }
 
-function traceFacts(found) {
-  const share = found.share_met === null ? null : `${numberText(found.tokens_met)} of ${numberText(found.rows_read)} tokens that were read (${Math.round(100 * found.share_met)} %)`;
+function traceFacts(reply) {
+  const share = reply.share_met === null ? null : `${numberText(reply.tokens_met)} of ${numberText(reply.rows_read)} tokens that were read (${Math.round(100 * reply.share_met)} %)`;
   const facts = [
-    ["class", found.class], ["met", share],
-    ["longest input", found.longest_input === null ? null : `${numberText(found.longest_input)} tokens`],
-    ["pairs of texts", yesOrNo(found.pairs)], ["masked", yesOrNo(found.masked)],
-    ["rate × decay", found.decay_times_rate ? shortNumber(found.decay_times_rate) : null],
-    ["scripts", found.scripts.slice(0, 4).map(({ script, tokens }) => `${script} ${numberText(tokens)}`).join(", ") || null],
+    ["class", reply.class], ["met", share],
+    ["longest input", reply.longest_input === null ? null : `${numberText(reply.longest_input)} tokens`],
+    ["pairs of texts", yesOrNo(reply.pairs)], ["masked", yesOrNo(reply.masked)],
+    ["rate × decay", reply.decay_times_rate ? shortNumber(reply.decay_times_rate) : null],
+    ["scripts", reply.scripts.slice(0, 4).map(({ script, tokens }) => `${script} ${numberText(tokens)}`).join(", ") || null],
   ].filter(([, text]) => text !== null);
   const grid = element("dl", { className: "facts-grid" }, ...facts.flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]));
-  const words = found.words.map(({ word, score }) => element("li", { title: `z = ${score.toFixed(1)}` }, word));
+  const words = reply.words.map(({ word, score }) => element("li", { title: `z = ${score.toFixed(1)}` }, word));
   const list = words.length ? [element("ul", { className: "words", "aria-label": "Words that set it apart" }, ...words)] : [];
-  return [...list, grid, ...found.notes.map((note) => element("p", { className: "remark" }, note))];
+  return [...list, grid, ...reply.notes.map((note) => element("p", { className: "remark" }, note))];
 }
 
 function yesOrNo(value) {
@@ -70,23 +70,23 @@ async function askByText() {
   message.textContent = "Running …";
   part("run-text").textContent = "Stop";
   part("text-rows").replaceChildren();
-  const found = await asked(`ask?base=${encodeURIComponent(data.base)}`, signal, askedText.value);
+  const reply = await fetchAnswer(`ask?base=${encodeURIComponent(data.base)}`, signal, askedText.value);
   clearInterval(clock);
   asking = null;
   part("run-text").textContent = "Ask";
   showSize();
-  message.textContent = found.error ?? found.headline;
-  if (!found.error) part("text-rows").replaceChildren(likelyTable(found), ...found.notes.map((note) => element("p", { className: "remark" }, note)));
+  message.textContent = reply.error ?? reply.headline;
+  if (!reply.error) part("text-rows").replaceChildren(likelyTable(reply), ...reply.notes.map((note) => element("p", { className: "remark" }, note)));
 }
 
 function likelyTable({ models }) {
   const number = (value, digits) => element("td", { className: "number" }, value === null ? "–" : value.toFixed(digits));
-  const rows = models.map((one) => element("tr", {},
-    element("td", { className: "number" }, String(one.rank)), modelCell(data.ids[placeOfModel.get(one.model)], one.model),
-    number(one.score, 1), element("td", { className: "number" }, one.p_value.toPrecision(2)),
-    element("td", { className: "number" }, one.expected_by_chance.toPrecision(2)),
-    number(one.by_vocabulary, 2), number(one.by_vectors, 2),
-    element("td", {}, one.datasets.join(", ") || "–"), element("td", {}, one.author), element("td", {}, one.relation),
+  const rows = models.map((model) => element("tr", {},
+    element("td", { className: "number" }, String(model.rank)), modelCell(data.ids[placeOfModel.get(model.model)], model.model),
+    number(model.score, 1), element("td", { className: "number" }, model.p_value.toPrecision(2)),
+    element("td", { className: "number" }, model.expected_by_chance.toPrecision(2)),
+    number(model.by_vocabulary, 2), number(model.by_vectors, 2),
+    element("td", {}, model.datasets.join(", ") || "–"), element("td", {}, model.author), element("td", {}, model.relation),
   ));
   return tableOf(["", "model", "score", "p", "expected by chance", "by its words", "by its vector", "datasets", "author", "relation"], rows, 10);
 }

@@ -15,12 +15,12 @@ part("unplaced").hidden = data.places === "ready";
 part("unplaced").textContent = UNMADE[data.places] ?? "";
 
 part("base").append(...data.bases.map(([base, text]) => element("option", { value: base, selected: base === data.base }, text)));
-for (const one of [part("base"), document.querySelector("label[for=base]")]) one.hidden = data.bases.length < 2;
+for (const node of [part("base"), document.querySelector("label[for=base]")]) node.hidden = data.bases.length < 2;
 part("base").addEventListener("change", loadAgain);
 addEventListener("hashchange", () => {
-  const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B")).get("base") ?? data.base;
-  if (asked === data.base || !data.bases.some(([base]) => base === asked)) return;
-  part("base").value = asked;
+  const wanted = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B")).get("base") ?? data.base;
+  if (wanted === data.base || !data.bases.some(([base]) => base === wanted)) return;
+  part("base").value = wanted;
   location.reload();
 });
 if (data.bases.length > 1) furtherAddress.push(["base", data.base]);

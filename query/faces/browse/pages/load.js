@@ -3,9 +3,9 @@
 
 (async () => {
   const subtitle = document.getElementById("subtitle");
-  const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
+  const parameters = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
   try {
-    const answer = await fetch(`data?base=${encodeURIComponent(asked.get("base") ?? "")}`);
+    const answer = await fetch(`data?base=${encodeURIComponent(parameters.get("base") ?? "")}`);
     const data = await answer.json();
     if (data.error) {
       subtitle.textContent = data.error;

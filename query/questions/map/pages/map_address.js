@@ -54,32 +54,32 @@ function writeView() {
 }
 
 function readView() {
-  const asked = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
-  const coloring = data.colorings.findIndex(({ column }) => column === asked.get("color"));
+  const parameters = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
+  const coloring = data.colorings.findIndex(({ column }) => column === parameters.get("color"));
   state.coloring = Math.max(coloring, 0);
   coloringBox.value = String(state.coloring);
   clearFilters();
   for (const { name, names, none } of facets) {
-    for (const value of asked.getAll(name)) {
+    for (const value of parameters.getAll(name)) {
       const code = value === "" && none ? NONE : names.indexOf(value);
       if (code !== NONE || (value === "" && none)) state.chosen[name].add(code);
     }
   }
   const keys = new Map(legendEntries().map(([key]) => [hiddenName(key), key]));
-  for (const value of asked.getAll("hide")) if (keys.has(value)) state.hidden[state.coloring].add(keys.get(value));
-  for (const number of numbers) state.range[number.name] = rangeOf(number, asked.get(number.name));
-  state.area = numbersOf(asked.get("area"), 4);
-  const sort = (asked.get("sort") ?? "-downloads").match(/^(-?)(.*)$/);
+  for (const value of parameters.getAll("hide")) if (keys.has(value)) state.hidden[state.coloring].add(keys.get(value));
+  for (const number of numbers) state.range[number.name] = rangeOf(number, parameters.get(number.name));
+  state.area = numbersOf(parameters.get("area"), 4);
+  const sort = (parameters.get("sort") ?? "-downloads").match(/^(-?)(.*)$/);
   if (columns.some(({ name }) => name === sort[2])) state.sort = { column: sort[2], descends: sort[1] === "-" };
-  if (["light", "dark"].includes(asked.get("theme"))) state.theme = asked.get("theme");
-  if (["open", "closed"].includes(asked.get("table"))) part("shown").open = asked.get("table") === "open";
-  for (const { read } of furtherWords) read(asked);
-  const at = numbersOf(asked.get("at"), 3);
-  const model = asked.has("model") ? data.models.indexOf(asked.get("model")) : NONE;
+  if (["light", "dark"].includes(parameters.get("theme"))) state.theme = parameters.get("theme");
+  if (["open", "closed"].includes(parameters.get("table"))) part("shown").open = parameters.get("table") === "open";
+  for (const { read } of furtherWords) read(parameters);
+  const at = numbersOf(parameters.get("at"), 3);
+  const model = parameters.has("model") ? data.models.indexOf(parameters.get("model")) : NONE;
   forgetLooks();
   applyTheme();
   if (at && at[2] > 0) Object.assign(view, { x: at[0], y: at[1], scale: at[2] * view.whole });
-  if (!asked.has("model") || model !== NONE) state.selected = model;
+  if (!parameters.has("model") || model !== NONE) state.selected = model;
   refresh();
   if (model !== NONE && !at) reveal(model);
 }

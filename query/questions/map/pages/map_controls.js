@@ -27,7 +27,7 @@ function hover(i, x, y) {
   const { width, height } = tooltip.getBoundingClientRect();
   const left = x + 16 + width > view.width ? x - 16 - width : x + 16;
   const top = y + 16 + height > view.height ? y - 16 - height : y + 16;
-  const inside = (place, size, room) => Math.max(4, Math.min(place, room - size - 4));
+  const inside = (position, size, room) => Math.max(4, Math.min(position, room - size - 4));
   tooltip.style.transform = `translate(${inside(left, width, view.width)}px, ${inside(top, height, view.height)}px)`;
 }
 
@@ -68,8 +68,8 @@ canvas.addEventListener("pointermove", (event) => {
   else moveBy(x - before[0], y - before[1]);
 });
 
-function areaBetween(one, other) {
-  const [a, b] = [mapPlace(...one), mapPlace(...other)];
+function areaBetween(first, second) {
+  const [a, b] = [mapPlace(...first), mapPlace(...second)];
   return [Math.min(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[0], b[0]), Math.max(a[1], b[1])];
 }
 

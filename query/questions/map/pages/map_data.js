@@ -9,7 +9,7 @@ const NONE = -1;
 const facets = data.facets.map(({ codes, many, ...facet }) => ({
   ...facet, of: many ? (i) => (codes[i].length ? codes[i] : [NONE]) : (i) => [codes[i]],
 }));
-const facet = Object.fromEntries(facets.map((one) => [one.name, one]));
+const facet = Object.fromEntries(facets.map((item) => [item.name, item]));
 const { numbers } = data; // each with a value for every model, null if not known
 for (const coloring of data.colorings) {
   if (coloring.kind !== "number") continue;
@@ -54,7 +54,7 @@ function legendKey(i, coloring = data.colorings[state.coloring]) {
 // Further filters of a page, as [name, function that returns null or a test of a model, function that removes it].
 const furtherTests = [];
 
-// Further state that a page keeps in its address: { write() returns words, read(asked) }.
+// Further state that a page keeps in its address: { write() returns words, read(parameters) }.
 const furtherWords = [];
 
 // Every active filter, by name; a model is shown if it passes all of them.
@@ -72,7 +72,7 @@ function tests() {
     const [left, bottom, right, top] = state.area;
     set.push(["area", (i) => data.x[i] >= left && data.x[i] <= right && data.y[i] >= bottom && data.y[i] <= top]);
   }
-  for (const [name, made] of furtherTests) if (made()) set.push([name, made()]);
+  for (const [name, testOf] of furtherTests) if (testOf()) set.push([name, testOf()]);
   return set;
 }
 
@@ -87,10 +87,10 @@ function updateShown() {
   testNames = all.map(([name]) => name);
   for (let i = 0; i < count; i++) {
     stopped[i] = 0;
-    for (let place = 0; place < all.length && stopped[i] < 2; place++) {
-      if (all[place][1](i)) continue;
+    for (let index = 0; index < all.length && stopped[i] < 2; index++) {
+      if (all[index][1](i)) continue;
       stopped[i] += 1;
-      stoppedBy[i] = place;
+      stoppedBy[i] = index;
     }
     shown[i] = stopped[i] ? 0 : 1;
   }
@@ -124,10 +124,10 @@ function parentsOf(i) {
 // The models on the page that were made from one, as [row, name, how].
 const children = new Map();
 data.parents?.forEach((parents, i) => {
-  for (const [place, , how] of parents) {
-    if (place === NONE) continue;
-    if (!children.has(place)) children.set(place, []);
-    children.get(place).push([i, data.models[i], how]);
+  for (const [row, , how] of parents) {
+    if (row === NONE) continue;
+    if (!children.has(row)) children.set(row, []);
+    children.get(row).push([i, data.models[i], how]);
   }
 });
 
@@ -135,11 +135,11 @@ data.parents?.forEach((parents, i) => {
 function search(text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length) return [];
-  const found = [];
-  for (let i = 0; i < count; i++) if (words.every((word) => searchable[i].includes(word))) found.push(i);
+  const matches = [];
+  for (let i = 0; i < count; i++) if (words.every((word) => searchable[i].includes(word))) matches.push(i);
   const begins = (i) => Number(searchable[i].startsWith(words[0]) || searchable[i].includes(`/${words[0]}`));
   const downloads = numbers.find(({ name }) => name === "downloads").values;
-  return found.sort((a, b) => begins(b) - begins(a) || (downloads[b] ?? 0) - (downloads[a] ?? 0) || a - b);
+  return matches.sort((a, b) => begins(b) - begins(a) || (downloads[b] ?? 0) - (downloads[a] ?? 0) || a - b);
 }
 
 // ---- colours ----
@@ -157,12 +157,12 @@ function theme() {
 const STEPS = 64; // colours that a scale is drawn with
 
 function mixedColour(stops, share) {
-  const place = share * (stops.length - 1);
-  const left = Math.min(Math.floor(place), stops.length - 2);
+  const position = share * (stops.length - 1);
+  const left = Math.min(Math.floor(position), stops.length - 2);
   const part = (hex, at) => parseInt(hex.slice(at, at + 2), 16);
   const channels = [1, 3, 5].map((at) => {
     const from = part(stops[left], at);
-    return Math.round(from + (part(stops[left + 1], at) - from) * (place - left));
+    return Math.round(from + (part(stops[left + 1], at) - from) * (position - left));
   });
   return `rgb(${channels.join(" ")})`;
 }

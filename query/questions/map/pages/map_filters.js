@@ -18,11 +18,11 @@ function makeFilter({ name: title, label = title, names, none, of, opens: isOpen
     if (!box.open && !opens) return;
     const models = countsOf(title, of);
     const most = Math.max(1, ...models.values());
-    const asked = word.value.toLowerCase();
+    const typed = word.value.toLowerCase();
     const codes = [...names.keys(), ...(none ? [NONE] : [])];
     const text = (code) => (code === NONE ? none : names[code]);
     const fitting = codes
-      .filter((code) => text(code).toLowerCase().includes(asked))
+      .filter((code) => text(code).toLowerCase().includes(typed))
       .sort((a, b) => chosen.has(b) - chosen.has(a) || (models.get(b) ?? 0) - (models.get(a) ?? 0) || a - b);
     const entries = fitting.slice(0, MOST_LISTED).map((code) => {
       const tick = element("input", { type: "checkbox", checked: chosen.has(code), name: title, value: String(code) });
@@ -38,9 +38,9 @@ function makeFilter({ name: title, label = title, names, none, of, opens: isOpen
     });
     const more = fitting.length - entries.length;
     if (more > 0) entries.push(element("p", {}, `and ${numberText(more)} more: type a part of the name`));
-    const kept = document.activeElement?.name === title ? document.activeElement.value : null;
+    const focused = document.activeElement?.name === title ? document.activeElement.value : null;
     options.replaceChildren(...entries);
-    if (kept !== null) options.querySelector(`input[value="${kept}"]`)?.focus();
+    if (focused !== null) options.querySelector(`input[value="${focused}"]`)?.focus();
   };
   summary.addEventListener("click", () => show(!box.open));
   word.addEventListener("input", () => show());
@@ -59,7 +59,7 @@ function showActive() {
   active.push(...numbers.filter(({ name }) => state.range[name]).map(({ name }) => name));
   if (state.area) active.push("area");
   if (state.hidden[state.coloring].size) active.push("legend");
-  for (const [name, made] of furtherTests) if (made()) active.push(name);
+  for (const [name, testOf] of furtherTests) if (testOf()) active.push(name);
   part("active").hidden = !active.length;
   part("active").querySelector("span").textContent = `Narrowed by ${active.join(", ")}`;
 }

@@ -23,9 +23,9 @@ function numberInput(number, which) {
     autocomplete: "off", "aria-label": label, placeholder: isTime ? "" : which ? "most" : "least",
   });
   input.addEventListener("input", () => {
-    const asked = isTime ? Date.parse(`${input.value}T00:00:00Z`) / 1000 + which * 86399 : Number.parseFloat(input.value);
+    const typed = isTime ? Date.parse(`${input.value}T00:00:00Z`) / 1000 + which * 86399 : Number.parseFloat(input.value);
     const range = [...(state.range[number.name] ?? [-Infinity, Infinity])];
-    range[which] = Number.isFinite(asked) ? asked : which ? Infinity : -Infinity;
+    range[which] = Number.isFinite(typed) ? typed : which ? Infinity : -Infinity;
     state.range[number.name] = asFilter(number, range);
     refresh();
   });
@@ -40,16 +40,16 @@ function endText({ kind }, end) {
 function makeHistogram(number) {
   const { name, values } = number;
   const bins = Int8Array.from(values, (value) => (value === null ? NONE : binOf(number, value)));
-  const whole = new Array(BINS).fill(0);
+  const totals = new Array(BINS).fill(0);
   const ends = Array.from({ length: BINS }, () => [Infinity, -Infinity]); // the smallest and largest value in each
   bins.forEach((bin, i) => {
     if (bin === NONE) return;
-    whole[bin] += 1;
+    totals[bin] += 1;
     ends[bin] = [Math.min(ends[bin][0], values[i]), Math.max(ends[bin][1], values[i])];
   });
-  const tallest = Math.max(...whole, 1);
+  const tallest = Math.max(...totals, 1);
   const height = (models) => `${models ? Math.max(3, (100 * models) / tallest) : 0}%`;
-  const bars = whole.map((models) => {
+  const bars = totals.map((models) => {
     const all = element("span", { className: "all" });
     all.style.height = height(models);
     return element("div", { className: "bin" }, all, element("span", { className: "now" }));

@@ -6,10 +6,10 @@ let stamps = new Map();
 function stamp(shape, colour, r, isRing = false) {
   const key = `${shape} ${colour} ${r} ${isRing}`;
   if (!stamps.has(key)) {
-    const made = document.createElement("canvas");
+    const image = document.createElement("canvas");
     const half = Math.ceil(1.3 * r + 2);
-    made.width = made.height = Math.ceil(2 * half * view.ratio);
-    const on = made.getContext("2d", { willReadFrequently: count > MANY });
+    image.width = image.height = Math.ceil(2 * half * view.ratio);
+    const on = image.getContext("2d", { willReadFrequently: count > MANY });
     on.scale(view.ratio, view.ratio);
     trace(on, shape, half, half, r);
     on.fillStyle = isRing ? theme().background : colour;
@@ -19,7 +19,7 @@ function stamp(shape, colour, r, isRing = false) {
       on.lineWidth = isRing ? Math.min(1.4, 0.5 * r) : 1;
       on.stroke();
     }
-    stamps.set(key, { made, half });
+    stamps.set(key, { image, half });
   }
   return stamps.get(key);
 }
@@ -106,11 +106,11 @@ function paintSheet() {
 
 // Few points, at fractions of pixels.
 function stamping() {
-  const put = (i, { made, half }, opacity) => {
+  const put = (i, { image, half }, opacity) => {
     const [x, y] = [screenX(i), screenY(i)];
     if (x < -20 || y < -20 || x > view.width + 20 || y > view.height + 20) return;
     sheetPen.globalAlpha = opacity;
-    sheetPen.drawImage(made, x - half, y - half, made.width / view.ratio, made.height / view.ratio);
+    sheetPen.drawImage(image, x - half, y - half, image.width / view.ratio, image.height / view.ratio);
   };
   return { put, finish: () => (sheetPen.globalAlpha = 1) };
 }
@@ -123,10 +123,10 @@ function blending() {
   const ground = [1, 3, 5].map((at) => parseInt(theme().background.slice(at, at + 2), 16));
   new Uint32Array(pixels.buffer).fill(new Uint32Array(Uint8Array.of(...ground, 255).buffer)[0]);
   const put = (i, stamped, opacity) => {
-    stamped.dots ??= dotsOf(stamped.made);
+    stamped.dots ??= dotsOf(stamped.image);
     const left = Math.round((screenX(i) - stamped.half) * view.ratio);
     const top = Math.round((screenY(i) - stamped.half) * view.ratio);
-    const side = stamped.made.width;
+    const side = stamped.image.width;
     if (left + side < 0 || top + side < 0 || left >= width || top >= height) return;
     const { xs, ys, colours, shares } = stamped.dots;
     for (let dot = 0; dot < shares.length; dot++) {
@@ -143,12 +143,12 @@ function blending() {
 }
 
 // The pixels of a stamp that are not empty: position, colour and opacity.
-function dotsOf(made) {
-  const { data: pixels } = made.getContext("2d").getImageData(0, 0, made.width, made.height);
-  const full = [...Array(made.width * made.height).keys()].filter((dot) => pixels[4 * dot + 3]);
+function dotsOf(stamped) {
+  const { data: pixels } = stamped.getContext("2d").getImageData(0, 0, stamped.width, stamped.height);
+  const full = [...Array(stamped.width * stamped.height).keys()].filter((dot) => pixels[4 * dot + 3]);
   return {
-    xs: Int16Array.from(full, (dot) => dot % made.width),
-    ys: Int16Array.from(full, (dot) => Math.floor(dot / made.width)),
+    xs: Int16Array.from(full, (dot) => dot % stamped.width),
+    ys: Int16Array.from(full, (dot) => Math.floor(dot / stamped.width)),
     colours: Uint8Array.from(full.flatMap((dot) => [pixels[4 * dot], pixels[4 * dot + 1], pixels[4 * dot + 2]])),
     shares: Float64Array.from(full, (dot) => pixels[4 * dot + 3] / 255),
   };

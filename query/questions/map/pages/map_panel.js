@@ -6,19 +6,19 @@ const part = (id) => document.getElementById(id);
 
 // An element with properties and children; strings become text, never markup.
 function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name.includes("-") || name === "role") made.setAttribute(name, value);
-    else made[name] = value;
+    if (name.includes("-") || name === "role") node.setAttribute(name, value);
+    else node[name] = value;
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 function mark(shape, colour) {
-  const made = element("span", { className: `mark ${shape}`, "aria-hidden": "true" });
-  made.style[shape === "ring" ? "borderColor" : "background"] = colour;
-  return made;
+  const node = element("span", { className: `mark ${shape}`, "aria-hidden": "true" });
+  node.style[shape === "ring" ? "borderColor" : "background"] = colour;
+  return node;
 }
 
 // What the address of a model contains in addition to its name, as [name, value].
@@ -84,10 +84,10 @@ function nearestList(i, most, asButtons) {
 // Parents or children of a model under a title; nothing if there are none.
 function kinList(title, kin) {
   if (!kin.length) return [];
-  const entries = kin.slice(0, MOST_FOUND).map(([place, name, how]) => {
+  const entries = kin.slice(0, MOST_FOUND).map(([row, name, how]) => {
     const words = element("span", { className: "id" }, name, element("span", { className: "facts" }, how));
-    if (place === NONE) return element("li", { className: "kin" }, words);
-    return element("li", {}, modelLink(place, () => choose(place, true), { className: "" }, words));
+    if (row === NONE) return element("li", { className: "kin" }, words);
+    return element("li", {}, modelLink(row, () => choose(row, true), { className: "" }, words));
   });
   if (kin.length > entries.length) entries.push(element("li", {}, `and ${numberText(kin.length - entries.length)} more`));
   return [element("h3", {}, title), element("ol", { className: "nearest kin-of" }, ...entries)];
@@ -131,36 +131,36 @@ function showSelected() {
 // ---- search ----
 
 const searchBox = part("search");
-const foundList = part("found");
-let found = [];
+const matchList = part("found");
+let matches = [];
 let active = 0;
 
 function showFound() {
-  found = search(searchBox.value);
+  matches = search(searchBox.value);
   active = 0;
-  const entries = found.slice(0, MOST_FOUND).map((i, place) => element("li", {
-    role: "option", id: `found-${place}`, "aria-selected": "false",
+  const entries = matches.slice(0, MOST_FOUND).map((i, index) => element("li", {
+    role: "option", id: `found-${index}`, "aria-selected": "false",
     onmousedown: (event) => event.preventDefault(), // the box keeps the focus
-    onclick: () => choose(found[place], true),
+    onclick: () => choose(matches[index], true),
   }, data.models[i]));
-  const more = found.length - entries.length;
-  const remark = more > 0 ? `and ${more.toLocaleString("en")} more` : found.length ? "" : "no model has that in its name";
+  const more = matches.length - entries.length;
+  const remark = more > 0 ? `and ${more.toLocaleString("en")} more` : matches.length ? "" : "no model has that in its name";
   if (remark) entries.push(element("li", { role: "option", "aria-disabled": "true" }, remark));
-  foundList.replaceChildren(...entries);
+  matchList.replaceChildren(...entries);
   openFound(Boolean(searchBox.value.trim()));
   markActive();
 }
 
 function openFound(isOpen) {
-  foundList.hidden = !isOpen;
+  matchList.hidden = !isOpen;
   searchBox.setAttribute("aria-expanded", String(isOpen));
   if (!isOpen) searchBox.removeAttribute("aria-activedescendant");
 }
 
 function markActive() {
-  const entries = foundList.querySelectorAll('[role="option"]:not([aria-disabled])');
-  entries.forEach((entry, place) => entry.setAttribute("aria-selected", String(place === active)));
-  if (!entries.length || foundList.hidden) return;
+  const entries = matchList.querySelectorAll('[role="option"]:not([aria-disabled])');
+  entries.forEach((entry, index) => entry.setAttribute("aria-selected", String(index === active)));
+  if (!entries.length || matchList.hidden) return;
   searchBox.setAttribute("aria-activedescendant", `found-${active}`);
   entries[active].scrollIntoView({ block: "nearest" });
 }
@@ -169,10 +169,10 @@ searchBox.addEventListener("input", showFound);
 searchBox.addEventListener("focus", () => searchBox.value && showFound());
 searchBox.addEventListener("blur", () => openFound(false));
 searchBox.addEventListener("keydown", (event) => {
-  const most = Math.min(found.length, MOST_FOUND);
+  const most = Math.min(matches.length, MOST_FOUND);
   if (event.key === "Escape") openFound(false);
-  else if (event.key === "Enter" && most && !foundList.hidden) choose(found[active], true);
-  else if (event.key === "ArrowDown" && most) active = foundList.hidden ? 0 : (active + 1) % most;
+  else if (event.key === "Enter" && most && !matchList.hidden) choose(matches[active], true);
+  else if (event.key === "ArrowDown" && most) active = matchList.hidden ? 0 : (active + 1) % most;
   else if (event.key === "ArrowUp" && most) active = (active + most - 1) % most;
   else return;
   event.preventDefault();
@@ -184,7 +184,7 @@ searchBox.addEventListener("keydown", (event) => {
 // ---- colours and legend ----
 
 const coloringBox = part("coloring");
-coloringBox.append(...data.colorings.map(({ column }, place) => element("option", { value: String(place) }, column)));
+coloringBox.append(...data.colorings.map(({ column }, index) => element("option", { value: String(index) }, column)));
 coloringBox.addEventListener("change", () => {
   state.coloring = Number(coloringBox.value);
   forgetLooks();
@@ -197,7 +197,7 @@ function legendEntries() {
   const coloring = data.colorings[state.coloring];
   const unknown = ["none", coloring.none, "ring", colours.ink];
   if (coloring.kind !== "groups") return coloring.values.includes(null) ? [unknown] : [];
-  const entries = coloring.groups.slice(0, data.legend).map(([name], place) => [place, name, "circle", colours.palette[place]]);
+  const entries = coloring.groups.slice(0, data.legend).map(([name], index) => [index, name, "circle", colours.palette[index]]);
   const rest = coloring.groups.slice(data.legend);
   const others = rest.length === 1 ? rest[0][0] : `${numberText(rest.length)} others`;
   if (rest.length) entries.push(["rest", others, "circle", colours.rest]);
@@ -228,9 +228,9 @@ function showLegend() {
       entries.push(element("li", { className: "key" }, ...words));
     }
   }
-  const kept = [...part("legend").querySelectorAll("button")].indexOf(document.activeElement);
+  const focused = [...part("legend").querySelectorAll("button")].indexOf(document.activeElement);
   part("legend").replaceChildren(...entries);
-  if (kept >= 0) part("legend").querySelectorAll("button")[kept]?.focus();
+  if (focused >= 0) part("legend").querySelectorAll("button")[focused]?.focus();
   part("toggle-all").hidden = coloring.kind !== "groups";
   part("toggle-all").textContent = hidden.size ? "Show all" : "Hide all";
 }

@@ -34,13 +34,13 @@ function showTable() {
   similarities = new Map(state.selected === NONE ? [] : neighboursOf(state.selected).map(([j, cosine]) => [j, cosine]));
   if (state.sort.column === "similarity" && !similarities.size) state.sort = { column: "downloads", descends: true };
   let models = 0;
-  for (const one of shown) models += one;
+  for (const isShown of shown) models += isShown;
   box.querySelector("summary").textContent = `Models shown (${numberText(models)} of ${numberText(count)})`;
   if (!box.open) return;
   used = columns.filter(({ needsModel }) => !needsModel || similarities.size);
-  const kept = document.activeElement?.dataset?.sort;
+  const focused = document.activeElement?.dataset?.sort;
   box.querySelector("thead").replaceChildren(element("tr", {}, ...used.map(headOf)));
-  if (kept) box.querySelector(`[data-sort="${kept}"]`)?.focus();
+  if (focused) box.querySelector(`[data-sort="${focused}"]`)?.focus();
   sorted = sortedModels();
   box.querySelector("table").setAttribute("aria-rowcount", String(sorted.length + 1));
   fillRows();
@@ -48,16 +48,16 @@ function showTable() {
 
 function fillRows() {
   const body = part("shown").querySelector("tbody");
-  const kept = document.activeElement?.closest?.("tbody") === body ? Number(document.activeElement.dataset.place) : null;
+  const focused = document.activeElement?.closest?.("tbody") === body ? Number(document.activeElement.dataset.place) : null;
   const first = Math.max(0, Math.floor(scroller.scrollTop / rowHeight) - BEYOND);
   const last = Math.min(sorted.length, Math.ceil((scroller.scrollTop + scroller.clientHeight) / rowHeight) + BEYOND);
-  const rows = sorted.slice(first, last).map((i, place) => rowOf(i, first + place));
+  const rows = sorted.slice(first, last).map((i, index) => rowOf(i, first + index));
   body.replaceChildren(space(first), ...rows, space(sorted.length - last));
   if (rows.length && rows[0].offsetHeight && Math.abs(rows[0].offsetHeight - rowHeight) >= 1) {
     rowHeight = rows[0].offsetHeight;
     return fillRows();
   }
-  if (kept !== null) body.querySelector(`[data-place="${kept}"]`)?.focus({ preventScroll: true });
+  if (focused !== null) body.querySelector(`[data-place="${focused}"]`)?.focus({ preventScroll: true });
 }
 
 function space(rows) {
@@ -82,17 +82,17 @@ function sortBy(column, isNumber) {
   noteView();
 }
 
-function rowOf(i, place) {
+function rowOf(i, index) {
   const cells = used.map((column) => {
     const value = column.of(i);
     if (column.isName) {
-      const properties = { title: value, "data-place": String(place) };
+      const properties = { title: value, "data-place": String(index) };
       return element("th", { scope: "row" }, modelLink(i, () => chooseRow(i), properties, value));
     }
     const text = value === null ? "–" : column.name === "similarity" ? value.toFixed(3) : column.isNumber ? valueText(column, value) : value;
     return element("td", { className: column.isNumber ? "number" : "", title: text }, text);
   });
-  return element("tr", { "aria-selected": String(i === state.selected), "aria-rowindex": String(place + 2) }, ...cells);
+  return element("tr", { "aria-selected": String(i === state.selected), "aria-rowindex": String(index + 2) }, ...cells);
 }
 
 // On a phone, the selected model is described below the table.
@@ -138,9 +138,9 @@ part("csv").addEventListener("click", () => {
 // The arrow keys move to the next row, even if it is not in the document yet.
 function moveInTable(event) {
   const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10 }[event.key];
-  const place = Number(event.target.dataset?.place ?? Number.NaN);
-  if (!step || Number.isNaN(place)) return;
-  const next = Math.max(0, Math.min(sorted.length - 1, place + step));
+  const index = Number(event.target.dataset?.place ?? Number.NaN);
+  if (!step || Number.isNaN(index)) return;
+  const next = Math.max(0, Math.min(sorted.length - 1, index + step));
   const head = part("shown").querySelector("thead").offsetHeight;
   const [top, bottom] = [next * rowHeight, (next + 1) * rowHeight + head];
   if (top < scroller.scrollTop) scroller.scrollTop = top;

@@ -118,8 +118,8 @@ function trace(on, shape, x, y, r) {
 
 function drawPoint(i) {
   const { colour, isRing, size } = looks[i];
-  const { made, half } = stamp(shapeOf(i), colour, radius() * size, isRing);
-  pen.drawImage(made, screenX(i) - half, screenY(i) - half, made.width / view.ratio, made.height / view.ratio);
+  const { image, half } = stamp(shapeOf(i), colour, radius() * size, isRing);
+  pen.drawImage(image, screenX(i) - half, screenY(i) - half, image.width / view.ratio, image.height / view.ratio);
 }
 
 function drawRing(i, width) {
@@ -148,13 +148,13 @@ function drawNeighbours(i) {
   pen.font = "600 11px system-ui, sans-serif";
   pen.textAlign = "center";
   pen.textBaseline = "middle";
-  const taken = [];
+  const written = [];
   for (const [j, cosine] of near) {
     const [dx, dy] = [screenX(j) - x, screenY(j) - y];
     const length = Math.hypot(dx, dy);
     const [tx, ty] = [x + dx * 0.62, y + dy * 0.62];
-    if (length < 55 || taken.some(([ox, oy]) => Math.abs(ox - tx) < 32 && Math.abs(oy - ty) < 15)) continue;
-    taken.push([tx, ty]);
+    if (length < 55 || written.some(([ox, oy]) => Math.abs(ox - tx) < 32 && Math.abs(oy - ty) < 15)) continue;
+    written.push([tx, ty]);
     pen.lineWidth = 4;
     pen.lineJoin = "round";
     pen.strokeStyle = colours.background;

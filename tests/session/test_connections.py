@@ -1,7 +1,9 @@
-"""The connections over which ranges of files are read."""
+"""Connections: what an answer may look like, and which connections are used again."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +12,10 @@ import httpx2
 import pytest
 from huggingface_hub import get_session
 
-from indexer.network import direct
+from indexer.network import transport
+from indexer.network.rate_limit import RateLimiter
 from indexer.network.session import HubClient
+from indexer.network.transport import WatchedStream
 from tests.hubs import QUICK, RawServer, http, reset_session, use_endpoint
 
 
@@ -116,16 +120,16 @@ BODIES_WITHOUT_END = {
 
 @pytest.mark.parametrize("what", BODIES_WITHOUT_END)
 def test_bodies_that_are_all_frame(monkeypatch, what):
-    """Sizes, extensions and trailers are read by http.client for as long as they come."""
+    """Extensions and trailers are read by h11 for as long as they come."""
     read = [0]
-    receive = direct._Received.readinto
+    receive = WatchedStream._receive
 
-    def counted(self: Any, buffer: Any) -> int:
-        count = receive(self, buffer)
-        read[0] += count
-        return count
+    def counted(self: WatchedStream, *options: Any) -> bytes:
+        data = receive(self, *options)
+        read[0] += len(data)
+        return data
 
-    monkeypatch.setattr(direct._Received, "readinto", counted)
+    monkeypatch.setattr(WatchedStream, "_receive", counted)
     with RawServer(BODIES_WITHOUT_END[what]) as server, pytest.raises(httpx2.RemoteProtocolError):
         asked(server, monkeypatch)
     assert read[0] < (1 + QUICK.retries) * 1_200_000
@@ -153,24 +157,57 @@ def test_ranges_go_through_the_proxy_of_the_environment(monkeypatch):
         assert server.requests == []
 
 
+class KeptServer(RawServer):
+    """Answers every request of a connection."""
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while connection.recv(65536):
+                connection.sendall(self._answers[0])
+
+
+@pytest.mark.parametrize(
+    "surplus", [part(b"of another"), part(b"of another")[:40], b"\r\n"], ids=["whole", "half", "blank"]
+)
+@pytest.mark.parametrize(
+    "answer", [part(b"0123456789"), CHUNKED + b"a\r\n0123456789\r\n0\r\n\r\n"], ids=["length", "chunked"]
+)
+def test_bytes_that_nobody_asked_for_are_no_answer(monkeypatch, answer, surplus):
+    """They come with an answer, so they are in this process before the next request is sent."""
+    with KeptServer(answer + surplus) as server:
+        use_endpoint(monkeypatch, server.endpoint)
+        for _ in range(3):
+            assert asked(server, monkeypatch).content == b"0123456789"
+        server._answers[0] = part(b"9876543210")
+        assert asked(server, monkeypatch).content == b"9876543210"
+
+
 def test_connections_that_wait_are_few_and_not_kept_for_long(monkeypatch):
-    class Line:
-        closed = False
+    monkeypatch.setattr(transport, "_MOST_IDLE", 2)
+    opened: list[WatchedStream] = []
+    begin = WatchedStream.__init__
 
-        def close(self) -> None:
-            self.closed = True
+    def counted(self: WatchedStream, *options: Any) -> None:
+        opened.append(self)
+        begin(self, *options)
 
-    clock = iter([0.0] * 30 + [100.0] * 30)
-    monkeypatch.setattr(direct, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(clock))}))
-    monkeypatch.setattr(direct, "_is_readable", lambda line: False)
-    connections: Any = direct.DirectConnections(None, None)  # type: ignore[arg-type]
-    place, lines = ("https", "example.invalid", 443), [Line() for _ in range(30)]
-    for line in lines:
-        connections.keep(place, line)
-    assert [line.closed for line in lines] == [True] * 10 + [False] * 20
-    assert connections._taken(("https", "other.invalid", 443)) is None
-    assert connections._taken(place) is None  # all are too old
-    assert all(line.closed for line in lines)
+    monkeypatch.setattr(WatchedStream, "__init__", counted)
+    answer = part(b"0123456789")
+    with KeptServer(answer) as server:
+        session = HubClient(QUICK, RateLimiter(), lambda sentence: None)
+        url = httpx2.URL(f"{server.endpoint}/file")
+        responses = [session.get_file(url, {"Range": "bytes=0-9"}) for _ in range(4)]
+        for response in responses:
+            assert response.read() == b"0123456789"
+            response.close()
+        assert [stream._inner.get_extra_info("socket").fileno() < 0 for stream in opened].count(False) == 2
+        session.get_file(url, {"Range": "bytes=0-9"}).close()
+        assert len(opened) == 4
+        clock = time.monotonic
+        monkeypatch.setattr("httpcore2._sync.http11.time", type("Clock", (), {"monotonic": lambda: clock() + 6.0}))
+        session.get_file(url, {"Range": "bytes=0-9"}).close()
+        assert len(opened) == 5
+        session.close()
 
 
 @pytest.fixture(autouse=True)
