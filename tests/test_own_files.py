@@ -98,7 +98,7 @@ def kept_layout(tmp_path, monkeypatch):
     monkeypatch.setattr(layout.LayoutJob, "_wait", lambda *arguments: None)
     write_own(layout._cache_file("key"), layout.Layout((1,), (0.0,), (0.0,), (None,), "", None, ()).to_json())
     atlas = SimpleNamespace(folder=SimpleNamespace(root=tmp_path))
-    return layout._cache_file("key"), lambda: layout.LayoutJob(atlas, "org/base", None).found
+    return layout._cache_file("key"), lambda: layout.LayoutJob(atlas, "org/base", None).layout
 
 
 def a_link(path):

@@ -363,6 +363,6 @@ def _in_parallel(work: Callable[[str], None], groups: Sequence[str]) -> None:
         torch.set_num_threads(threads)
 
 
-def read_base(name: str, commit: str | None, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
+def read_base(base: ModelVersion, keys: Sequence[str], length: int, device: str = "cpu") -> BaseModel:
     """Read and load a base of an atlas, through the cache. Raises AtlasError with the reason if it cannot be run."""
-    return BaseModel(read_now(ModelVersion.of_atlas(name, commit), device, keep=True), keys, length)
+    return BaseModel(read_now(base, device, keep=True), keys, length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ from indexer.errors import AtlasError
 from indexer.profiles import inputs
 from indexer.profiles.inputs import read_base
 from indexer.profiles.whitening import Whitener
+from indexer.records.identity import ModelVersion
 from indexer.records.row_plan import coordinates
 from indexer.records.sketch import DRAW, tensor_sketch
+from indexer.sources.registry import ModelRef
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import use_endpoint
 
@@ -41,6 +44,10 @@ SMALL = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 def texts(seed: int, words: slice, count: int = 12) -> list[str]:
     random = np.random.default_rng(seed)
     return [" ".join(random.choice(WORDS[words], random.integers(3, 14))) for _ in range(count)]
+
+
+def folder_version(path: Path) -> ModelVersion:
+    return ModelVersion(ModelRef.parse(str(path)))
 
 
 REFERENCE, ASKED = texts(0, slice(None), 30), texts(1, slice(10, 30))
@@ -76,7 +83,7 @@ def gpt2(folder):
 
 
 def vector(path, keys=KEYS, budget=ALL_TOKENS) -> np.ndarray:
-    base = read_base(str(path), None, keys, LENGTH)
+    base = read_base(folder_version(path), keys, LENGTH)
     whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=ALL_TOKENS)
     return base.blocks([base.encode(ASKED)], whitening, budget=budget)[0]
 
@@ -155,7 +162,7 @@ def test_few_inputs_give_what_moments_give(roberta, monkeypatch):
 
 def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
     """Of n inputs of a matrix with more, the products among the inputs give what the moment gives."""
-    base = read_base(str(roberta), None, KEYS, LENGTH)
+    base = read_base(folder_version(roberta), KEYS, LENGTH)
     whitening, _ = base.reference([base.encode(REFERENCE)], 1, budget=ALL_TOKENS)
     (group,) = {base._groups[key] for key in ("0.query", "0.query")}
     white = Whitener(whitening.values[group], whitening.vectors[group], whitening.ridges[group])
@@ -171,7 +178,7 @@ def test_rows_and_moments_are_two_ways_to_one_sketch(roberta):
 
 def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
     """Texts of several sets share batches; a set without texts, and one with fewer inputs than a matrix has, are there."""
-    base = read_base(str(roberta), None, KEYS, LENGTH)
+    base = read_base(folder_version(roberta), KEYS, LENGTH)
     sets = [base.encode(text_set) for text_set in (REFERENCE, ASKED, REFERENCE[:2], [], ASKED[::2])]
     counts: list[int] = []
     whitening, blocks_together = base.reference(sets, 1, counts.append)
@@ -185,7 +192,7 @@ def test_sets_together_give_what_each_gives_alone(roberta, monkeypatch):
 
 def test_a_budget_limits_texts_tokens_and_inputs(roberta):
     """Texts are evenly spaced ones, cut with their ends kept; the inputs of wide matrices are spread over all of them."""
-    base = read_base(str(roberta), None, KEYS, LENGTH)
+    base = read_base(folder_version(roberta), KEYS, LENGTH)
     encoded = base.encode([f"w{number} " * 12 for number in range(10)])
     (texts, ends, wide_ends) = base._texts([encoded, encoded[:2]], inputs.Budget(3, 6, 7))
     assert (ends.tolist(), wide_ends.tolist()) == ([18, 30], [7, 14])
@@ -195,7 +202,7 @@ def test_a_budget_limits_texts_tokens_and_inputs(roberta):
 
 
 def test_the_same_texts_as_the_reference_say_nothing_else(roberta):
-    base = read_base(str(roberta), None, KEYS, LENGTH)
+    base = read_base(folder_version(roberta), KEYS, LENGTH)
     encoded = base.encode(REFERENCE)
     whitening, _ = base.reference([encoded], 1, budget=ALL_TOKENS)
     near = base.blocks([encoded], whitening)
@@ -223,34 +230,34 @@ def test_a_base_on_the_hub_is_downloaded_once(roberta, tmp_path, monkeypatch):
     (tmp_path / "store" / "me" / "base.repo.json").write_text(json.dumps({"sha": "a" * 40}))
     with LoopbackHub(tmp_path / "store") as hub:
         use_endpoint(monkeypatch, hub.endpoint)
-        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        read_base(ModelVersion.of_atlas("me/base", "a" * 40), KEYS, LENGTH)
         hub.reset_log()
-        read_base("me/base", "a" * 40, KEYS, LENGTH)
+        read_base(ModelVersion.of_atlas("me/base", "a" * 40), KEYS, LENGTH)
         assert not [request for request in hub.requests if "safetensors" in str(request)]
 
 
 def test_unknown_words_are_no_tokens(roberta):
-    base = read_base(str(roberta), None, KEYS, LENGTH)
+    base = read_base(folder_version(roberta), KEYS, LENGTH)
     assert not base.has_tokens(base.encode(["☃ unheard", ""]))
     assert base.has_tokens(base.encode(["☃", WORDS[0]]))
 
 
 def test_what_cannot_run_has_one_line(folder, roberta):
     with pytest.raises(AtlasError, match="takes images"):
-        read_base(str(folder(ViTModel, ViTConfig(image_size=16, patch_size=8, **SMALL))), None, [], LENGTH)
+        read_base(folder_version(folder(ViTModel, ViTConfig(image_size=16, patch_size=8, **SMALL))), [], LENGTH)
     with pytest.raises(AtlasError, match=r"has no matrix 5\.query"):
-        read_base(str(roberta), None, ["5.query"], LENGTH)
+        read_base(folder_version(roberta), ["5.query"], LENGTH)
     (roberta / "tokenizer.json").rename(roberta / "away")
     try:
         with pytest.raises(AtlasError, match="has no tokenizer"):
-            read_base(str(roberta), None, KEYS, LENGTH)
+            read_base(folder_version(roberta), KEYS, LENGTH)
     finally:
         (roberta / "away").rename(roberta / "tokenizer.json")
 
 
 @pytest.mark.parametrize(("before", "worth", "during"), [(8, 48, 3), (1, 48, 3), (8, 512, 3), (1, 512, 1)])
 def test_a_pass_has_no_more_threads_than_the_quota(roberta, monkeypatch, before, worth, during):
-    base, threads = read_base(str(roberta), None, KEYS, LENGTH), []
+    base, threads = read_base(folder_version(roberta), KEYS, LENGTH), []
     monkeypatch.setattr(inputs, "processors", lambda: 3)
     monkeypatch.setattr(inputs, "WORTH_THREADS", worth)
     usual = torch.get_num_threads()

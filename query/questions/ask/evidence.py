@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from indexer.console.messages import say
 from indexer.errors import WRONG_KINDS, AtlasError, require
-from indexer.records.identity import canonical_json
+from indexer.records.identity import ModelVersion, canonical_json
 from indexer.records.representations.registry import DEFAULT
 from indexer.storage.arrays import arrays_of, as_bytes, checksum
 from indexer.storage.own_files import read_own, write_own
@@ -131,7 +131,9 @@ class Reader:
             require("Running texts through a base", *READERS)
             from indexer.profiles.inputs import read_base
 
-            self._loaded = read_base(self._base, self._commit, self._keys, self._length, self._device)
+            self._loaded = read_base(
+                ModelVersion.of_atlas(self._base, self._commit), self._keys, self._length, self._device
+            )
         return self._loaded
 
     def _moments(self) -> ReferenceMoments:
