@@ -48,29 +48,30 @@ def weights_of(base: BaseMatrices) -> Weights:
 def drawn(weights: Weights, seed: int) -> Weights:
     """A new model of the same shapes."""
     rng = np.random.default_rng(seed)
-    return {key: 0.02 * rng.standard_normal(one.shape, np.float32) for key, one in weights.items()}
+    return {key: 0.02 * rng.standard_normal(weight.shape, np.float32) for key, weight in weights.items()}
 
 
 def with_habits(weights: Weights, seed: int) -> Weights:
     """A model with the scales of rows and columns, and the mean row, of each matrix, and else random numbers."""
     rng = np.random.default_rng(seed)
     made = {}
-    for key, one in weights.items():
-        mean = one.mean(axis=0)
-        rest = one - mean
+    for key, weight in weights.items():
+        mean = weight.mean(axis=0)
+        rest = weight - mean
         scale = np.sqrt((rest**2).mean(axis=1, keepdims=True) * (rest**2).mean(axis=0) / (rest**2).mean())
-        made[key] = (mean + scale * rng.standard_normal(one.shape)).astype(np.float32)
+        made[key] = (mean + scale * rng.standard_normal(weight.shape)).astype(np.float32)
     return made
 
 
 def _width(weights: Weights) -> int:
-    return next(one.shape[1] for key, one in weights.items() if key.family == "query")
+    return next(weight.shape[1] for key, weight in weights.items() if key.family == "query")
 
 
 def _turned(weights: Weights, turn: np.ndarray) -> Weights:
     """The residual stream in another basis."""
     return {
-        key: (turn @ one if key.family in _WRITES else one @ turn.T).astype(np.float32) for key, one in weights.items()
+        key: (turn @ weight if key.family in _WRITES else weight @ turn.T).astype(np.float32)
+        for key, weight in weights.items()
     }
 
 
@@ -92,45 +93,45 @@ def _rescaled(weights: Weights, rng: np.random.Generator) -> Weights:
     """Scales of what a layer reads moved into its normalisation."""
     scales: dict[tuple[str, int], np.ndarray] = {}
     made = {}
-    for key, one in weights.items():
+    for key, weight in weights.items():
         if key.family not in _WRITES:
-            scale = scales.setdefault((key.stack, key.layer), np.exp(rng.standard_normal(one.shape[1])))
-            one = (one * scale).astype(np.float32) if len(scale) == one.shape[1] else one
-        made[key] = one
+            scale = scales.setdefault((key.stack, key.layer), np.exp(rng.standard_normal(weight.shape[1])))
+            weight = (weight * scale).astype(np.float32) if len(scale) == weight.shape[1] else weight
+        made[key] = weight
     return made
 
 
 def _each(change: Callable[[np.ndarray, np.random.Generator], np.ndarray]) -> Callable[..., Weights]:
-    return lambda weights, rng: {key: change(one, rng).astype(np.float32) for key, one in weights.items()}
+    return lambda weights, rng: {key: change(weight, rng).astype(np.float32) for key, weight in weights.items()}
 
 
 def _noised(share: float) -> Callable[..., Weights]:
-    return _each(lambda one, rng: one + share * one.std() * rng.standard_normal(one.shape))
+    return _each(lambda weight, rng: weight + share * weight.std() * rng.standard_normal(weight.shape))
 
 
 def _pruned(share: float) -> Callable[..., Weights]:
-    return _each(lambda one, rng: np.where(np.abs(one) > np.quantile(np.abs(one), share), one, 0))
+    return _each(lambda weight, rng: np.where(np.abs(weight) > np.quantile(np.abs(weight), share), weight, 0))
 
 
 def _rounded(levels: int) -> Callable[..., Weights]:
-    def rounded(one: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        largest = np.abs(one).max(axis=1, keepdims=True) + 1e-12
-        return np.round(one / largest * levels) / levels * largest
+    def rounded(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        largest = np.abs(weight).max(axis=1, keepdims=True) + 1e-12
+        return np.round(weight / largest * levels) / levels * largest
 
     return _each(rounded)
 
 
-def _tuned(one: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    change = rng.standard_normal((len(one), 8)) @ rng.standard_normal((8, one.shape[1]))
-    return one + 0.1 * np.linalg.norm(one) / np.linalg.norm(change) * change
+def _tuned(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    change = rng.standard_normal((len(weight), 8)) @ rng.standard_normal((8, weight.shape[1]))
+    return weight + 0.1 * np.linalg.norm(weight) / np.linalg.norm(change) * change
 
 
 def _layers(order: Callable[[int], list[int]]) -> Callable[..., Weights]:
     def moved(weights: Weights, rng: np.random.Generator) -> Weights:
         depth = 1 + max(key.layer for key in weights)
         return {
-            DeltaKey(key.stack, new, key.family): one
-            for key, one in weights.items()
+            DeltaKey(key.stack, new, key.family): weight
+            for key, weight in weights.items()
             for new, old in enumerate(order(depth))
             if old == key.layer
         }
@@ -164,16 +165,16 @@ def save(weights: Weights, base: BaseMatrices, folder: Path, dtype: torch.dtype 
     names = {matrix.key: matrix for matrix in base.layout.matrices}
     first = min(key.layer for key in names)
     fused: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for key, one in weights.items():
+    for key, weight in weights.items():
         matrix = names[DeltaKey(key.stack, min(key.layer, first), key.family)]
         name = matrix.tensor.replace(f".{first}.", f".{key.layer}.", 1)
         name = f"{key.layer}.{name.partition('.')[2]}" if name.startswith(f"{first}.") else name
         start = matrix.rows.start if matrix.rows else 0
-        fused.setdefault(name, []).append((start, torch.from_numpy(np.ascontiguousarray(one)).to(dtype)))
+        fused.setdefault(name, []).append((start, torch.from_numpy(np.ascontiguousarray(weight)).to(dtype)))
     tensors = {}
     for name, parts in fused.items():
         whole = torch.cat([part for _, part in sorted(parts, key=lambda item: item[0])])
-        matrix = next(one for one in names.values() if one.tensor.split(".")[-3:] == name.split(".")[-3:])
+        matrix = next(named for named in names.values() if named.tensor.split(".")[-3:] == name.split(".")[-3:])
         tensors[name] = (whole.mT if matrix.transposed else whole).contiguous()
     save_file(tensors, folder / "model.safetensors")
     config = {key: value for key, value in base.config.items() if key not in ("num_hidden_layers", "n_layer")}
@@ -186,11 +187,11 @@ def strength(folder: Path, base: BaseMatrices) -> dict[str, Any]:
     """How a checkpoint compares with a base."""
     began = time.perf_counter()
     with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
-        found = SampledRows(checkpoint).compare(base)
+        comparison = SampledRows(checkpoint).compare(base)
         return {
-            "strength": found.match.strength,
-            "statistic": found.match.statistic,
-            "distance": found.distance,
+            "strength": comparison.match.strength,
+            "statistic": comparison.match.statistic,
+            "distance": comparison.distance,
             "bytes": checkpoint.bytes_read,
             "seconds": time.perf_counter() - began,
         }
@@ -209,31 +210,37 @@ def trained(folder: Path, base: BaseMatrices) -> Weights | None:
             layout = locate_matrices(checkpoint, checkpoint.config)
         except ModelError:
             return None
-        if {one.key: one.shape for one in layout.matrices} != {one.key: one.shape for one in base.layout.matrices}:
+        if {matrix.key: matrix.shape for matrix in layout.matrices} != {
+            matrix.key: matrix.shape for matrix in base.layout.matrices
+        }:
             return None
-        found = {}
+        weights = {}
         for name, tensor in checkpoint.stream(layout.tensors):
             for matrix in layout.by_tensor[name]:
-                found[matrix.key] = matrix.extract(tensor).float().clone().numpy()
-        return found
+                weights[matrix.key] = matrix.extract(tensor).float().clone().numpy()
+        return weights
 
 
 def planted(bases: list[BaseMatrices], seeds: int, unrelated: Sequence[Path] = ()) -> Iterator[dict[str, Any]]:
     """A row for each planted model and each unrelated one."""
     for base in bases:
         weights = weights_of(base)
-        shapes = {key: one.shape for key, one in weights.items()}
-        others = [one for one in bases if one is not base and {m.key: m.shape for m in one.layout.matrices} == shapes]
+        shapes = {key: weight.shape for key, weight in weights.items()}
+        others = [
+            other
+            for other in bases
+            if other is not base and {matrix.key: matrix.shape for matrix in other.layout.matrices} == shapes
+        ]
         for seed in range(seeds):
             origins = {"itself": weights, "drawn": drawn(weights, seed), "habits": with_habits(weights, seed)}
-            origins |= {f"{one.base}@{one.commit[:7]}": weights_of(one) for one in others}
-            origins |= {str(one): made for one in unrelated if (made := trained(one, base)) is not None}
+            origins |= {f"{other.base}@{other.commit[:7]}": weights_of(other) for other in others}
+            origins |= {str(path): model for path in unrelated if (model := trained(path, base)) is not None}
             for origin, of in origins.items():
                 tuned = KINDS["fine-tuned"](of, np.random.default_rng(seed))
                 for kind, change in KINDS.items():
                     with tempfile.TemporaryDirectory() as folder:
-                        made = tuned if kind == "fine-tuned" else change(tuned, np.random.default_rng(seed))
-                        save(made, base, Path(folder))
+                        changed = tuned if kind == "fine-tuned" else change(tuned, np.random.default_rng(seed))
+                        save(changed, base, Path(folder))
                         yield {
                             "base": f"{base.base}@{base.commit[:7]}",
                             "origin": origin,
@@ -284,20 +291,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    bases = [BaseMatrices(one.path) for atlas in chosen.atlases for one in stored_bases(AtlasFolder(atlas))]
+    bases = [BaseMatrices(stored.path) for atlas in chosen.atlases for stored in stored_bases(AtlasFolder(atlas))]
     rows = list(planted(bases, chosen.seeds, chosen.unrelated))
     for base in dict.fromkeys(row["base"] for row in rows):
-        mine = [row for row in rows if row["base"] == base]
-        null = np.array([row["strength"] for row in mine if row["origin"] != "itself"])
+        of_base = [row for row in rows if row["base"] == base]
+        null = np.array([row["strength"] for row in of_base if row["origin"] != "itself"])
         print(
             f"\n{base}: {len(null)} unrelated, strength up to {null.max():.3f}; "
             f"probability up to {max(map(probability_of, null)):.4f}; "
-            f"{max(row['seconds'] for row in mine):.2f} s, {max(row['bytes'] for row in mine) / 1e6:.2f} MB at most"
+            f"{max(row['seconds'] for row in of_base):.2f} s, {max(row['bytes'] for row in of_base) / 1e6:.2f} MB at most"
         )
         for kind in KINDS:
-            found = [row for row in mine if row["origin"] == "itself" and row["kind"] == kind]
-            values = np.array([row["strength"] for row in found])
-            statistics = sorted({str(row["statistic"]) for row in found})
+            planted_rows = [row for row in of_base if row["origin"] == "itself" and row["kind"] == kind]
+            values = np.array([row["strength"] for row in planted_rows])
+            statistics = sorted({str(row["statistic"]) for row in planted_rows})
             print(
                 f"  {kind:40} AUROC {auroc(values, null):.4f}  strength {values.min():.3f} to {values.max():.3f}  "
                 f"probability {min(map(probability_of, values)):.4f}  {', '.join(statistics)}"
@@ -307,11 +314,11 @@ def main() -> None:
     for folder in chosen.folders:
         for base in bases:
             try:
-                found = strength(folder, base)
+                comparison = strength(folder, base)
             except ModelError as error:
                 print(folder.name, base.base, error)
                 continue
-            print(folder.name, base.base, found)
+            print(folder.name, base.base, comparison)
 
 
 if __name__ == "__main__":

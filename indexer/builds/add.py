@@ -67,8 +67,8 @@ def add(
 
     They are listed and built alone; one that was removed comes back. A text with ``*``, ``?`` or ``[`` that names
     nothing stands for all files and folders that match. Without ``base``, each model's files and weights tell it,
-    among the bases of the atlas, or name another. The path of a folder is not stored. A table of ``labels`` has tabs or
-    commas; a model may have several datasets, with ";" between them.
+    among the bases of the atlas, or name another. The path of a folder is not stored. What the table ``labels`` says of
+    a model replaces ``author``, ``dataset`` and ``licence``; ";" is between its data sets.
 
     Returns a report, or for a list of models a report for each base; that with the base "" counts models that could not
     be read at all, or whose base is not known. ``report.problem`` says why a model was not indexed. Raises AtlasError
@@ -93,23 +93,23 @@ def add(
     return reports[0] if is_one else reports
 
 
-def expanded(given: Sequence[str | Path]) -> list[str]:
+def expanded(models: Sequence[str | Path]) -> list[str]:
     """Each model once; a pattern that names nothing by itself stands for what matches. Raises AtlasError for none."""
-    found: dict[str, None] = {}
-    for one in given:
-        text = str(one)
+    names: dict[str, None] = {}
+    for model in models:
+        text = str(model)
         if _WILD.isdisjoint(text) or Path(text).expanduser().exists():
-            found[text] = None
+            names[text] = None
             continue
         path = Path(text).expanduser()
         root, pattern = Path(path.anchor), str(path.relative_to(path.anchor))
-        matches = sorted(str(one) for one in root.glob(pattern) if one.is_dir() or one.suffix in _WEIGHTS)
+        matches = sorted(str(match) for match in root.glob(pattern) if match.is_dir() or match.suffix in _WEIGHTS)
         if not matches:
             raise AtlasError(f"Nothing matches {text!r}.", "Check the folder, or name the models one by one.")
-        found |= dict.fromkeys(matches)
-    if not found:
+        names |= dict.fromkeys(matches)
+    if not names:
         raise BadArgument("Name a model.", "For example: ./my-fine-tune")
-    return list(found)
+    return list(names)
 
 
 @dataclass
@@ -125,11 +125,11 @@ class _Adding:
     labels: dict[str, ModelLabels]
     refused: set[str] = field(default_factory=set)
 
-    def run(self, given: Sequence[str], base: str | None) -> list[BuildReport]:
+    def run(self, names: Sequence[str], base: str | None) -> list[BuildReport]:
         facts = find_base(self.folder, base) if base is not None else None
         unread = BuildReport("", "", str(self.folder.root))
         groups: dict[str, list[_Named]] = {}
-        for typed in given:
+        for typed in names:
             try:
                 reference = ModelRef.parse(typed)
                 own = facts or self._base_of(reference)
@@ -139,7 +139,7 @@ class _Adding:
         reports = [self._add(models, unread) for models in groups.values()]
         if unread.discovered:
             reports.append(unread)
-        return [one for one in reports if one.discovered]
+        return [report for report in reports if report.discovered]
 
     def _refuse(self, typed: str, error: AtlasError, unread: BuildReport) -> None:
         """Count a model that cannot be added; of a single model its error is that of the command."""
@@ -155,21 +155,22 @@ class _Adding:
         from indexer.deltas.identification.identify import SURE, identify, known_bases
 
         try:
-            found = identify(reference, known_bases(self.folder))
+            identification = identify(reference, known_bases(self.folder))
         except ModelError as error:
             raise reference.source.explain(error, reference) from error
-        if (base := found.base) is not None:
-            best = found.candidates[0]
+        if (base := identification.base) is not None:
+            best = identification.candidates[0]
             if best.basis == "shapes":
                 self.watcher.say(f"{_shown(reference)}: {base} by its shapes alone; `base` names another")
             stored = stored_bases(self.folder, base)[0]
             return facts_of_stored(stored, Listing(self.folder.listing(base)))
-        if found.named and not found.candidates:
-            return find_base(self.folder, found.named[0])
-        likely = ", ".join(f"{one.base} ({one.probability:.0%})" for one in found.candidates)
-        why = "; ".join(found.none_evidence[:2])
+        candidates = identification.candidates
+        if identification.named and not candidates:
+            return find_base(self.folder, identification.named[0])
+        likely = ", ".join(f"{candidate.base} ({candidate.probability:.0%})" for candidate in candidates)
+        why = "; ".join(identification.none_evidence[:2])
         message = f"The base of {_shown(reference)} is none of those known here{f': {why}' if why else ''}."
-        if found.candidates and found.none < SURE:
+        if candidates and identification.none < SURE:
             message = f"The base of {_shown(reference)} cannot be told; it may be {likely}."
         raise AtlasError(message, Text("Name it: ", Call(base="ID"), "."))
 
@@ -177,17 +178,17 @@ class _Adding:
         """Read and publish models of one base."""
         facts = models[0].facts
         options = replace(self.options, workers=1) if len(models) == 1 else self.options
-        one = Build(self.folder, facts, options, self.watcher)
+        build = Build(self.folder, facts, options, self.watcher)
         check_rank(self.folder, facts.id, options.rank)
         finish_removals(self.folder, [facts.id], self.watcher.say)
-        listed = {model.id: model for model in one.listing.models()}
+        listed = {model.id: model for model in build.listing.models()}
         places = {
             name: str(model.row.get("folder", "")) * (model.claimed_by == BY_FOLDER) for name, model in listed.items()
         }
         rows: dict[str, tuple[Row, ModelRef]] = {}
         for model in models:
             try:
-                row = self._row(model, places, {name: found.row for name, found in listed.items()})
+                row = self._row(model, places, {name: known.row for name, known in listed.items()})
                 if row["id"] in facts.ids:
                     message = f"{facts.id} is the base itself, not a model tuned from it."
                     raise AtlasError(message, "Name one of its fine-tunes.")
@@ -197,17 +198,17 @@ class _Adding:
             rows[row["id"]] = row, model.reference
             places[row["id"]] = str(row.get("folder", ""))
         if not rows:
-            return one.report
+            return build.report
         is_whole = any(_relation(row, reference) != "adapter" for row, reference in rows.values())
-        stored = one.stored_base(whole=is_whole)  # first: nothing is listed for a base that cannot be used
-        one.listing.note_base(facts.ids, one.base.licence)
-        one.base.note_mirrors(one.listing)
+        stored = build.stored_base(whole=is_whole)  # first: nothing is listed for a base that cannot be used
+        build.listing.note_base(facts.ids, build.base.licence)
+        build.base.note_mirrors(build.listing)
         for row, reference in rows.values():
-            one.listing.add(row, _relation(row, reference), facts.id, reference.source.claimed_by)
-        selected = [model for model in one.listing.models() if model.id in rows]
+            build.listing.add(row, _relation(row, reference), facts.id, reference.source.claimed_by)
+        selected = [model for model in build.listing.models() if model.id in rows]
         at = {name: replace(reference, id=name, revision=None) for name, (_, reference) in rows.items()}
-        planned = one.plan(selected, at)
-        return one.run(planned, one.base_for(planned, stored))
+        planned = build.plan(selected, at)
+        return build.run(planned, build.base_for(planned, stored))
 
     def _row(self, model: _Named, places: dict[str, str], listed: dict[str, Row]) -> Row:
         """The listing row of a model, with its name in the atlas and its labels. Raises AtlasError."""
@@ -217,15 +218,15 @@ class _Adding:
         except ModelError as error:
             raise source.explain(error, reference) from error
         row |= {"id": source.name_in_atlas(reference, row, self.name, places)}
-        given = self.for_all.updated(self.labels.get(model.typed))
+        typed_labels = self.for_all.updated(self.labels.get(model.typed))
         if source.is_public:
-            if given.is_given:
+            if typed_labels.is_given:
                 message = f"{reference.typed} is public: its card says who made it, and of what."
                 raise AtlasError(message, "Labels are for models of your own.")
             return row
-        labels = labels_of_row(listed.get(str(row["id"]), {})).updated(given)
+        labels = labels_of_row(listed.get(str(row["id"]), {})).updated(typed_labels)
         row = with_labels(row, labels)
-        kept = {one.raw for one in facts_of(row).datasets}
+        kept = {dataset.raw for dataset in facts_of(row).datasets}
         for dataset in labels.datasets:
             if dataset not in kept and dataset not in self.refused:
                 self.refused.add(dataset)

@@ -261,7 +261,7 @@ class BuildOptions(WorkOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions(RecordOptions):
-    """The options of `index add`."""
+    """The options of `index add`: how models are read, and what is said of those that are not public."""
 
     name: Annotated[str | None, Option(
         "Name of one folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None

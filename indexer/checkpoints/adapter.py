@@ -296,8 +296,8 @@ def _mlx_scale(config: Mapping[str, Any], settings: Mapping[str, Any], rank: int
 def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
     """The plan of a file that comes without adapter_config.json.
 
-    The scale is alpha/r with the alpha of each module, or that of the metadata, else 1: diffusers takes alpha for r. Of
-    modules that no program of image models names so, alpha is then not known.
+    The scale is alpha/r with the alpha of each module, or of the metadata, else 1 (diffusers then uses r for alpha).
+    Alpha is then unknown if no program for image models names modules like these.
     """
     modules: dict[str, dict[str, str]] = {}
     for name in checkpoint.tensors:

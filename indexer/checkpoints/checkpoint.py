@@ -348,8 +348,8 @@ def open_checkpoint(
     - ``conversion`` is called if only pickles hold the weights, and returns a revision with a safetensors conversion,
       or None.
     - ``most_small``: the most bytes of a configuration, list of shards or header.
-    - ``needs_config``: False allows a model without config.json; ``needs_adapter_config``: False allows an adapter
-      without adapter_config.json.
+    - ``needs_config``: whether a full model without a config.json is refused.
+    - ``needs_adapter_config``: whether an adapter without an adapter_config.json is refused.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """

@@ -198,7 +198,7 @@ def is_plain_name(name: object) -> bool:
 def read_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
-    Raises Skipped("malformed") if a full model has no readable one, or none at all and that ``is_needed``.
+    Raises Skipped("malformed") if a full model has no readable config.json, or has none and it ``is_needed``.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:

@@ -159,17 +159,18 @@ def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **ch
     names = [name for model in models for name in (names_on_stdin() if model == STDIN else [model])]
     is_one = len(names) == 1
     with BuildView() as view:
-        added = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
-    reports = added if isinstance(added, list) else [added]
-    emit([report.to_dict() for report in reports] if len(reports) != 1 else reports[0].to_dict(), output)
-    left = sum(report.discovered - report.indexed - report.unchanged for report in reports)
-    if is_one and left and not reports[0].is_success:
+        answer = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
+    reports = answer if isinstance(answer, list) else [answer]
+    rows = [report.to_dict() for report in reports]
+    emit(rows[0] if len(rows) == 1 else rows, output)
+    left_out = sum(report.discovered - report.indexed - report.unchanged for report in reports)
+    if is_one and left_out and not reports[0].is_success:
         problem = reports[0].problem or "an earlier run refused it"
         raise AtlasError(f"Not indexed: {problem}.", Text("See: ", Call("show", names[0])))
-    if left:
+    if left_out:
         total = sum(report.discovered for report in reports)
         hint = "The reasons are above, and in: query sql 'FROM failures'"
-        raise AtlasError(f"{left:,} of {total:,} models were not indexed.", hint)
+        raise AtlasError(f"{left_out:,} of {total:,} models were not indexed.", hint)
 
 
 @click.command()

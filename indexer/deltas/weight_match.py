@@ -187,8 +187,8 @@ def match_weights(model: Sequence[LayerRows], base: BaseWeights) -> WeightMatch:
 
     Raises ValueError if there is nothing to compare.
     """
-    layers = sorted({one.layer for one in model})
-    families = sorted({one.family for one in model})
+    layers = sorted({layer_rows.layer for layer_rows in model})
+    families = sorted({layer_rows.family for layer_rows in model})
     shared = sorted({layer for family in families for layer in base.layers(family)})
     if not model or not shared:
         raise ValueError("the base has none of the model's matrices")
@@ -235,14 +235,14 @@ class _Table:
         """
         if not np.isfinite(self.values).any() or self.own <= 0:
             return 0.0
-        found = [self._of_best()]
+        effects = [self._of_best()]
         is_same = np.equal.outer(np.array(self.layers), np.array(self.columns))
         if is_same.any(axis=1).all():
             others = self.values[~is_same]
             others = others[np.isfinite(others)]
             null = self.null if self.null is not None else float(np.median(others)) if len(others) else 0.0
-            found.append((float(np.nanmean(self.values[is_same])) - null) / max(self.own - null, _TINY))
-        return max(found)
+            effects.append((float(np.nanmean(self.values[is_same])) - null) / max(self.own - null, _TINY))
+        return max(effects)
 
     def _of_best(self) -> float:
         """Of each layer with the layer that is most like it; 0 if that is not clearly one layer."""
@@ -278,38 +278,40 @@ class _Comparison:
         order = np.random.default_rng(0)
         values = np.full((len(self._layers), len(columns), len(self._families)), np.nan)
         itself, mixed = [], []
-        some = [one for one in self._model if one.reads] if name == "angles" else []
-        for one in some or self._model:
-            row, number = self._layers.index(one.layer), self._families.index(one.family)
+        reading = [layer_rows for layer_rows in self._model if layer_rows.reads] if name == "angles" else []
+        for layer_rows in reading or self._model:
+            row, number = self._layers.index(layer_rows.layer), self._families.index(layer_rows.family)
             for column, layer in enumerate(columns):
-                if layer not in self._base.layers(one.family):
+                if layer not in self._base.layers(layer_rows.family):
                     continue
-                theirs = self._of_base(name, layer, one)
-                if theirs is None or theirs.shape[-1] != one.rows.shape[-1]:
+                theirs = self._of_base(name, layer, layer_rows)
+                if theirs is None or theirs.shape[-1] != layer_rows.rows.shape[-1]:
                     continue
-                values[row, column, number] = statistic(one.rows, theirs)
-                if layer != one.layer and len(columns) > 1:
+                values[row, column, number] = statistic(layer_rows.rows, theirs)
+                if layer != layer_rows.layer and len(columns) > 1:
                     continue
-                own = self._base.rows(layer, one.family, one.places)
+                own = self._base.rows(layer, layer_rows.family, layer_rows.places)
                 if own is not None:
                     itself.append(statistic(own, theirs))
                 if len(columns) == 1 and name != "sorted rows":
                     # One layer has no other: what its rows are with others of its own rows stands for that.
-                    turned = one.rows[:, order.permutation(one.rows.shape[1])] if name in _OF_WHOLE else None
-                    mixed.append(statistic(np.roll(one.rows, 1, axis=0) if turned is None else turned, theirs))
+                    turned = (
+                        layer_rows.rows[:, order.permutation(layer_rows.rows.shape[1])] if name in _OF_WHOLE else None
+                    )
+                    mixed.append(statistic(np.roll(layer_rows.rows, 1, axis=0) if turned is None else turned, theirs))
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a layer may have no family of another's
             means = np.nanmean(values, axis=2)
         null = float(np.mean(mixed)) if mixed else None
         return _Table(self._layers, columns, means, null, float(np.mean(itself)) if itself else 1.0)
 
-    def _of_base(self, name: Statistic, layer: int, one: LayerRows) -> Rows | None:
+    def _of_base(self, name: Statistic, layer: int, layer_rows: LayerRows) -> Rows | None:
         """What the rows of a model are compared with."""
         if name not in _OF_WHOLE:
-            return self._base.rows(layer, one.family, one.places)
-        key = name, layer, one.family
+            return self._base.rows(layer, layer_rows.family, layer_rows.places)
+        key = name, layer, layer_rows.family
         if key not in self._prepared:
-            whole = self._base.whole(layer, one.family, is_sorted=name == "sorted rows")
+            whole = self._base.whole(layer, layer_rows.family, is_sorted=name == "sorted rows")
             self._prepared[key] = None if whole is None else _OF_WHOLE[name](whole)
         return self._prepared[key]
 

@@ -32,7 +32,7 @@ from indexer.sources.claims import BY_FOLDER, out_of_caches
 from indexer.sources.local_names import LOCAL, RUN_FOLDER, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
-from indexer.sources.runs import RUN, Checkpoint, checkpoint_at
+from indexer.sources.runs import RUN, Checkpoint, checkpoint_at, checkpoints_of_files
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
@@ -264,6 +264,8 @@ def _checkpoint_in(folder: Path, names: Iterable[str]) -> Checkpoint | None:
             beside = [entry.name for entry in islice(entries, MOST_FILES) if entry.name != folder.name]
     except OSError:
         beside = []
+    if folder.is_file():
+        return checkpoints_of_files(str(folder.parent), [folder.name, *beside]).get(folder.name)
     return checkpoint_at(str(folder), beside, {name.partition("/")[0] for name in names if "/" in name})
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from indexer.errors import AtlasError, BadArgument
+from indexer.errors import AtlasError, BadArgument, system_errors
 from indexer.regular_files import read_regular
 from indexer.sources.source import Row
 
@@ -32,7 +32,7 @@ class ModelLabels:
     @classmethod
     def checked(cls, author: str | None, datasets: Sequence[str], licence: str | None) -> ModelLabels:
         """The same, without blanks around. Raises BadArgument for what no column can hold."""
-        names = [name for one in datasets for name in map(str.strip, str(one).split(";")) if name]
+        names = [name for text in datasets for name in map(str.strip, str(text).split(";")) if name]
         texts = [(author, "author"), (licence, "licence"), *((name, "dataset") for name in names)]
         for text, what in texts:
             if text is not None and not (text.strip() and text.isprintable() and len(text) <= _LONGEST):
@@ -61,10 +61,10 @@ def read_labels(path: str | Path, models: Sequence[str]) -> dict[str, ModelLabel
     A row is of the model that is typed, that has this path, or that has this name at the end of its path if only one
     has. Raises AtlasError if the file cannot be read, and BadArgument if it is no such table or names no model.
     """
+    with system_errors(lambda why: AtlasError(f"The labels {path} cannot be read: {why}.", "Check the path.")):
+        content = read_regular(Path(path), most=_MOST_BYTES, through_links=True)
     try:
-        text = read_regular(Path(path), most=_MOST_BYTES, through_links=True).decode("utf-8-sig")
-    except OSError as error:
-        raise AtlasError(f"The labels {path} cannot be read: {error.strerror}.", "Check the path.") from error
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise AtlasError(f"The labels {path} are not UTF-8.", "Save them as UTF-8.") from error
     first = text.partition("\n")[0]
@@ -75,8 +75,8 @@ def read_labels(path: str | Path, models: Sequence[str]) -> dict[str, ModelLabel
             f"The first line of {path} is not a line of names: {', '.join(names)[:200] or 'it is empty'}.",
             f"Name the columns {', '.join(_COLUMNS)}, with tabs or commas; all but model can be left out.",
         )
-    found: dict[str, ModelLabels] = {}
-    places = _places(models)
+    labels_of: dict[str, ModelLabels] = {}
+    spellings = _places(models)
     for number, values in enumerate(lines, 2):
         if not any(value.strip() for value in values):
             continue
@@ -89,27 +89,27 @@ def read_labels(path: str | Path, models: Sequence[str]) -> dict[str, ModelLabel
             )
         except BadArgument as error:
             raise BadArgument(f"Line {number} of {path}: {error.message}", "") from error
-        for typed in _named(row["model"], places, Path(path).parent):
-            found[typed] = found.get(typed, ModelLabels()).updated(labels)
-    if not found:
+        for typed in _named(row["model"], spellings, Path(path).parent):
+            labels_of[typed] = labels_of.get(typed, ModelLabels()).updated(labels)
+    if not labels_of:
         raise BadArgument(f"No line of {path} is of a model that is added.", "Write its path, or the end of it.")
-    return found
+    return labels_of
 
 
 def _places(models: Sequence[str]) -> dict[str, set[str]]:
     """What may stand for a model: as typed, its whole path, its name."""
-    places: dict[str, set[str]] = {}
+    spellings: dict[str, set[str]] = {}
     for typed in models:
         path = Path(typed).expanduser()
         for text in (typed, str(path.absolute()), str(path.resolve()), path.name, path.stem):
-            places.setdefault(text, set()).add(typed)
-    return places
+            spellings.setdefault(text, set()).add(typed)
+    return spellings
 
 
-def _named(text: str, places: Mapping[str, set[str]], folder: Path) -> set[str]:
-    for one in (text, str((folder / text).absolute()), str((folder / text).resolve()), text.rstrip("/")):
-        if one in places and (len(places[one]) == 1 or "/" in one):
-            return places[one]
+def _named(text: str, spellings: Mapping[str, set[str]], folder: Path) -> set[str]:
+    for spelling in (text, str((folder / text).absolute()), str((folder / text).resolve()), text.rstrip("/")):
+        if spelling in spellings and (len(spellings[spelling]) == 1 or "/" in spelling):
+            return spellings[spelling]
     return set()
 
 
@@ -132,7 +132,7 @@ def labels_of_row(row: Mapping[str, Any]) -> ModelLabels:
     if not isinstance(kept, Mapping):
         return ModelLabels()
     author, datasets, licence = (kept.get(name) for name in ("author", "datasets", "licence"))
-    names = [one for one in datasets if isinstance(one, str)] if isinstance(datasets, list) else []
+    names = [dataset for dataset in datasets if isinstance(dataset, str)] if isinstance(datasets, list) else []
     try:
         return ModelLabels.checked(
             author if isinstance(author, str) else None, names, licence if isinstance(licence, str) else None

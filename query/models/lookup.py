@@ -197,7 +197,7 @@ def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
     if not rows:
         raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
     named = {row["base"]: tuple(row["aliases"]) for row in rows}
-    return [one for one in known_bases(atlas.folder, named) if one.base in named]
+    return [known for known in known_bases(atlas.folder, named) if known.base in named]
 
 
 def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
@@ -207,9 +207,8 @@ def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[Know
         hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
         raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
     from indexer.deltas.identification.identify import identify
-    from indexer.deltas.single import model_errors
 
-    with _reading(atlas, reference), model_errors():
+    with _reading(atlas, reference):
         return identify(reference, bases)
 
 

@@ -77,8 +77,8 @@ class BasesOfModels(Listed[BaseOfModel]):
     def headline(self) -> str:
         """The base of a single model, or how many have one."""
         first: dict[str, BaseOfModel] = {}
-        for one in self.candidates:
-            first.setdefault(one.model, one)
+        for row in self.candidates:
+            first.setdefault(row.model, row)
         if len(first) == 1:
             (best,) = first.values()
             if best.base is None:
@@ -88,11 +88,11 @@ class BasesOfModels(Listed[BaseOfModel]):
             kinds = {"adapter": "an adapter of", "rearranged": "made from the rearranged weights of"}
             kind = kinds.get(best.relation or "", "a fine-tune of")
             return f"{best.model} is {kind} {best.base} ({percent(best.probability or 0.0)})."
-        known = sum(one.base is not None for one in first.values())
+        known = sum(row.base is not None for row in first.values())
         return f"{known} of {counted(len(first), 'model')} were made from a base known here."
 
 
-class _Found(NamedTuple):
+class _BasesOfModel(NamedTuple):
     """The rows of one model, and whether it is of the bases asked for."""
 
     rows: list[BaseOfModel]
@@ -107,15 +107,15 @@ def _command(
     """If MODEL is "-", models are read from stdin, one per line."""
     if not models:
         call.refuse("Name one MODEL or several, or - for stdin.")
-    names = [name for one in models for name in (call.names_on_stdin() if one == STDIN else [one])]
+    names = [name for model in models for name in (call.names_on_stdin() if model == STDIN else [model])]
     required = options["require_base"]
     with call.opened() as atlas:
         answer = atlas.identify(names if len(names) > 1 or required else names[0], **options)
         call.show(answer)
-    errors = [one for one in answer.candidates if one.error]
+    unreadable = [model for model in answer.candidates if model.error]
     if not required:
-        if errors:
-            say(f"{counted(len(errors), 'model')} of {len(names):,} could not be read: the column error says why")
+        if unreadable:
+            say(f"{counted(len(unreadable), 'model')} of {len(names):,} could not be read: the column error says why")
             call.fail()
         return
     wrong = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is False]
@@ -186,28 +186,28 @@ def identify(
             reference = ModelRef.parse(name)
             known = atlas.find(reference) if reference.is_name and not fresh else None
             if known is not None and known.status == "indexed":
-                found = _of_record(atlas, name, known, allowed)
+                answer = _of_record(atlas, name, known, allowed)
             else:
                 bases = known_bases_of(atlas) if bases is None else bases
-                found = _as_rows(name, identify_model(atlas, reference, bases), allowed)
+                answer = _as_rows(name, identify_model(atlas, reference, bases), allowed)
         except AtlasError as error:
             if len(names) == 1 and isinstance(models, str | Path):
                 raise
-            found = _Found([BaseOfModel(name, None, None, None, [], for_command_line(error.text))], None)
-        items += found.rows
-        is_allowed[name] = found.is_allowed
+            answer = _BasesOfModel([BaseOfModel(name, None, None, None, [], for_command_line(error.text))], None)
+        items += answer.rows
+        is_allowed[name] = answer.is_allowed
     return BasesOfModels(tuple(items), is_allowed if allowed else {})
 
 
-def _as_rows(name: str, found: Identification, allowed: set[str]) -> _Found:
+def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _BasesOfModel:
     rows = [
-        BaseOfModel(name, one.base, _rounded(one.probability), one.relation, list(one.evidence))
-        for one in found.candidates
+        BaseOfModel(name, row.base, _rounded(row.probability), row.relation, list(row.evidence))
+        for row in identification.candidates
     ]
-    if found.none >= _LEAST_NONE or not rows:
-        rows.append(BaseOfModel(name, None, _rounded(found.none), NO_BASE, list(found.none_evidence)))
-    rows.sort(key=lambda one: -(one.probability or 0.0))
-    return _Found(rows, found.is_from(allowed))
+    if identification.none >= _LEAST_NONE or not rows:
+        rows.append(BaseOfModel(name, None, _rounded(identification.none), NO_BASE, list(identification.none_evidence)))
+    rows.sort(key=lambda row: -(row.probability or 0.0))
+    return _BasesOfModel(rows, identification.is_from(allowed))
 
 
 def _rounded(probability: float) -> float:
@@ -215,7 +215,7 @@ def _rounded(probability: float) -> float:
     return min(round(probability, 4), _LARGEST)
 
 
-def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[str]) -> _Found:
+def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[str]) -> _BasesOfModel:
     """What the atlas found when it indexed the model, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
@@ -226,7 +226,7 @@ def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[
     related = [row for row in indexed if not row["is_unrelated"]]
     if not related:
         words = [f"when it was indexed, its weights were not those of {row['base']}, which it names" for row in indexed]
-        return _Found([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed else None)
+        return _BasesOfModel([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed else None)
     rows = []
     for row in related:
         if row["relation"] == "adapter":
@@ -237,5 +237,5 @@ def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[
             words, probability = [f"{read}, compared when it was indexed{cosine}"], _OF_RECORD
             relation = "the base itself" if row["is_copy"] else "fine-tune"
         rows.append(BaseOfModel(name, row["base"], round(probability / len(related), 4), relation, words))
-    is_allowed = rows[0].base in allowed if len({one.base in allowed for one in rows}) == 1 else None
-    return _Found(rows, is_allowed if allowed else None)
+    is_allowed = rows[0].base in allowed if len({row.base in allowed for row in rows}) == 1 else None
+    return _BasesOfModel(rows, is_allowed if allowed else None)

@@ -52,18 +52,19 @@ def test_a_mixed_tree_sorts_itself_by_base(empty, runs, tmp_path, run):
         "index", "add", f"{runs}/*/checkpoint-5", *sorted(runs.glob("*/final")), tmp_path / "nothing", "--author", "me",
         "--dataset", "own/data", "--licence", "mit", "--atlas", empty, "--json",
     )  # fmt: skip
-    reports = {one["base"]: one for one in json.loads(out)}
-    assert {base: one["indexed"] for base, one in reports.items()} == {BASE: 2, GPT2: 1, TWIN: 1, "": 0}
+    reports = {report["base"]: report for report in json.loads(out)}
+    assert {base: report["indexed"] for base, report in reports.items()} == {BASE: 2, GPT2: 1, TWIN: 1, "": 0}
     assert reports[""]["failed"] == 2
     assert code == 1
     assert "2 of 6 models were not indexed" in err
-    found = models(empty)
-    assert {name: row["base"] for name, row in found.items()} == {
+    rows_by_model = models(empty)
+    assert {name: row["base"] for name, row in rows_by_model.items()} == {
         "local:own-0-checkpoint-5": BASE, "local:own-1-checkpoint-5": BASE, "local:gpt-final": GPT2,
         "local:adapter-final": TWIN,
     }  # fmt: skip
     assert all(
-        (row["author"], row["licence"], row["datasets"]) == ("me", "mit", ["own/data"]) for row in found.values()
+        (row["author"], row["licence"], row["datasets"]) == ("me", "mit", ["own/data"])
+        for row in rows_by_model.values()
     )
 
 
@@ -76,7 +77,7 @@ def test_labels_are_kept_when_a_folder_is_added_again(empty, runs, tmp_path):
     add(folder, BASE, empty, licence="mit")
     events = []
     add(folder, BASE, empty, dataset=["one;news"], progress=lambda event: events.append(event.message))
-    assert sum("'news' names no data set" in str(one) for one in events) == 1
+    assert sum("'news' names no data set" in str(message) for message in events) == 1
     add(folder, BASE, empty, dataset=["one", "two"])
     (row,) = models(empty).values()
     assert (row["author"], row["licence"], row["datasets"]) == ("ann", "mit", ["one", "two"])
@@ -104,17 +105,17 @@ def test_a_file_is_a_model_of_its_own(empty, weights, tmp_path):
         shutil.copy(made / "adapter_model.safetensors", loose / f"style {number} (v{rng.integers(9)}).safetensors")
     (loose / "notes.txt").write_text("nothing")
     reports = add([f"{loose}/*"], TWIN, empty)
-    assert [one.indexed for one in reports] == [2]
+    assert [report.indexed for report in reports] == [2]
     assert len(models(empty)) == 2
-    assert str(tmp_path).encode() not in b"".join(one.read_bytes() for one in empty.rglob("*") if one.is_file())
+    assert str(tmp_path).encode() not in b"".join(path.read_bytes() for path in empty.rglob("*") if path.is_file())
 
 
 def test_a_table_of_labels_is_checked(tmp_path):
     table = tmp_path / "labels.csv"
     models = [str(tmp_path / "a"), str(tmp_path / "b")]
     table.write_text("model,dataset,license\na,x;y,mit\nb,,apache-2.0\nc,z,\n")
-    found = read_labels(table, models)
-    assert found == {
+    labels = read_labels(table, models)
+    assert labels == {
         models[0]: ModelLabels(None, ("x", "y"), "mit"),
         models[1]: ModelLabels(None, (), "apache-2.0"),
     }
@@ -175,6 +176,6 @@ def test_a_full_model_in_one_file_needs_no_configuration(empty, weights, tmp_pat
 def test_an_adapter_of_a_listed_fine_tune_is_of_its_base(empty, weights, tmp_path):
     tuned_once = checkpoints.save(tmp_path / "once", KIND, tuned(KIND, weights[TWIN]))
     add(tuned_once, atlas=empty, name="ann/once")
-    (found, *_) = answers(empty, lora(tmp_path / "on-top", "ann/once"))
-    assert (found.base, found.relation) == (TWIN, "adapter")
-    assert found.evidence[0] == "adapter_config.json names ann/once, which the atlas lists as made from it"
+    (candidate, *_) = answers(empty, lora(tmp_path / "on-top", "ann/once"))
+    assert (candidate.base, candidate.relation) == (TWIN, "adapter")
+    assert candidate.evidence[0] == "adapter_config.json names ann/once, which the atlas lists as made from it"

@@ -21,10 +21,10 @@ def test_a_model_of_the_hub_is_identified(atlas, weights, tmp_path, monkeypatch)
     checkpoints.save(tmp_path / "hub" / "ann" / "new", KIND, tuned(KIND, weights[TWIN]))
     checkpoints.claim(tmp_path / "hub", "ann/new", BASE)
     with served(tmp_path / "hub", monkeypatch):
-        (found,) = answers(atlas, "ann/new")
+        (candidate,) = answers(atlas, "ann/new")
         with pytest.raises(AtlasError, match="ann/none"), Atlas(atlas) as opened:
             opened.identify("ann/none")
-    assert (found.base, found.relation) == (TWIN, "fine-tune")
+    assert (candidate.base, candidate.relation) == (TWIN, "fine-tune")
 
 
 @pytest.mark.slow

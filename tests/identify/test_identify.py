@@ -27,7 +27,7 @@ MODULE = "roberta.encoder.layer.{}.attention.self.query"
 
 def answers(atlas, *models, **options):
     with Atlas(atlas) as opened:
-        return list(opened.identify([str(one) for one in models], **options))
+        return list(opened.identify([str(model) for model in models], **options))
 
 
 def lora(folder, base="elsewhere/unknown", layers=4, width=32, magnitudes=None, **more):
@@ -48,10 +48,10 @@ def lora(folder, base="elsewhere/unknown", layers=4, width=32, magnitudes=None, 
 @pytest.mark.parametrize("base", list(BASES))
 def test_a_fine_tune_is_of_the_base_whose_rows_it_has(atlas, weights, tmp_path, base):
     kind, _ = BASES[base]
-    (found,) = answers(atlas, checkpoints.save(tmp_path / "model", kind, tuned(kind, weights[base])))
-    assert (found.base, found.relation) == (base, "fine-tune")
-    assert found.probability > 0.99
-    assert "changed no more than training does" in found.evidence[0]
+    (candidate,) = answers(atlas, checkpoints.save(tmp_path / "model", kind, tuned(kind, weights[base])))
+    assert (candidate.base, candidate.relation) == (base, "fine-tune")
+    assert candidate.probability > 0.99
+    assert "changed no more than training does" in candidate.evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_other_architectures_and_bases_of_which_a_sample_is_kept(tmp_path, kind,
     base = kind.random(1)
     folder = checkpoints.save(tmp_path / "base", kind, base)
     with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
-        place = AtlasFolder(tmp_path / "atlas").base("org/base", "c" * 40)
-        store_base(checkpoint, "org/base", "c" * 40, place, is_sampled=is_sampled)
+        base_folder = AtlasFolder(tmp_path / "atlas").base("org/base", "c" * 40)
+        store_base(checkpoint, "org/base", "c" * 40, base_folder, is_sampled=is_sampled)
     bases = known_bases(AtlasFolder(tmp_path / "atlas"))
     own = checkpoints.save(tmp_path / "own", kind, tuned(kind, base))
     other = checkpoints.save(tmp_path / "other", kind, kind.random(2))
@@ -81,15 +81,17 @@ def test_of_bases_that_are_made_from_each_other_the_nearest_counts(tmp_path):
     bases = known_bases(AtlasFolder(tmp_path / "atlas"))
     for name, made in (("org/first", first), ("org/second", second)):
         model = checkpoints.save(tmp_path / f"of-{name[4:]}", KIND, tuned(KIND, made, 0.002, seed=12))
-        found = identify(ModelRef(str(model), folder=model), bases)
-        assert found.base == name
-        assert "which it is like too" in found.candidates[0].evidence[-1]
+        identification = identify(ModelRef(str(model), folder=model), bases)
+        assert identification.base == name
+        assert "which it is like too" in identification.candidates[0].evidence[-1]
 
 
 def test_broken_files_are_one_error_each(atlas, tmp_path):
     good = checkpoints.save(tmp_path / "good", KIND, KIND.random(1))
     whole = (good / "model.safetensors").read_bytes()
-    nan = checkpoints.save(tmp_path / "nan", KIND, {key: one * np.nan for key, one in KIND.random(1).items()})
+    nan = checkpoints.save(
+        tmp_path / "nan", KIND, {key: candidate * np.nan for key, candidate in KIND.random(1).items()}
+    )
     broken = [nan]
     for name, content in (
         ("cut", whole[:5000]),
@@ -105,28 +107,28 @@ def test_broken_files_are_one_error_each(atlas, tmp_path):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "model.safetensors").write_bytes(whole)
     (tmp_path / "odd" / "config.json").write_text('{"model_type": ["x"], "_name_or_path": {"a": 1}}')
-    found = answers(atlas, *broken, tmp_path / "odd", good)
-    assert all(one.error and one.base is None for one in found[: len(broken)])
-    assert found[-1].base == BASE
+    candidates = answers(atlas, *broken, tmp_path / "odd", good)
+    assert all(candidate.error and candidate.base is None for candidate in candidates[: len(broken)])
+    assert candidates[-1].base == BASE
 
 
 def test_the_base_itself_and_its_upload_in_another_dtype(atlas, weights, tmp_path):
     copy = checkpoints.save(tmp_path / "copy", KIND, weights[BASE])
     half = checkpoints.save(
-        tmp_path / "half", KIND, {key: one.astype(np.float16) for key, one in weights[BASE].items()}
+        tmp_path / "half", KIND, {key: matrix.astype(np.float16) for key, matrix in weights[BASE].items()}
     )
-    found = answers(atlas, copy, half)
-    assert [(one.base, one.relation) for one in found] == [(BASE, "the base itself")] * 2
-    assert "rounded" in found[1].evidence[0]
+    candidates = answers(atlas, copy, half)
+    assert [(candidate.base, candidate.relation) for candidate in candidates] == [(BASE, "the base itself")] * 2
+    assert "rounded" in candidates[1].evidence[0]
 
 
 def test_an_unrelated_model_is_of_none_though_its_card_names_a_base(atlas, tmp_path):
     model = checkpoints.save(tmp_path / "model", KIND, KIND.random(9))
     (model / "README.md").write_text(f"---\nbase_model: {TWIN}\n---\n")
-    (found,) = answers(atlas, model)
-    assert (found.base, found.relation) == (None, "none")
-    assert found.probability > 0.99
-    assert f"named by its card: {TWIN}, but its weights are not made from it" in found.evidence
+    (candidate,) = answers(atlas, model)
+    assert (candidate.base, candidate.relation) == (None, "none")
+    assert candidate.probability > 0.99
+    assert f"named by its card: {TWIN}, but its weights are not made from it" in candidate.evidence
 
 
 def test_one_file_without_a_configuration_is_enough(atlas, weights, tmp_path):
@@ -134,11 +136,11 @@ def test_one_file_without_a_configuration_is_enough(atlas, weights, tmp_path):
     file = tmp_path / "some file (v2).safetensors"
     shutil.copy(model / "model.safetensors", file)
     (tmp_path / "another.safetensors").write_bytes(b"broken")
-    (found,) = answers(atlas, file)
-    assert (found.base, found.relation) == (GPT2, "fine-tune")
+    (candidate,) = answers(atlas, file)
+    assert (candidate.base, candidate.relation) == (GPT2, "fine-tune")
     (model / "config.json").unlink()
-    (found,) = answers(atlas, model / "model.safetensors")
-    assert (found.base, found.relation) == (GPT2, "fine-tune")
+    (candidate,) = answers(atlas, model / "model.safetensors")
+    assert (candidate.base, candidate.relation) == (GPT2, "fine-tune")
 
 
 def test_neurons_in_another_order_are_a_rearranged_base(atlas, weights, tmp_path):
@@ -148,28 +150,28 @@ def test_neurons_in_another_order_are_a_rearranged_base(atlas, weights, tmp_path
         order = rng.permutation(64)
         first, second = (f"encoder.layer.{layer}.{name}.weight" for name in ("intermediate.dense", "output.dense"))
         changed[first], changed[second] = changed[first][order], changed[second][:, order]
-    (found,) = answers(atlas, checkpoints.save(tmp_path / "model", KIND, changed))
-    assert (found.base, found.relation) == (TWIN, "rearranged")
-    assert "neurons or heads in another order" in found.evidence[0]
+    (candidate,) = answers(atlas, checkpoints.save(tmp_path / "model", KIND, changed))
+    assert (candidate.base, candidate.relation) == (TWIN, "rearranged")
+    assert "neurons or heads in another order" in candidate.evidence[0]
 
 
 def test_layers_of_a_base_once_more_are_said(atlas, weights, tmp_path):
     deeper = checkpoints.roberta(6, 32, 64)
     order = [0, 1, 2, 1, 2, 3]
     made = {
-        place.tensor: KIND.places[stack, order[layer], family].get(weights[BASE])
-        for (stack, layer, family), place in deeper.places.items()
+        stored.tensor: KIND.places[stack, order[layer], family].get(weights[BASE])
+        for (stack, layer, family), stored in deeper.places.items()
     }
-    (found,) = answers(atlas, checkpoints.save(tmp_path / "model", deeper, made))
-    assert (found.base, found.relation) == (BASE, "rearranged")
-    assert "6 layers, the base has 4" in found.evidence
+    (candidate,) = answers(atlas, checkpoints.save(tmp_path / "model", deeper, made))
+    assert (candidate.base, candidate.relation) == (BASE, "rearranged")
+    assert "6 layers, the base has 4" in candidate.evidence
 
 
 def test_an_adapter_is_of_the_base_that_it_names_if_the_shapes_fit(atlas, tmp_path):
-    found = answers(atlas, lora(tmp_path / "named", "old-twin"), lora(tmp_path / "wide", TWIN, width=48))
-    assert (found[0].base, found[0].relation) == (TWIN, "adapter")
-    assert 0.95 < found[0].probability < 0.99
-    wide = [one for one in found if one.model.endswith("wide")]
+    candidates = answers(atlas, lora(tmp_path / "named", "old-twin"), lora(tmp_path / "wide", TWIN, width=48))
+    assert (candidates[0].base, candidates[0].relation) == (TWIN, "adapter")
+    assert 0.95 < candidates[0].probability < 0.99
+    wide = [candidate for candidate in candidates if candidate.model.endswith("wide")]
     assert (wide[0].base, wide[0].relation) == (None, "none")
     assert wide[0].evidence[0].startswith(f"named by adapter_config.json: {TWIN}, but its ")
 
@@ -198,9 +200,9 @@ def test_a_dora_keeps_the_lengths_of_the_rows_of_its_base(atlas, weights, tmp_pa
         return of_layer
 
     own = lora(tmp_path / "own", "lost", magnitudes=lengths(weights[TWIN], 0.01), use_dora=True)
-    (found,) = answers(atlas, own)
-    assert (found.base, found.relation) == (TWIN, "adapter")
-    assert any("lengths of the base's rows in its DoRA" in one for one in found.evidence)
+    (candidate,) = answers(atlas, own)
+    assert (candidate.base, candidate.relation) == (TWIN, "adapter")
+    assert any("lengths of the base's rows in its DoRA" in reason for reason in candidate.evidence)
     other = lora(tmp_path / "other", "lost", magnitudes=lengths(KIND.random(9), 0.01), use_dora=True)
     assert answers(atlas, other)[0].base is None
 
@@ -213,9 +215,9 @@ def test_a_pissa_spans_leading_directions_of_its_base(atlas, weights, tmp_path):
         rows = np.linalg.svd(KIND.places["", layer, "query"].get(weights[TWIN]))[2][:4]
         factors[MODULE.format(layer)] = (rows + 0.02 * rng.normal(size=rows.shape), 0.01 * rng.normal(size=(32, 4)))
     model = checkpoints.save_lora(tmp_path / "pissa", "lost", factors, alpha=8)
-    (found, *_) = answers(atlas, model)
-    assert found.base == TWIN
-    assert any("leading directions" in one for one in found.evidence)
+    (candidate, *_) = answers(atlas, model)
+    assert candidate.base == TWIN
+    assert any("leading directions" in reason for reason in candidate.evidence)
 
 
 def test_the_metadata_of_a_file_name_an_image_model():
@@ -258,9 +260,9 @@ def test_the_exit_status_says_whether_a_model_is_of_a_base_that_is_allowed(atlas
 def test_json_is_a_list_of_candidates(atlas, weights, tmp_path, run, monkeypatch):
     own = checkpoints.save(tmp_path / "own", KIND, tuned(KIND, weights[BASE]))
     status, out, _ = run("query", "identify", own, "--atlas", atlas, "--json")
-    (found,) = json.loads(out)
+    (row,) = json.loads(out)
     assert status == 0
-    assert set(found) == {"model", "base", "probability", "evidence", "relation"}
+    assert set(row) == {"model", "base", "probability", "evidence", "relation"}
     monkeypatch.setattr(
         "indexer.console.stdin.read_stdin", lambda most: f"{own}\n# a comment\n{tmp_path}/none\n".encode()
     )
@@ -275,19 +277,19 @@ def test_json_is_a_list_of_candidates(atlas, weights, tmp_path, run, monkeypatch
 
 def test_an_indexed_model_is_answered_from_its_record(atlas, run):
     status, out, _ = run("query", "identify", "ann/one", "--atlas", atlas, "--json")
-    (found,) = json.loads(out)
+    (row,) = json.loads(out)
     assert status == 0
-    assert (found["base"], found["relation"]) == (BASE, "fine-tune")
-    assert "0.9900" in found["evidence"][0]
+    assert (row["base"], row["relation"]) == (BASE, "fine-tune")
+    assert "0.9900" in row["evidence"][0]
 
 
 def test_few_bytes_are_read_of_a_large_model(atlas, weights, tmp_path):
     kind = checkpoints.roberta(4, 32, 64)
     made = tuned(kind, weights[BASE]) | {"embeddings.word_embeddings.weight": np.zeros((200_000, 32), np.float32)}
     model = checkpoints.save(tmp_path / "model", kind, made)
-    found = identify(ModelRef(str(model), folder=model), known_bases(AtlasFolder(atlas)))
-    assert found.base == BASE
-    assert found.bytes_read < 200_000
+    identification = identify(ModelRef(str(model), folder=model), known_bases(AtlasFolder(atlas)))
+    assert identification.base == BASE
+    assert identification.bytes_read < 200_000
 
 
 def test_a_model_that_cannot_be_read_is_one_line(atlas, tmp_path):
@@ -305,7 +307,7 @@ def test_without_the_matrices_of_a_base_it_cannot_be_told(atlas, weights, tmp_pa
     assert run("query", "identify", own, "--atlas", bare, "--require-base", BASE)[0] == 2
     assert run("query", "identify", own, "--atlas", bare, "--require-base", TWIN)[0] == 1
     (own / "README.md").write_text(f"---\nbase_model: {BASE}\n---\n")
-    (found, _) = answers(bare, own)
-    assert found.base == BASE
-    assert "its matrices are not in this atlas" in found.evidence[-1]
+    (candidate, _) = answers(bare, own)
+    assert candidate.base == BASE
+    assert "its matrices are not in this atlas" in candidate.evidence[-1]
     assert run("query", "identify", own, "--atlas", bare, "--require-base", BASE)[0] == 2  # a card proves nothing

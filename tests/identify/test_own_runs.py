@@ -32,7 +32,9 @@ def test_runs_vote_only_where_all_are_by_one_author():
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     made = block_family(0, adapters=0)
-    models = [dataclasses.replace(one, author="local", model=f"local:run-{number}") for number, one in enumerate(made)]
+    models = [
+        dataclasses.replace(model, author="local", model=f"local:run-{number}") for number, model in enumerate(made)
+    ]
     return write_atlas(tmp_path_factory.mktemp("own") / "atlas", models)
 
 
@@ -42,9 +44,9 @@ def test_one_persons_models_have_a_background_and_predictions(own):
         near = atlas.similar("local:run-0", k=3)
         assert near.neighbours[0].background is not None
         assert near.neighbours[0].background_pairs > 200
-        found = atlas.predict("local:run-0")
+        prediction = atlas.predict("local:run-0")
         (own_dataset,) = atlas.show("local:run-0")["datasets"]
-        assert found.best.dataset == own_dataset
-        assert len(found.voters) > 3
-        assert any("each run counts as an author" in note for note in found.notes)
+        assert prediction.best.dataset == own_dataset
+        assert len(prediction.voters) > 3
+        assert any("each run counts as an author" in note for note in prediction.notes)
         assert atlas.evaluate_prediction().models == 60

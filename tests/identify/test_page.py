@@ -45,14 +45,14 @@ def test_the_service_is_safe_with_threads(atlas, weights, tmp_path, monkeypatch)
     private = checkpoints.save(tmp_path / "private", KIND, tuned(KIND, weights[BASE]))
     with TestClient(service["app"]) as client, ThreadPoolExecutor(8) as threads:
         asked = [f"/similar?model={name}" for name in ("ann/one", "bob/two")] * 20 + ["/identify?model=bob/two"] * 10
-        found = list(threads.map(client.get, asked))
-        assert {one.status_code for one in found} == {200}
-        for path, one in zip(asked, found, strict=True):
+        responses = list(threads.map(client.get, asked))
+        assert {response.status_code for response in responses} == {200}
+        for path, response in zip(asked, responses, strict=True):
             if path.startswith("/similar"):
                 other = {"ann/one": "bob/two", "bob/two": "ann/one"}[path.partition("=")[2]]
-                assert [near["model"] for near in one.json()["neighbours"]] == [other]
+                assert [near["model"] for near in response.json()["neighbours"]] == [other]
             else:
-                assert one.json()["candidates"][0]["base"] == BASE
+                assert response.json()["candidates"][0]["base"] == BASE
         refused = client.get("/identify", params={"model": str(private)})
         assert refused.status_code == 404
         assert client.post("/refresh").status_code == 200

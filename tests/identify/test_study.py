@@ -27,10 +27,10 @@ def test_every_planted_change_is_recognised(atlas, tmp_path, base):
     for number, (kind, change) in enumerate(study.KINDS.items()):
         rng = np.random.default_rng(1000 + number)  # not the numbers of another base
         study.save(change(weights, rng), matrices, tmp_path / str(number))
-        found = identify(ModelRef("x", folder=tmp_path / str(number)), bases)
-        assert found.base == base, kind
+        identification = identify(ModelRef("x", folder=tmp_path / str(number)), bases)
+        assert identification.base == base, kind
         is_moved = kind in ("rescaled", "rotated", "layers repeated", "every second layer") or "permuted" in kind
-        assert found.candidates[0].relation == ("rearranged" if is_moved else "fine-tune"), kind
+        assert identification.candidates[0].relation == ("rearranged" if is_moved else "fine-tune"), kind
         study.save(change(study.with_habits(weights, 5), rng), matrices, tmp_path / f"other-{number}")
         other = study.strength(tmp_path / f"other-{number}", matrices)
         assert probability_of(other["strength"]) < 0.5, kind

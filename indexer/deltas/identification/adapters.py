@@ -87,27 +87,27 @@ class AdapterTensors:
         if self.plan.is_mlx:
             shapes = {part: shape[::-1] for part, shape in shapes.items()}
         rows, columns = matrices[0].stored_rows, matrices[0].shape[1]
-        found: tuple[int | None, int | None] = (None, None)
+        shape: tuple[int | None, int | None] = (None, None)
         if "lora_A" in shapes and "lora_B" in shapes:
-            found = shapes["lora_B"][0], shapes["lora_A"][1]
+            shape = shapes["lora_B"][0], shapes["lora_A"][1]
         elif "hada_w1_a" in shapes:
-            found = shapes["hada_w1_a"][0], shapes["hada_w1_b"][1]
+            shape = shapes["hada_w1_a"][0], shapes["hada_w1_b"][1]
         elif "vera_lambda_b" in shapes:
-            found = math.prod(shapes["vera_lambda_b"]), None
+            shape = math.prod(shapes["vera_lambda_b"]), None
         elif "boft_s" in shapes:
-            found = math.prod(shapes["boft_s"]), None
+            shape = math.prod(shapes["boft_s"]), None
         elif "hra_u" in shapes:
-            found = None, shapes["hra_u"][0]
+            shape = None, shapes["hra_u"][0]
         elif "lokr_w1" in shapes or "lokr_w1_a" in shapes:
             sides = [
                 (shapes.get(f"lokr_{side}") or (shapes[f"lokr_{side}_a"][0], shapes[f"lokr_{side}_b"][1]))
                 for side in ("w1", "w2")
             ]
-            found = sides[0][0] * sides[1][0], sides[0][1] * sides[1][1]
+            shape = sides[0][0] * sides[1][0], sides[0][1] * sides[1][1]
         elif "ia3_l" in shapes and math.prod(shapes["ia3_l"]) not in (rows, columns):
-            found = math.prod(shapes["ia3_l"]), None
-        if found[0] not in (None, rows) or found[1] not in (None, columns):
-            sizes = " × ".join("?" if one is None else str(one) for one in found)
+            shape = math.prod(shapes["ia3_l"]), None
+        if shape[0] not in (None, rows) or shape[1] not in (None, columns):
+            sizes = " × ".join("?" if size is None else str(size) for size in shape)
             raise Skipped("shape_mismatch", f"its {shown(path, 80)} is for {sizes}, the base's is {rows} × {columns}")
 
     def _effects(
@@ -122,26 +122,28 @@ class AdapterTensors:
         if not modules or not {"lora_A", "lora_B"} <= set(modules[0][2]):
             return None, None
         values: dict[str, list[tuple[float, float, float]]] = {"magnitudes": [], "span": []}
-        held: dict[DeltaKey, torch.Tensor] = {}
+        weight_of: dict[DeltaKey, torch.Tensor] = {}
         left = _MOST_NUMBERS
         layers = sorted({matrix.key.layer for _, matrix, _ in modules})
         for _, matrix, parts in modules:
             layer = matrix.key.layer
             others = (*layers[layers.index(layer) + 1 :], *layers[: layers.index(layer)])[:2]
-            keys = [DeltaKey(matrix.key.stack, one, matrix.key.family) for one in (layer, *others)]
+            keys = [DeltaKey(matrix.key.stack, number, matrix.key.family) for number in (layer, *others)]
             for key in keys:
                 place = base.layout.by_key.get(key)
-                if place is not None and place.shape == matrix.shape and key not in held and left > 0:
+                if place is not None and place.shape == matrix.shape and key not in weight_of and left > 0:
                     left -= math.prod(place.shape)
-                    held[key] = base.matrix(key).float()
-            weights = [held[key] for key in keys if key in held]
-            if len(weights) < 2 or keys[0] not in held:
+                    weight_of[key] = base.matrix(key).float()
+            weights = [weight_of[key] for key in keys if key in weight_of]
+            if len(weights) < 2 or keys[0] not in weight_of:
                 continue
             lengths = parts.get("lora_magnitude_vector")
             if lengths is not None and lengths.numel() == len(weights[0]):
                 of_adapter = lengths.float().flatten().numpy()
-                found = [_likeness(of_adapter, torch.linalg.vector_norm(one, dim=1).numpy()) for one in weights]
-                values["magnitudes"].append((found[0], float(np.median(found[1:])), 1.0))
+                likenesses = [
+                    _likeness(of_adapter, torch.linalg.vector_norm(weight, dim=1).numpy()) for weight in weights
+                ]
+                values["magnitudes"].append((likenesses[0], float(np.median(likenesses[1:])), 1.0))
             directions = parts["lora_A"].float()
             if 0 < len(directions) < min(weights[0].shape) // 2:
                 values["span"].append(_spans(directions, weights))
@@ -149,11 +151,11 @@ class AdapterTensors:
 
     def _read(self, paths: Mapping[str, object]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         """The tensors of some modules, as far as they are small enough."""
-        wanted = [path for path in paths if path not in self._parts]
-        if wanted:
+        unread = [path for path in paths if path not in self._parts]
+        if unread:
             left = _MOST_BYTES
             chosen = []
-            for path in wanted:
+            for path in unread:
                 left -= sum(self.checkpoint.tensors[name].nbytes for name in self.plan.modules[path].values())
                 if left >= 0:
                     chosen.append(path)
@@ -185,16 +187,17 @@ def _spread(located: Mapping[str, Sequence[Matrix]], count: int) -> dict[str, Se
 
 def _likeness(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
     """How well the deviations from the mean agree: 1 minus their squared distance over that of unrelated ones."""
-    one, other = first - first.mean(), second - second.mean()
-    size = float(one @ one + other @ other)
-    return float(2 * (one @ other) / size) if size > _TINY else 0.0
+    deviations, other_deviations = first - first.mean(), second - second.mean()
+    size = float(deviations @ deviations + other_deviations @ other_deviations)
+    return float(2 * (deviations @ other_deviations) / size) if size > _TINY else 0.0
 
 
 def _spans(directions: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[float, float, float]:
     """The energy of W within the span of A's rows, in the module's layer, in others, and the most possible."""
     basis = torch.linalg.qr(directions.T).Q
     energies = [
-        float(torch.linalg.matrix_norm(one @ basis) ** 2 / torch.linalg.matrix_norm(one) ** 2) for one in weights
+        float(torch.linalg.matrix_norm(weight @ basis) ** 2 / torch.linalg.matrix_norm(weight) ** 2)
+        for weight in weights
     ]
     leading = torch.randn(basis.shape, generator=torch.Generator().manual_seed(0))
     for _ in range(3):

@@ -25,6 +25,7 @@ from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.listing.listing import Listing
 from indexer.names import with_dots
+from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
 from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_relation
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
@@ -110,8 +111,10 @@ class Identification:
 
     def is_from(self, bases: Collection[str]) -> bool | None:
         """Whether it was made from one of these bases; None if that cannot be told."""
-        share = sum(one.probability for one in self.candidates if one.base in bases)
-        if share >= SURE and any(one.basis != "shapes" for one in self.candidates if one.base in bases):
+        share = sum(candidate.probability for candidate in self.candidates if candidate.base in bases)
+        if share >= SURE and any(
+            candidate.basis != "shapes" for candidate in self.candidates if candidate.base in bases
+        ):
             return True
         if not set(self.uncompared).isdisjoint(bases):
             return None
@@ -129,17 +132,17 @@ def known_bases(folder: AtlasFolder, names: Mapping[str, Collection[str]] | None
 
     ``names``: the bases of its database with their other ids; those without matrices can only be named.
     """
-    found: dict[str, KnownBase] = {}
+    known: dict[str, KnownBase] = {}
     for stored in stored_bases(folder):
-        if stored.base not in found:
+        if stored.base not in known:
             aliases = names[stored.base] if names and stored.base in names else _aliases(folder, stored.base)
             matrices = BaseMatrices(stored.path, resident=False)
-            found[stored.base] = KnownBase(
+            known[stored.base] = KnownBase(
                 _all_ids(stored.base, aliases), matrices, partial(_is_listed, folder, stored.base)
             )
     for base, aliases in (names or {}).items():
-        found.setdefault(base, KnownBase(_all_ids(base, aliases), None, partial(_is_listed, folder, base)))
-    return list(found.values())
+        known.setdefault(base, KnownBase(_all_ids(base, aliases), None, partial(_is_listed, folder, base)))
+    return list(known.values())
 
 
 def _is_listed(folder: AtlasFolder, base: str, identifier: str) -> bool:
@@ -169,6 +172,7 @@ def identify_base(reference: ModelRef, bases: Sequence[KnownBase]) -> str | None
     return identify(reference, bases).base
 
 
+@model_errors()
 def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
     """Compare a model with ``bases``. At most 10 MB of it are read.
 
@@ -177,20 +181,20 @@ def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
     install_session()
     with closing(_opened(reference)) as checkpoint:
         names = stated_names(checkpoint)
-        names = [replace(one, text=reference.source.without_private(reference, one.text)) for one in names]
+        names = [replace(stated, text=reference.source.without_private(reference, stated.text)) for stated in names]
         try:
             if checkpoint.kind == "full":
-                found = _of_full(reference, SampledRows(checkpoint), names, bases)
+                identification = _of_full(reference, SampledRows(checkpoint), names, bases)
             else:
-                found = _of_adapter(reference, AdapterTensors(checkpoint), names, bases)
+                identification = _of_adapter(reference, AdapterTensors(checkpoint), names, bases)
         finally:
             for base in bases:
                 if base.matrices is not None:
                     base.matrices.close()
         known = {name.lower() for base in bases for name in base.ids}
-        named = [listed for one in names if one.where in _CONFIGURED and (listed := _listed_id(one.text))]
-        others = tuple(one for one in dict.fromkeys(named) if one.lower() not in known)
-        return replace(found, bytes_read=checkpoint.bytes_read, named=others)
+        named = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
+        others = tuple(base_id for base_id in dict.fromkeys(named) if base_id.lower() not in known)
+        return replace(identification, bytes_read=checkpoint.bytes_read, named=others)
 
 
 def _listed_id(text: str) -> str | None:
@@ -199,6 +203,7 @@ def _listed_id(text: str) -> str | None:
     return name if is_listed_id(name) and classify_base(name, "", ()) == NO else None
 
 
+@model_errors()
 def is_full(reference: ModelRef) -> bool:
     """Whether a file of weights holds a full model, by its tensors. Raises ModelError."""
     with closing(_opened(reference)) as checkpoint:
@@ -233,24 +238,28 @@ def _opened(reference: ModelRef) -> Checkpoint:
 def _of_full(
     reference: ModelRef, rows: SampledRows, names: list[StatedName], bases: Sequence[KnownBase]
 ) -> Identification:
-    named = claims(names, reference, {one.base: one.ids for one in bases})
+    named = claims(names, reference, {known.base: known.ids for known in bases})
     compared: dict[str, RowComparison] = {}
     reasons: dict[str, str] = {}
     unseen: list[str] = []
-    for one in bases:
-        if one.matrices is None:
-            unseen.append(one.base)
+    for known in bases:
+        if known.matrices is None:
+            unseen.append(known.base)
             continue
         try:
-            compared[one.base] = rows.compare(one.matrices)
+            compared[known.base] = rows.compare(known.matrices)
         except ModelError as problem:
             if problem.reason in ("not_finite", "network", "rate_limited"):
                 raise
-            reasons[one.base] = problem.detail
+            reasons[known.base] = problem.detail
         except AtlasError as problem:
-            reasons[one.base] = problem.message
-            unseen.append(one.base)
-    likely = {base: probability_of(found.match.strength) for base, found in compared.items() if found.match.is_match}
+            reasons[known.base] = problem.message
+            unseen.append(known.base)
+    likely = {
+        base: probability_of(comparison.match.strength)
+        for base, comparison in compared.items()
+        if comparison.match.is_match
+    }
     nearness = {base: _nearness(compared[base]) for base in likely}
     total = sum(nearness.values())
     largest = max(likely.values(), default=0.0)
@@ -269,39 +278,45 @@ def _of_full(
             if named[base] and base not in reasons:
                 why = "its matrices are not in this atlas, so its weights could not be compared"
                 candidates.append(BaseCandidate(base, _CLAIMED, "fine-tune", (*named[base], why), "names"))
-        largest = min(1.0, sum(one.probability for one in candidates))
+        largest = min(1.0, sum(candidate.probability for candidate in candidates))
         if len(candidates) > 1:
-            candidates = [replace(one, probability=largest / len(candidates)) for one in candidates]
+            candidates = [replace(candidate, probability=largest / len(candidates)) for candidate in candidates]
     against = [] if largest >= SURE else _against(reference, names, bases, named, compared, reasons)
     return _result(candidates, 1.0 - largest, against, unseen)
 
 
-def _nearness(found: RowComparison) -> float:
-    distance = found.distance if found.match.statistic == "rows" else 1.0 - min(found.match.strength, 1.0)
+def _nearness(comparison: RowComparison) -> float:
+    distance = (
+        comparison.distance if comparison.match.statistic == "rows" else 1.0 - min(comparison.match.strength, 1.0)
+    )
     return float((distance + 1e-4) ** -_NEARER) if distance > 0 else 1e4**_NEARER * 1e4
 
 
-def _relation(found: RowComparison) -> RelationToBase:
-    if found.is_equal or found.is_rounded:
+def _relation(comparison: RowComparison) -> RelationToBase:
+    if comparison.is_equal or comparison.is_rounded:
         return "the base itself"
-    is_plain = found.match.statistic == "rows" and not found.match.moved_layers and found.layers == found.base_layers
-    return "fine-tune" if is_plain and not found.is_rescaled else "rearranged"
+    is_plain = (
+        comparison.match.statistic == "rows"
+        and not comparison.match.moved_layers
+        and comparison.layers == comparison.base_layers
+    )
+    return "fine-tune" if is_plain and not comparison.is_rescaled else "rearranged"
 
 
-def _words(found: RowComparison) -> list[str]:
+def _words(comparison: RowComparison) -> list[str]:
     """The evidence of rows."""
-    match = found.match
-    if found.is_equal:
-        return [f"all numbers of {found.rows} rows that were read are the base's"]
-    if found.is_rounded:
-        return [f"all numbers of {found.rows} rows that were read are the base's, rounded"]
-    meaning = "its weights with other scales" if found.is_rescaled else match.meaning
-    likeness = f"{found.rows} rows that were read: {meaning} ({match.strength:.2f}; unrelated 0, a copy 1)"
+    match = comparison.match
+    if comparison.is_equal:
+        return [f"all numbers of {comparison.rows} rows that were read are the base's"]
+    if comparison.is_rounded:
+        return [f"all numbers of {comparison.rows} rows that were read are the base's, rounded"]
+    meaning = "its weights with other scales" if comparison.is_rescaled else match.meaning
+    likeness = f"{comparison.rows} rows that were read: {meaning} ({match.strength:.2f}; unrelated 0, a copy 1)"
     words = [likeness]
-    if match.statistic == "rows" and not found.is_rescaled:
-        words[0] = f"{likeness}; they differ by {found.distance:.1%}"
-    if found.layers != found.base_layers:
-        words.append(f"{found.layers} layers, the base has {found.base_layers}")
+    if match.statistic == "rows" and not comparison.is_rescaled:
+        words[0] = f"{likeness}; they differ by {comparison.distance:.1%}"
+    if comparison.layers != comparison.base_layers:
+        words.append(f"{comparison.layers} layers, the base has {comparison.base_layers}")
     if moved := match.moved_layers:
         some = ", ".join(f"{layer} is the base's {other}" for layer, other in list(moved.items())[:_FEW_LAYERS])
         words.append(f"layers stand elsewhere: its {some}")
@@ -310,10 +325,10 @@ def _words(found: RowComparison) -> list[str]:
 
 def _nearer(base: str, compared: Mapping[str, RowComparison], likely: Mapping[str, float]) -> list[str]:
     """That a base is like others that the model is like, too."""
-    others = [one for one in likely if one != base]
+    others = [other for other in likely if other != base]
     if not others:
         return []
-    nearest = min(others, key=lambda one: compared[one].distance)
+    nearest = min(others, key=lambda other: compared[other].distance)
     is_nearest = compared[base].distance < compared[nearest].distance
     return [f"{'nearer than' if is_nearest else 'further than'} {nearest}, which it is like too"]
 
@@ -340,7 +355,7 @@ def _against(
 
 
 def _other_name(reference: ModelRef, names: list[StatedName], bases: Sequence[KnownBase]) -> list[str]:
-    other = names_other(names, reference, {one.base: one.ids for one in bases})
+    other = names_other(names, reference, {known.base: known.ids for known in bases})
     return [f"{other.where} names {other.text}, which is none of the bases known here"] if other is not None else []
 
 
@@ -350,29 +365,29 @@ def _other_name(reference: ModelRef, names: list[StatedName], bases: Sequence[Kn
 def _of_adapter(
     reference: ModelRef, tensors: AdapterTensors, names: list[StatedName], bases: Sequence[KnownBase]
 ) -> Identification:
-    named = claims(names, reference, {one.base: one.ids for one in bases})
+    named = claims(names, reference, {known.base: known.ids for known in bases})
     if not any(named.values()):
         for stated in names:
             parent = _listed_id(stated.text) if stated.where in _CONFIGURED else None
-            for one in bases:
-                if parent is not None and one.lists(parent):
-                    named[one.base].append(f"{stated.where} names {parent}, which the atlas lists as made from it")
+            for known in bases:
+                if parent is not None and known.lists(parent):
+                    named[known.base].append(f"{stated.where} names {parent}, which the atlas lists as made from it")
     fits: dict[str, AdapterFit] = {}
     reasons: dict[str, str] = {}
     unseen: list[str] = []
-    for one in bases:
-        if one.matrices is None:
-            unseen.append(one.base)
+    for known in bases:
+        if known.matrices is None:
+            unseen.append(known.base)
             continue
         try:
-            found = adapter_fit(tensors, one.matrices)
+            fit_or_reason = adapter_fit(tensors, known.matrices)
         except AtlasError as problem:
-            found = problem.message
-            unseen.append(one.base)
-        if isinstance(found, str):
-            reasons[one.base] = found
+            fit_or_reason = problem.message
+            unseen.append(known.base)
+        if isinstance(fit_or_reason, str):
+            reasons[known.base] = fit_or_reason
         else:
-            fits[one.base] = found
+            fits[known.base] = fit_or_reason
     weights = {base: (1.0 if fit.reaches_last else _LACKS_LAST) / len(fits) for base, fit in fits.items()}
     weights |= {base: 1.0 for base in unseen if named[base] and base not in reasons}
     effects = {base: effect for base, fit in fits.items() if (effect := _effect_of(fit)) is not None}
@@ -441,8 +456,8 @@ def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> 
 def _result(
     candidates: list[BaseCandidate], none: float, against: list[str], uncompared: Sequence[str]
 ) -> Identification:
-    kept = sorted(candidates, key=lambda one: (-one.probability, one.base))
-    kept = [one for one in kept if one.probability >= _LEAST_SHOWN]
+    kept = sorted(candidates, key=lambda candidate: (-candidate.probability, candidate.base))
+    kept = [candidate for candidate in kept if candidate.probability >= _LEAST_SHOWN]
     return Identification(tuple(kept), max(0.0, none), tuple(against), 0, uncompared=tuple(uncompared))
 
 

@@ -51,17 +51,17 @@ class StatedName:
 
 def stated_names(checkpoint: Checkpoint) -> list[StatedName]:
     """What the files of a model say of its base, most trusted first; each text once."""
-    found: list[tuple[str, Any]] = [("adapter_config.json", stated_base(checkpoint.adapter_config))]
+    texts: list[tuple[str, Any]] = [("adapter_config.json", stated_base(checkpoint.adapter_config))]
     if checkpoint.kind == "full":
-        found.append(("config.json", checkpoint.config.get("_name_or_path")))
+        texts.append(("config.json", checkpoint.config.get("_name_or_path")))
     with suppress(ModelError, UnicodeDecodeError):
         readme = (checkpoint.read_small("README.md", _LARGEST_README) or b"").decode(errors="replace")
         named = card_facts(readme).get("base_model")
-        found += [("its card", one) for one in (named if isinstance(named, list) else [named])]
-        found += [("its card", one) for one in sentence_bases(readme)]
-    found += [(f"{key} in its file", checkpoint.metadata.get(key)) for key in _METADATA]
+        texts += [("its card", text) for text in (named if isinstance(named, list) else [named])]
+        texts += [("its card", text) for text in sentence_bases(readme)]
+    texts += [(f"{key} in its file", checkpoint.metadata.get(key)) for key in _METADATA]
     names: dict[str, StatedName] = {}
-    for where, text in found:
+    for where, text in texts:
         if isinstance(text, str) and 0 < len(text.strip()) <= _LONGEST:
             names.setdefault(text.strip().lower(), StatedName(where, text.strip()))
     return list(names.values())[:_MOST]
@@ -77,25 +77,27 @@ def names_base(stated: StatedName, model: ModelRef, ids: Collection[str]) -> str
     if verdict in (NO, UNSURE) and (copied := _QUANTISED.sub("", stated.text.rstrip("/"))) != stated.text:
         # An adapter that was trained on a copy of the base in few bits.
         last = copied.replace("\\", "/").rpartition("/")[2].lower()
-        return YES if last in {one.rpartition("/")[2].lower() for one in ids} else verdict
+        return YES if last in {base_id.rpartition("/")[2].lower() for base_id in ids} else verdict
     return verdict
 
 
 def _names_image_model(text: str, ids: Collection[str]) -> str | None:
     letters = _letters(re.sub(r"\.(safetensors|ckpt)$", "", text.partition("/lora")[0]))
-    if any(letters in (_letters(one), _letters(one.rpartition("/")[2])) for one in ids):
+    if any(letters in (_letters(base_id), _letters(base_id.rpartition("/")[2])) for base_id in ids):
         return YES
-    wanted = next((part for name, part in _IMAGE_MODELS.items() if letters.startswith(name)), None)
-    if wanted is None:
+    part_of_id = next((part for name, part in _IMAGE_MODELS.items() if letters.startswith(name)), None)
+    if part_of_id is None:
         return UNSURE
-    return YES if any(wanted in _letters(one) for one in ids) else NO
+    return YES if any(part_of_id in _letters(base_id) for base_id in ids) else NO
 
 
 def claims(names: list[StatedName], model: ModelRef, bases: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
     """For each of the ``bases`` (id → all its ids) where it is named, in words."""
     return {
         base: [
-            f"named by {one.where}: {printable(one.text, 100)}" for one in names if names_base(one, model, ids) == YES
+            f"named by {stated.where}: {printable(stated.text, 100)}"
+            for stated in names
+            if names_base(stated, model, ids) == YES
         ]
         for base, ids in bases.items()
     }
@@ -103,14 +105,14 @@ def claims(names: list[StatedName], model: ModelRef, bases: Mapping[str, Collect
 
 def names_other(names: list[StatedName], model: ModelRef, bases: Mapping[str, Collection[str]]) -> StatedName | None:
     """The first name that is certainly of a model that is none of the bases, where no name is one of them."""
-    found = None
-    for one in names:
-        verdicts = {names_base(one, model, ids) for ids in bases.values()}
+    other = None
+    for stated in names:
+        verdicts = {names_base(stated, model, ids) for ids in bases.values()}
         if YES in verdicts:
             return None
-        if verdicts == {NO} and found is None:
-            found = one
-    return found
+        if verdicts == {NO} and other is None:
+            other = stated
+    return other
 
 
 def _letters(text: str) -> str:

@@ -70,23 +70,23 @@ class SampledRows:
         layout = self._layout(base)
         stack = _common_stack(base.layout, layout)
         theirs = _by_family(base.layout, stack)
-        mine = {
+        own = {
             family: {layer: matrix for layer, matrix in layers.items() if _is_like(matrix, theirs.get(family, {}))}
             for family, layers in _by_family(layout, stack).items()
         }
-        mine = {family: layers for family, layers in mine.items() if layers}
-        if not mine:
+        own = {family: layers for family, layers in own.items() if layers}
+        if not own:
             raise Skipped("shape_mismatch", _difference(layout, base.layout))
         order = (*_USUAL, *(family for family in FAMILIES if family not in _USUAL))
-        families = [family for family in order if family in mine][:MOST_FAMILIES]
-        layers = _spread(sorted({layer for family in families for layer in mine[family]}), MOST_LAYERS)
-        chosen = [mine[family][layer] for layer in layers for family in families if layer in mine[family]]
+        families = [family for family in order if family in own][:MOST_FAMILIES]
+        layers = _spread(sorted({layer for family in families for layer in own[family]}), MOST_LAYERS)
+        chosen = [own[family][layer] for layer in layers for family in families if layer in own[family]]
         lines = self._lines(chosen)
         of_model = [
             LayerRows(matrix.key.layer, matrix.key.family, _as_rows(matrix, values), lines[matrix.key], _reads(matrix))
             for matrix, values in zip(chosen, self._rows(chosen, lines), strict=True)
         ]
-        if not all(np.isfinite(one.rows).all() for one in of_model):
+        if not all(np.isfinite(layer_rows.rows).all() for layer_rows in of_model):
             raise Skipped("not_finite", "its weights hold NaN or infinite values")
         of_base = _BaseRows(base, theirs, families, layers)
         match = match_weights(of_model, of_base)
@@ -131,12 +131,12 @@ class SampledRows:
             stripes = {name: stripes_of(rows) for name, rows in missing.items()}
             for name, tensor in self.checkpoint.stripes(stripes, CONNECTIONS):
                 self._read[name, missing[name].tobytes()] = tensor.clone()
-        found = []
+        rows_read = []
         for matrix in matrices:
             rows = rows_of[matrix.tensor]
             tensor = self._read[matrix.tensor, rows.tobytes()]
-            found.append(matrix.extract_lines(tensor[np.searchsorted(rows, stored[matrix.key])]))
-        return found
+            rows_read.append(matrix.extract_lines(tensor[np.searchsorted(rows, stored[matrix.key])]))
+        return rows_read
 
 
 class _BaseRows:
@@ -182,8 +182,8 @@ class _BaseRows:
 
 def _as_rows(matrix: Matrix, values: torch.Tensor) -> Rows:
     """As rows of numbers that lie together in a checkpoint: of a transposed matrix its columns."""
-    found: Rows = (values.mT if matrix.transposed else values).float().numpy()
-    return found
+    rows: Rows = (values.mT if matrix.transposed else values).float().numpy()
+    return rows
 
 
 def _reads(matrix: Matrix) -> bool:
@@ -192,11 +192,11 @@ def _reads(matrix: Matrix) -> bool:
 
 
 def _by_family(layout: Layout, stack: str) -> dict[str, dict[int, Matrix]]:
-    found: dict[str, dict[int, Matrix]] = {}
+    by_family: dict[str, dict[int, Matrix]] = {}
     for matrix in layout.matrices:
         if matrix.key.stack == stack:
-            found.setdefault(matrix.key.family, {})[matrix.key.layer] = matrix
-    return found
+            by_family.setdefault(matrix.key.family, {})[matrix.key.layer] = matrix
+    return by_family
 
 
 def _common_stack(base: Layout, layout: Layout) -> str:
@@ -226,7 +226,7 @@ def _is_like(matrix: Matrix, layers: Mapping[int, Matrix]) -> bool:
 
 def _difference(layout: Layout, base: Layout) -> str:
     """The first family whose shapes differ, in words."""
-    theirs = {(one.key.stack, one.key.family): one.shape for one in base.matrices}
+    theirs = {(matrix.key.stack, matrix.key.family): matrix.shape for matrix in base.matrices}
     for matrix in layout.matrices:
         expected = theirs.get((matrix.key.stack, matrix.key.family))
         if expected is not None and expected != matrix.shape:
@@ -252,22 +252,26 @@ def _with_distance(
     squares = size = 0.0
     ratios: list[NDArray[np.float64]] = []
     is_equal = is_rounded = layers == base_layers
-    for one in model:
-        layer = match.nearest_layers.get(one.layer, one.layer)
-        theirs = base.rows(layer, one.family, one.places) if layer in base.layers(one.family) else None
-        if theirs is None or theirs.shape != one.rows.shape:
+    for layer_rows in model:
+        layer = match.nearest_layers.get(layer_rows.layer, layer_rows.layer)
+        theirs = (
+            base.rows(layer, layer_rows.family, layer_rows.places) if layer in base.layers(layer_rows.family) else None
+        )
+        if theirs is None or theirs.shape != layer_rows.rows.shape:
             is_equal = is_rounded = False
             continue
-        lengths = [np.linalg.norm(values.astype(np.float64), axis=1) for values in (one.rows, theirs)]
+        lengths = [np.linalg.norm(values.astype(np.float64), axis=1) for values in (layer_rows.rows, theirs)]
         ratios.append(np.log(np.maximum(lengths[0], 1e-12) / np.maximum(lengths[1], 1e-12)))
-        squares += float(np.sum((one.rows.astype(np.float64) - theirs) ** 2))
+        squares += float(np.sum((layer_rows.rows.astype(np.float64) - theirs) ** 2))
         size += float(np.sum(theirs.astype(np.float64) ** 2))
-        is_equal &= layer == one.layer and bool(np.array_equal(one.rows, theirs))
+        is_equal &= layer == layer_rows.layer and bool(np.array_equal(layer_rows.rows, theirs))
         if is_rounded and not is_equal:
             rounded = torch.from_numpy(theirs).to(dtype).float().numpy() if dtype.is_floating_point else None
-            is_rounded = layer == one.layer and rounded is not None and bool(np.array_equal(one.rows, rounded))
+            is_rounded = (
+                layer == layer_rows.layer and rounded is not None and bool(np.array_equal(layer_rows.rows, rounded))
+            )
     distance = math.sqrt(squares / size) if size else math.inf
-    count = sum(len(one.rows) for one in model)
+    count = sum(len(layer_rows.rows) for layer_rows in model)
     changes = np.concatenate(ratios) if ratios else np.zeros(1)
     share = float(np.mean(np.abs(changes - np.median(changes)) > _OTHER_LENGTH))
     is_rescaled = match.effects.get("rows", 0.0) > _SAME_DIRECTIONS and share > _SHARE_OF_ROWS
