@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
@@ -28,11 +28,12 @@ from indexer.errors import (
 )
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
+from indexer.names import MOST_STEPS
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
 from indexer.quantities import some_of
 from indexer.sources.bases import base_of
-from indexer.sources.claims import NO_PATH
+from indexer.sources.claims import NO_PATH, stated_bases
 from indexer.sources.questions import CrawlRequest, Rejected
 from indexer.sources.registry import base_source
 from indexer.sources.rows import checked_pages
@@ -40,7 +41,9 @@ from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
 
-_MOST_BASES = 200  # of those that models of trees name
+# How many of the ids that models of trees name as their bases are looked up, the most frequent first; and where the
+# bases are given, how many others, which may have been made from them.
+_MOST_BASES, _MOST_FOREIGN = 200, 20
 
 
 @overload
@@ -90,8 +93,8 @@ def build(
         if options.sources:
             trees = Trees(folder, options, watcher)
             trees.read()
-            found = found or _bases_of(trees, folder, watcher)
-            models = trees.sort(found, None if options.dry_run else fetch, trusts_shapes=bool(names))
+            found, made_from = bases_of_trees(trees, folder, found, watcher)
+            models = trees.sort(found, made_from, None if options.dry_run else fetch, trusts_shapes=bool(names))
             for sentence in models.sentences():
                 watcher.say(sentence)
         for facts in found:
@@ -127,22 +130,51 @@ def build(
     return reports[0] if isinstance(base, str) else reports
 
 
-def _bases_of(trees: Trees, folder: AtlasFolder, watcher: Watcher) -> list[BaseFacts]:
-    """The bases that models of trees name, as far as they can be used."""
-    bases: dict[str, BaseFacts] = {}
+def bases_of_trees(
+    trees: Trees, folder: AtlasFolder, given: Sequence[BaseFacts], watcher: Watcher
+) -> tuple[list[BaseFacts], dict[str, str]]:
+    """The bases of models of trees: those ``given``, else those that the models name, as far as they can be used.
+
+    Also the base by the id of a fine-tune, in lower case, that models name and that was made from one of these bases. A
+    base that more models name than its own base stays one.
+    """
+    bases = {facts.id: facts for facts in given}
+    made_from: dict[str, str] = {}
     unusable: list[str] = []
-    for name in trees.named_bases()[:_MOST_BASES]:
-        if any(name.lower() in {known.lower() for known in facts.ids} for facts in bases.values()):
+    for name in trees.named_bases()[: _MOST_FOREIGN if given else _MOST_BASES]:
+        if any(name.lower() in map(str.lower, facts.ids) for facts in bases.values()):
             continue
         try:
             facts = find_base(folder, name)
         except AtlasError as error:
             unusable.append(error.message.rstrip("."))
             continue
-        bases.setdefault(facts.id, facts)
-    if unusable:
+        ancestor = _ancestor(folder, facts, bases)
+        if ancestor is not None:
+            made_from |= dict.fromkeys(map(str.lower, facts.ids), ancestor)
+        elif not given:
+            bases[facts.id] = facts
+    if unusable and not given:
         watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
-    return list(bases.values())
+    return list(bases.values()), made_from
+
+
+def _ancestor(folder: AtlasFolder, facts: BaseFacts, bases: Mapping[str, BaseFacts]) -> str | None:
+    """Which of ``bases`` a model was made from, by what its card and those of the models before it say."""
+    for _ in range(MOST_STEPS):
+        own = set(map(str.lower, facts.ids))
+        parents = [name for name in stated_bases(facts.row) if name.lower() not in own]
+        if len(parents) != 1:  # a base, or a merge
+            return None
+        (parent,) = parents
+        for base, known in bases.items():
+            if parent.lower() in map(str.lower, known.ids):
+                return base
+        try:
+            facts = find_base(folder, parent)
+        except AtlasError:
+            return None
+    return None
 
 
 def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import facts_of_stored, find_base, list_trees, prepare, update_listing
+from indexer.builds.commands import bases_of_trees, facts_of_stored, find_base, list_trees, prepare, update_listing
 from indexer.builds.options import PublishOptions, WorkOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
@@ -81,7 +81,8 @@ def work(
         if options.sources:  # every shard must know where models lie
             trees = Trees(folder, options, watcher)
             trees.read()
-            models = trees.sort([facts], lambda *_: one.stored_base(whole=False), trusts_shapes=True)
+            _, made_from = bases_of_trees(trees, folder, [facts], watcher)
+            models = trees.sort([facts], made_from, lambda *_: one.stored_base(whole=False), trusts_shapes=True)
             one.places = models.places(facts.id)
             list_trees(one, trees, models.of[facts.id])
         stored = one.stored_base()

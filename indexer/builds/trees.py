@@ -298,21 +298,24 @@ class Trees:
     def sort(
         self,
         bases: Sequence[BaseFacts],
+        made_from: Mapping[str, str],
         fetch: Callable[[BaseFacts, bool], object] | None = None,
         *,
         trusts_shapes: bool = False,
     ) -> Sorted:
         """Which model has which base: the one that its files name, else the one that its weights tell.
 
-        ``fetch`` makes the matrices of a base available, to compare with; it is called with whether models name the
-        base. None: only what the atlas holds is compared. ``trusts_shapes``: the base of an adapter may be told by the
-        shapes of its factors alone, because a person has said which bases are meant.
+        - ``made_from``: the base by the id, in lower case, of a fine-tune of it.
+        - ``fetch`` makes the matrices of a base available, to compare with; it is called with whether models name the
+          base. None: only what the atlas holds is compared.
+        - ``trusts_shapes``: the base of an adapter may be told by the shapes of its factors alone, because a person
+          has said which bases are meant.
         """
         found = Sorted({facts.id: [] for facts in bases})
         listings = {facts.id: Listing(self.folder.listing(facts.id)) for facts in bases}
         listed = {base: {model.id: model for model in listing.models()} for base, listing in listings.items()}
         ids: dict[str, Collection[str]] = {}
-        members: dict[str, str] = {}
+        members = dict(made_from)
         for facts in bases:
             mirrors = source_of(facts.id).mirrors(facts.ids)
             ids[facts.id] = (*facts.ids, *mirrors, *listings[facts.id].copies())

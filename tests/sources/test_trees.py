@@ -282,6 +282,18 @@ def test_weights_tell_the_base_where_no_file_names_it(built, said, tmp_path, tin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("base", [(), BASE])
+def test_what_was_made_from_a_fine_tune_is_of_its_base(built, said, tmp_path, tiny_store, base):
+    tree = tmp_path / "runs"
+    for name in ("first", "second"):
+        adapter(tree / name, len(name))
+    adapter(tree / "on-top", 3, "ann/glue-0")
+    report = built(tree, base=base)
+    (report,) = report if isinstance(report, list) else [report]
+    assert (report.base, report.discovered, report.indexed) == (BASE, 3, 3), said
+
+
+@pytest.mark.slow
 def test_a_place_that_is_not_there_changes_nothing(built, said, tmp_path):
     adapter(tmp_path / "one/a", 1)
     adapter(tmp_path / "two/b", 2)
