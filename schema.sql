@@ -41,7 +41,7 @@ CREATE TABLE fine_tunes (
         -- files.
     model VARCHAR NOT NULL,  -- Id on the Hub (owner/name), local:NAME for a folder of this machine, or SCHEME:… of another source.
     base VARCHAR NOT NULL,  -- Canonical id of the base.
-    author VARCHAR NOT NULL,  -- Account that owns it; "local" for a folder.
+    author VARCHAR NOT NULL,  -- Account that owns it; "local" for a folder without a label of its own.
     "commit" VARCHAR,  -- Commit of the model that this row describes.
     subfolder VARCHAR NOT NULL DEFAULT '',  -- Requested folder in the repository; empty for the root.
     status VARCHAR NOT NULL,  -- indexed, skipped (cannot be indexed at this commit), failed (will be retried), or
@@ -74,9 +74,10 @@ CREATE TABLE fine_tunes (
     run_key VARCHAR,  -- What tells its training run from others, if its folder, its file or its name is that of a
         -- checkpoint: a digest of the run's folder, or the name of the model without the number.
     checkpoint_number BIGINT,  -- The number in the name of that folder or file, in steps or epochs; null for the last.
-    first_seen TIMESTAMP,  -- When a crawl first saw it.
-    last_seen TIMESTAMP,  -- When a crawl last saw it.
-    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since been deleted at the Hub; its record stays.
+    first_seen TIMESTAMP,  -- When a crawl, or the listing of a tree, first saw it.
+    last_seen TIMESTAMP,  -- When a crawl last saw it, or the listing of a tree found it changed.
+    deleted_at_hub BOOLEAN NOT NULL DEFAULT false,  -- Whether it has since left its source: been deleted at the
+        -- Hub, or gone from the tree in which a build found it. Its record stays, and it comes back if it returns.
     oddities VARCHAR[],  -- Malformed fields of its listing row and how they were interpreted.
     fingerprint VARCHAR  -- Digest of the inputs of this row: a publish rewrites a row only when it changes.
 );
@@ -143,7 +144,8 @@ CREATE TABLE records (
     duplicate_group INTEGER,  -- The model_id of the earliest model of its group of duplicates (its own if it is the
         -- earliest); null if it has no duplicates.
     duplicate_of INTEGER,  -- The model_id of the earlier upload that it duplicates; null if there is none.
-    delta_norm DOUBLE,  -- Frobenius norm of all its deltas taken together; an estimate if a sample was read.
+    delta_norm DOUBLE,  -- Frobenius norm of all its deltas taken together; an estimate if a sample was read. Null for an
+        -- adapter whose file does not say its alpha: then the norms of its deltas are known up to one factor.
     delta_norm_error DOUBLE NOT NULL DEFAULT 0,  -- Standard error of delta_norm; 0 if all matrices were read whole.
     relative_norm DOUBLE,  -- delta_norm divided by the Frobenius norm of the base's block matrices.
     model_type VARCHAR,  -- model_type of its config.json.

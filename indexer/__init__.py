@@ -16,7 +16,8 @@ from indexer.user_folders import find_caches
 from indexer.version import __version__
 
 if TYPE_CHECKING:
-    from indexer.builds.commands import add, build
+    from indexer.builds.add import add
+    from indexer.builds.commands import build
     from indexer.builds.deepen import deepen
     from indexer.builds.doctor import doctor
     from indexer.builds.shards import publish_records, work
@@ -35,7 +36,7 @@ __all__ = [
 find_caches()  # before anything imports huggingface_hub
 
 _HOMES = {
-    "add": "builds.commands",
+    "add": "builds.add",
     "build": "builds.commands",
     "deepen": "builds.deepen",
     "doctor": "builds.doctor",

@@ -41,9 +41,10 @@ __all__ = [
     "work",
 ]
 
+@overload
 def add(
     model: str | Path,
-    base: str,
+    base: str | None = None,
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
@@ -55,7 +56,31 @@ def add(
     same_as: str | Sequence[str] = (),
     vector_length: int | None = None,
     name: str | None = None,
+    author: str | None = None,
+    dataset: str | Sequence[str] = (),
+    licence: str | None = None,
+    labels: str | Path | None = None,
 ) -> BuildReport: ...
+@overload
+def add(
+    model: list[str | Path] | list[str] | tuple[str | Path, ...],
+    base: str | None = None,
+    atlas: str | Path = "atlas",
+    *,
+    progress: Progress | None = None,
+    read: str | None = None,
+    rank: int = 8,
+    spectra: bool = False,
+    keep_factors: bool = True,
+    device: str = "cpu",
+    same_as: str | Sequence[str] = (),
+    vector_length: int | None = None,
+    name: str | None = None,
+    author: str | None = None,
+    dataset: str | Sequence[str] = (),
+    licence: str | None = None,
+    labels: str | Path | None = None,
+) -> list[BuildReport]: ...
 @overload
 def build(
     base: str,
@@ -63,6 +88,10 @@ def build(
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -92,11 +121,15 @@ def build(
 ) -> BuildReport: ...
 @overload
 def build(
-    base: list[str] | tuple[str, ...],
+    base: list[str] | tuple[str, ...] = (),
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -222,6 +255,10 @@ def work(
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
+    sources: str | Path | Sequence[str | Path] = (),
+    hub: bool = False,
+    paths: bool = True,
+    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",

@@ -45,6 +45,7 @@ class AtlasFolder:
 
     - ``database``: metadata, and the names of the FAISS files that belong to it; ``checksums``: its possible checksums
     - ``origin``: the source of a pulled atlas; while this file exists, the atlas is read-only
+    - ``trees``: where models of trees lie, which is private
     - folders: ``listings`` (one database for each base, with its stored answers), ``bases`` (block matrices of bases),
       ``records`` (and stored failures), ``profiles`` (by depth); ``exports``: the folder of a pulled atlas's JSON lines
     """
@@ -69,6 +70,7 @@ class AtlasFolder:
         self.records = self.root / "records"
         self.profiles = self.root / "profiles"
         self.exports = self.root
+        self.trees = self.root / "sources" / "trees.sqlite"
 
     def with_database_in(self, root: Path) -> AtlasFolder:
         """The same listings, bases, records, profiles and answers with database and vectors in another folder."""
@@ -192,7 +194,10 @@ class AtlasFolder:
 
     def _remove_if_empty(self, made: Sequence[Path]) -> None:
         """Remove what this command made and did not use: its folders, then the lock, then the folders around them."""
-        own = {"lock": self.root / "lock", **{one.name: one for one in (self.listings, self.bases, self.records)}}
+        own = {
+            "lock": self.root / "lock",
+            **{one.name: one for one in (self.listings, self.bases, self.records, self.trees.parent)},
+        }
         with suppress(OSError):
             found = [path.name for path in self.root.iterdir()]
             if set(found) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in found):

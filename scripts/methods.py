@@ -139,9 +139,10 @@ def _signature(name: str, function: Callable[..., Any], declared: Callable[..., 
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
             lines.append("*")
             is_keyword = True
-        annotation = narrowed.parameters.get(parameter.name, parameter).annotation
-        text = types.written(parameter.annotation) if parameter.name in options else types.copied(annotation, function)
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        own = narrowed.parameters.get(parameter.name, parameter)
+        is_option = parameter.name in options
+        text = types.written(parameter.annotation) if is_option else types.copied(own.annotation, function)
+        default = "" if own.default is parameter.empty else f" = {parameter.default!r}"
         lines.append(f"{parameter.name}: {text}{default}".replace("'", '"'))
     answer = types.copied(narrowed.return_annotation, function)
     return f"def {name}(\n" + "".join(f"    {line},\n" for line in lines) + f") -> {answer}: ..."

@@ -21,7 +21,7 @@ from indexer.publish.runs import _is_same_log
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from indexer.sources.cards.training_files import read_training
-from indexer.sources.runs import Checkpoint, checkpoint_at, checkpoint_named, checkpoint_of_file, run_of
+from indexer.sources.runs import Checkpoint, checkpoint_at, checkpoint_named, checkpoints_of_files, run_of
 from indexer.sources.source import BaseFacts
 from indexer.upkeep.deep_verification import verify_deeply
 from query import Atlas
@@ -55,10 +55,11 @@ def test_checkpoints_are_known_by_their_folders(path, beside, inside, expected):
 
 
 def test_and_by_the_names_of_files_and_repositories():
-    assert checkpoint_of_file("loras/cats-000004.safetensors") == Checkpoint("loras/cats", 4)
-    assert checkpoint_of_file("loras/cats.safetensors", ["cats-000004.safetensors"]) == Checkpoint("loras/cats", None)
-    assert checkpoint_of_file("loras/cats.safetensors", ["dogs-000004.safetensors"]) is None
-    assert checkpoint_of_file("loras/cats-20240131.safetensors") is None
+    names = ["cats-000004.safetensors", "cats.safetensors", "dogs.safetensors", "cats-20240131.safetensors"]
+    assert checkpoints_of_files("loras", names) == {
+        "cats-000004.safetensors": Checkpoint("loras/cats", 4),
+        "cats.safetensors": Checkpoint("loras/cats", None),
+    }
     assert checkpoint_named("me/tiny-step-300") == Checkpoint("me/tiny", 300)
     assert checkpoint_named("me/tiny-v2") is None
     assert run_of("me/tiny-step-300", {}) == ("me/tiny", 300)

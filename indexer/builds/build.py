@@ -82,8 +82,13 @@ class Build:
         listing: Listing | None = None,
         asks: bool = True,
         search: FurtherSearch | None = None,
+        places: Mapping[str, ModelRef] | None = None,
+        with_hub: bool = True,
     ) -> None:
+        """``places``: where models lie that the atlas cannot find by their ids; only these, unless ``with_hub``."""
         self.folder = folder
+        self.places = places or {}
+        self.with_hub = with_hub
         self.options = options
         self.spec = Spec(rank=options.rank, spectra=options.spectra)
         self.watcher = watcher or Watcher()
@@ -127,6 +132,8 @@ class Build:
         one = self.options
         depth = one.depth if one.descendants else 0
         models = self.listing.models()
+        if not self.with_hub:
+            models = [model for model in models if model.id in self.places]
         if one.checkpoints != "all" and any(RUN in model.row for model in models):
             models = without_earlier(models, self._unreadable(models))
         return select(models, one.limit, one.sort, one.created_since, one.author, one.relations, depth)
@@ -142,7 +149,7 @@ class Build:
     ) -> list[Entry]:
         """What there is to do for every listed model; the options choose ``selected`` unless it is given.
 
-        ``places``: where models lie whose place the atlas does not store, by id.
+        ``places``: where models lie that the atlas cannot find by their ids; those of the build by default.
         """
         options = self.options
         models = self.listing.models()
@@ -174,8 +181,9 @@ class Build:
         )
         fetches_base = not self.facts.component  # as soon as a model needs it
         planned = plan(
-            models, selected, self.store, template, options.retry_failed, parents, places, fetches_base=fetches_base
-        )
+            models, selected, self.store, template, options.retry_failed, parents,
+            self.places if places is None else places, fetches_base=fetches_base,
+        )  # fmt: skip
         for one in planned:
             if one.listed.id in chosen and one.unit is None:
                 if one.is_unchanged:
@@ -354,7 +362,7 @@ class Build:
         self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
         """Work on models that turned out to have a new name, under that name, or another commit in place of theirs."""
-        commits = {one.listed.id: one.unit.commit for one in planned if one.unit is not None}
+        commits = {one.listed.id: one.unit.commit for one in planned if one.unit is not None and one.unit.model.is_name}
         reasons = {name: outcome.reason for name in commits if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
         if not names:

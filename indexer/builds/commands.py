@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,42 +13,47 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.estimate import children_sentence, family_tree
-from indexer.builds.options import AddOptions, BuildOptions, RecordOptions, WorkOptions
+from indexer.builds.options import BuildOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.trees import PlacedModel, Tree, Trees
 from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import (
     AtlasError,
     BadArgument,
     Call,
-    ModelError,
     Text,
     require,
     without_user,
 )
 from indexer.listing.listing import Listing
 from indexer.machine import check_device
+from indexer.names import MOST_STEPS
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
+from indexer.quantities import some_of
 from indexer.sources.bases import base_of
-from indexer.sources.claims import BY_FOLDER, NO_PATH, untyped_relation
+from indexer.sources.claims import NO_PATH, stated_bases
 from indexer.sources.questions import CrawlRequest, Rejected
-from indexer.sources.readmes import completed
-from indexer.sources.registry import ModelRef, base_source
-from indexer.sources.rows import checked_pages, row_of
+from indexer.sources.registry import base_source
+from indexer.sources.rows import checked_pages
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
+
+# How many of the ids that models of trees name as their bases are looked up, the most frequent first; and where the
+# bases are given, how many others, which may have been made from them.
+_MOST_BASES, _MOST_FOREIGN = 200, 20
 
 
 @overload
 def build(base: str, atlas: str | Path = ..., **options: Any) -> BuildReport: ...
 @overload
-def build(base: list[str] | tuple[str, ...], atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
+def build(base: list[str] | tuple[str, ...] = ..., atlas: str | Path = ..., **options: Any) -> list[BuildReport]: ...
 @plain_arguments
 @with_options(BuildOptions)
 def build(
-    base: str | list[str] | tuple[str, ...],
+    base: str | list[str] | tuple[str, ...] = (),
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
@@ -67,25 +73,46 @@ def build(
     """
     watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
+    if not names and not options.sources:
+        raise BadArgument("There is no `base`.", "For example: FacebookAI/roberta-base")
     prepare(options, watcher)
     if options.scheduler is not None and not options.dry_run:
         from indexer.builds.dask_executor import DaskExecutor
 
         DaskExecutor(options.scheduler).connect().close(timeout=5)  # raises before a long crawl
+
+    def fetch(facts: BaseFacts, is_named: bool) -> None:
+        if is_named or names:  # not what only a model of another base names
+            Build(folder, facts, options, watcher).stored_base(whole=False)
+
     reports = []
-    with folder.locked(f"index build --base {' --base '.join(names)}"):
+    with folder.locked(f"index build{''.join(f' --base {name}' for name in names)}"):
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
+        trees = models = None
+        if options.sources:
+            trees = Trees(folder, options, watcher)
+            trees.read()
+            found, made_from = bases_of_trees(trees, folder, found, watcher)
+            models = trees.sort(found, made_from, None if options.dry_run else fetch, trusts_shapes=bool(names))
+            for sentence in models.sentences():
+                watcher.say(sentence)
         for facts in found:
             check_rank(folder, facts.id, options.rank)
         if not options.dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            one = Build(folder, facts, options, watcher)
+            with_hub = trees is None or options.hub
+            places = models.places(facts.id) if models else None
+            one = Build(folder, facts, options, watcher, places=places, with_hub=with_hub)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
-            one.base.check()
             was_listed = one.listing.path.exists()
-            update_listing(one, counts_only=options.dry_run)
+            if with_hub or (models and models.of[facts.id]):
+                one.base.check()
+            if with_hub:
+                update_listing(one, counts_only=options.dry_run)
+            if trees is not None and models is not None:
+                list_trees(one, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
             if not one.listing.models():
                 reports.append(one.finished())
@@ -98,64 +125,78 @@ def build(
                 reports.append(one.report)
             else:
                 reports.append(_run(one, was_listed))
+        if trees is not None and not reports:
+            raise AtlasError("No model there names a base that can be used.", "Name the bases: --base ID.")
     return reports[0] if isinstance(base, str) else reports
 
 
-@plain_arguments
-@with_options(AddOptions)
-def add(
-    model: str | Path,
-    base: str,
-    atlas: str | Path = "atlas",
-    *,
-    progress: Progress | None = None,
-    options: AddOptions,
-) -> BuildReport:
-    """Add one model, a Hub id, ``owner/name@revision`` or a local checkpoint folder: what `index add` does.
+def bases_of_trees(
+    trees: Trees, folder: AtlasFolder, given: Sequence[BaseFacts], watcher: Watcher
+) -> tuple[list[BaseFacts], dict[str, str]]:
+    """The bases of models of trees: those ``given``, else those that the models name, as far as they can be used.
 
-    The model is listed and built alone; one that was removed comes back. The path of a folder is not stored.
-    ``report.problem`` says why a model was not indexed. Raises AtlasError where it cannot be found or is the base
-    itself, and as ``build`` does.
+    Also the base by the id of a fine-tune, in lower case, that models name and that was made from one of these bases. A
+    base that more models name than its own base stays one.
     """
-    chosen = WorkOptions(**options.part(RecordOptions), workers=1, retry_failed=True)
-    watcher, folder = Watcher(progress), AtlasFolder(atlas)
-    prepare(chosen, watcher)
-    reference = ModelRef.parse(str(model))
-    source = reference.source
-    source.check_name(reference, options.name)
-    with folder.locked("index add"):
-        facts = find_base(folder, base)
-        one = Build(folder, facts, chosen, watcher)
-        check_rank(folder, facts.id, chosen.rank)
-        finish_removals(folder, [facts.id], watcher.say)
+    bases = {facts.id: facts for facts in given}
+    made_from: dict[str, str] = {}
+    unusable: list[str] = []
+    for name in trees.named_bases()[: _MOST_FOREIGN if given else _MOST_BASES]:
+        if any(name.lower() in map(str.lower, facts.ids) for facts in bases.values()):
+            continue
         try:
-            row = completed(row_of(reference))
-        except ModelError as error:
-            raise source.explain(error, reference) from error
-        row |= {"id": source.name_in_atlas(reference, row, options.name, _places(one.listing))}
-        if row["id"] in facts.ids:
-            message = f"{facts.id} is the base itself, not a model tuned from it."
-            raise AtlasError(message, "Name one of its fine-tunes.")
-        # First: nothing is listed for a base that cannot be used.
-        stored = one.stored_base(whole=untyped_relation(row) != "adapter")
-        one.listing.note_base(facts.ids, one.base.licence)
-        one.base.note_mirrors(one.listing)
-        one.listing.add(row, untyped_relation(row), facts.id, source.claimed_by)
-        selected = [listed for listed in one.listing.models() if listed.id == row["id"]]
-        places = {row["id"]: replace(reference, id=row["id"], revision=None)}
-        planned = one.plan(selected, places)
-        return one.run(planned, one.base_for(planned, stored))
+            facts = find_base(folder, name)
+        except AtlasError as error:
+            unusable.append(error.message.rstrip("."))
+            continue
+        ancestor = _ancestor(folder, facts, bases)
+        if ancestor is not None:
+            made_from |= dict.fromkeys(map(str.lower, facts.ids), ancestor)
+        elif not given:
+            bases[facts.id] = facts
+    if unusable and not given:
+        watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
+    return list(bases.values()), made_from
 
 
-def _places(listing: Listing) -> dict[str, str]:
-    """The listed models by name, each with what identifies the folder that it was added from; "" for other models."""
-    return {one.id: str(one.row.get("folder", "")) * (one.claimed_by == BY_FOLDER) for one in listing.models()}
+def _ancestor(folder: AtlasFolder, facts: BaseFacts, bases: Mapping[str, BaseFacts]) -> str | None:
+    """Which of ``bases`` a model was made from, by what its card and those of the models before it say."""
+    for _ in range(MOST_STEPS):
+        own = set(map(str.lower, facts.ids))
+        parents = [name for name in stated_bases(facts.row) if name.lower() not in own]
+        if len(parents) != 1:  # a base, or a merge
+            return None
+        (parent,) = parents
+        for base, known in bases.items():
+            if parent.lower() in map(str.lower, known.ids):
+                return base
+        try:
+            facts = find_base(folder, parent)
+        except AtlasError:
+            return None
+    return None
+
+
+def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
+    """Bring the listing of one base up to date with what trees hold."""
+    listing, facts = build.listing, build.facts
+    is_known = listing.path.exists()
+    if not models and not is_known:
+        return
+    listing.note_base(facts.ids, build.base.licence)
+    build.base.note_mirrors(listing)
+    try:
+        _, gone = trees.update(listing, facts.id, models)
+    finally:
+        listing.remove_if_empty()
+    if gone:
+        build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
-    """A base by any of its names: from its source, or offline from the atlas.
+    """A base by any of its names: from its source, or offline from the atlas, else from what the source keeps here.
 
-    Raises AtlasError if neither knows it, and BadArgument if ``name`` is no text.
+    Raises AtlasError if none knows it, and BadArgument if ``name`` is no text.
     """
     if not isinstance(name, str) or not name.strip():
         raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
@@ -166,6 +207,9 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         facts = facts_of_stored(base, Listing(folder.listing(base.base)))
         if typed.lower() in {one.lower() for one in facts.ids}:
             return facts
+    with suppress(AtlasError):
+        if (cached := source.base(name)) is not None:
+            return cached
     raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
 
 

@@ -12,6 +12,7 @@ from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import DeepenOptions, ResourceOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
+from indexer.builds.trees import places_in_trees
 from indexer.console.options import with_options
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase
@@ -38,7 +39,7 @@ def deepen(
     :class:`Estimate` before anything is read; if it returns False, nothing is read.
 
     Raises AtlasError if a model is not indexed, if models belong to several bases, and for a model that was added from
-    a folder, whose path is not stored.
+    a folder, whose path is not stored. Those of trees are read where they lie.
     """
     names = [models] if isinstance(models, str) else list(models)
     check_choice(names, base, options)
@@ -61,12 +62,14 @@ def deepen(
             retry_failed=True,
         )
         prepare(chosen, watcher)
-        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing)
+        places = places_in_trees(folder, rows)
+        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, places=places)
         selected = [model for model in listing.models() if model.id in rows]
         sampled = {name for name, row in rows.items() if row["read"] == "sample"}
         advice = Text("Name it: ", Call("add", "FOLDER", published.base, read="full"))
         again = "add it again with --read full"
-        refuse_folders([one for one in selected if one.id in sampled], bool(names), advice, again, watcher)
+        unread = [one for one in selected if one.id in sampled and one.id not in places]
+        refuse_folders(unread, bool(names), advice, again, watcher)
         planned = build.plan(selected)
         estimate = build.estimate(planned)
         if options.dry_run:

@@ -11,6 +11,7 @@ from indexer.builds.report import Watcher
 from indexer.database.connection import Connection, base_named, indexed_models, published_bases
 from indexer.errors import AtlasError, BadArgument
 from indexer.listing.listing import ListedModel
+from indexer.listing.trees import QUESTION
 from indexer.sources.claims import BY_FOLDER
 from indexer.vectors.published import PublishedBase
 
@@ -57,7 +58,7 @@ def choose_indexed(
 
 
 def refuse_folders(models: Sequence[ListedModel], is_named: bool, advice: str, again: str, watcher: Watcher) -> None:
-    """Say that models from folders cannot be read again, whose paths are not stored.
+    """Say that models from folders cannot be read again: their paths are not stored, or nothing is there any more.
 
     ``advice`` and ``again``: what to do about one, as a sentence and within one. Raises AtlasError if the models were
     named.
@@ -66,6 +67,9 @@ def refuse_folders(models: Sequence[ListedModel], is_named: bool, advice: str, a
     if not folders:
         return
     why = f"{folders[0]} is a folder, whose path is not stored"
+    if any(one.claims.keys() and all(name.startswith(QUESTION) for name in one.claims) for one in models
+           if one.id == folders[0]):  # fmt: skip
+        why = f"{folders[0]} was found in a tree, and is not there as it was"
     if is_named:
         raise AtlasError(f"{why}.", advice)
     watcher.say(f"{why}: {again} ({len(folders)} of these)")

@@ -5,13 +5,14 @@ Command lines, signatures and docstrings are made from these classes (``indexer.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from indexer.console.advice import option_of
 from indexer.console.option import Option
@@ -29,6 +30,7 @@ from indexer.names import (
     SORTS,
 )
 from indexer.sources.registry import listed_reference
+from indexer.untrusted import printable
 
 if TYPE_CHECKING:
     from indexer.profiles.measurement import ProfileRequest
@@ -179,7 +181,53 @@ class ExecutorOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkOptions(ExecutorOptions, ResourceOptions, RecordOptions, SelectionOptions):
+class SourceOptions(Options):
+    """Where models are looked for. Once made, ``sources`` is a tuple of addresses and paths."""
+
+    sources: Annotated[str | Path | Sequence[str | Path], Option(
+        "Read models from a folder of folders, hf-cache, or an address (s3://…, gs://…, az://…, https://…, hf://…) in "
+        "place of the Hub. May be given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
+    hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
+    paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
+    storage_options: Annotated[str | Sequence[str], Option(
+        "An option of fsspec for the addresses of `sources`. May be given several times.", metavar="KEY=VALUE",
+        flag="--storage-option", is_repeated=True)] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        places = (self.sources,) if isinstance(self.sources, str | Path) else self.sources or ()
+        words = (self.storage_options,) if isinstance(self.storage_options, str) else self.storage_options or ()
+        self._set(sources=tuple(dict.fromkeys(map(str, places))), storage_options=tuple(words))
+        if "" in places:
+            raise BadArgument("`sources` names an empty path.", "Give the folder to read from; the current one is `.`.")
+        _ = self.file_system_options  # raises
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """``sources`` as a tuple."""
+        assert isinstance(self.sources, tuple)
+        return self.sources
+
+    @cached_property
+    def file_system_options(self) -> dict[str, Any]:
+        """``storage_options`` as arguments of a file system of fsspec; a value may be JSON. Raises BadArgument."""
+        options: dict[str, Any] = {}
+        for word in self.storage_options:
+            name, equals, value = word.partition("=")
+            if not equals or not name.isidentifier():
+                raise BadArgument(
+                    f"`storage_options`: {printable(name, 60)!r} is not of the form KEY=VALUE.",
+                    "For example: endpoint_url=http://localhost:9000",
+                )
+            try:
+                options[name] = json.loads(value)
+            except ValueError:
+                options[name] = value
+        return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(ExecutorOptions, ResourceOptions, RecordOptions, SelectionOptions, SourceOptions):
     """The options of `index work`, and of everything that a build does."""
 
     def as_words(self) -> list[str]:
@@ -213,10 +261,16 @@ class BuildOptions(WorkOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions(RecordOptions):
-    """The options of `index add`."""
+    """The options of `index add`: how models are read, and what is said of those that are not public."""
 
     name: Annotated[str | None, Option(
-        "Name of a folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None
+        "Name of one folder in the atlas. Default: local:FOLDER.", metavar="OWNER/NAME")] = None
+    author: Annotated[str | None, Option("Whose models they are, if they are not public.", metavar="NAME")] = None
+    dataset: Annotated[str | Sequence[str], Option(
+        "What they were tuned on. May be given several times.", metavar="NAME", is_repeated=True)] = ()
+    licence: Annotated[str | None, Option("Their licence.", metavar="NAME")] = None
+    labels: Annotated[str | Path | None, Option(
+        "A table with the columns model, author, dataset and licence (TSV or CSV).", metavar="FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

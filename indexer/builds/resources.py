@@ -58,6 +58,8 @@ def resources_for(
     as ``share_out``.
     """
     most = options.workers or processors() * (1 + is_sampled)
+    if any(unit.model.place is not None and unit.model.place.is_of_process for unit in units):
+        most = 1
     remote = {source.title for unit in units if (source := unit.model.source).is_remote and not source.offline}
     if remote and most > options.connections:
         if options.workers:

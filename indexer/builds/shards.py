@@ -11,10 +11,11 @@ from pathlib import Path
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import facts_of_stored, find_base, prepare, update_listing
+from indexer.builds.commands import bases_of_trees, facts_of_stored, find_base, list_trees, prepare, update_listing
 from indexer.builds.options import PublishOptions, WorkOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.builds.trees import Trees
 from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, Text
@@ -71,11 +72,19 @@ def work(
     prepare(options, watcher)
     facts = find_base(folder, base)
     check_rank(folder, facts.id, options.rank)
-    one = Build(folder, facts, options, watcher)
+    with_hub = not options.sources or options.hub
+    one = Build(folder, facts, options, watcher, with_hub=with_hub)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
-        if not one.listing.is_crawled:
+        if with_hub and not one.listing.is_crawled:
             one.base.check()
             update_listing(one)
+        if options.sources:  # every shard must know where models lie
+            trees = Trees(folder, options, watcher)
+            trees.read()
+            _, made_from = bases_of_trees(trees, folder, [facts], watcher)
+            models = trees.sort([facts], made_from, lambda *_: one.stored_base(whole=False), trusts_shapes=True)
+            one.places = models.places(facts.id)
+            list_trees(one, trees, models.of[facts.id])
         stored = one.stored_base()
         one.read_readmes([model for model in one.selected() if share.holds(model.id)])
     planned = one.plan([model for model in one.selected() if share.holds(model.id)])

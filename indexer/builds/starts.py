@@ -16,6 +16,7 @@ from indexer.builds.commands import facts_of_stored, prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import ResourceOptions, StartsOptions, WorkOptions
 from indexer.builds.report import BuildReport, Progress, Watcher
+from indexer.builds.trees import places_in_trees
 from indexer.builds.unknown_starts import UNKNOWN
 from indexer.console.options import with_options
 from indexer.database.connection import published_bases
@@ -114,6 +115,7 @@ def find_starts(
         for name in sorted(rows) if names else ():
             _check(known[name], watcher)
         selected = [one for one in listing.models() if one.id in rows and known[one.id]["is_unknown"]]
+        places = places_in_trees(folder, {one.id for one in selected}) | places
         readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
         unread = [one for one in selected if one.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)

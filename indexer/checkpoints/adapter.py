@@ -35,7 +35,7 @@ from indexer.checkpoints.adapter_forms import (
 )
 from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.errors import Skipped
-from indexer.records.record import WHOLE_MATRICES
+from indexer.records.record import NO_ALPHA, WHOLE_MATRICES
 from indexer.untrusted import load_json, shown
 
 # mlx-lm, tuner/lora.py and tuner/dora.py; and PEFT's names for the same tensors.
@@ -54,6 +54,11 @@ _LOOSE = re.compile(
 _LOOSE_PARTS = {
     "lora_down": "lora_A", "lora_up": "lora_B", "down": "lora_A", "up": "lora_B", "dora_scale": "lora_magnitude_vector",
 }  # fmt: skip
+# How programs of image models name the module that a path belongs to; "transformer.h.0" is one of GPT-2.
+_OF_IMAGE_MODELS = re.compile(
+    r"(?:lora_unet|lora_te|lora_transformer|lycoris|unet\.|diffusion_model\.|text_encoder|transformer\.(?!h\.\d)"
+    r"|.*(?:transformer_blocks|single_blocks|double_blocks|mid_block|down_blocks|up_blocks))"
+)
 _TEXT_ENCODERS = ("text_encoder", "lora_te")
 # The key of the settings in the metadata of a file that diffusers saved.
 _SETTINGS = "lora_adapter_metadata"
@@ -292,6 +297,7 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
     """The plan of a file that comes without adapter_config.json.
 
     The scale is alpha/r with the alpha of each module, or of the metadata, else 1 (diffusers then uses r for alpha).
+    Alpha is then unknown if no program for image models names modules like these.
     """
     modules: dict[str, dict[str, str]] = {}
     for name in checkpoint.tensors:
@@ -322,9 +328,11 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
         raise _empty(passed_over, form)
     settings = _settings(checkpoint)
     scales: dict[str, float] = {}
+    is_open = False
     for path, names in modules.items():
         shapes = _shapes(checkpoint, names)
         check_parts(form, path, shapes)
+        is_open |= "alpha" not in names and _OF_IMAGE_MODELS.match(path) is None and peft_type != "LOKR"
         magnitudes = shapes.get("lora_magnitude_vector", ())
         if len(magnitudes) == 2 and magnitudes[0] == 1 < magnitudes[1]:
             raise Skipped("adapter_unsupported", f"it is a DoRA with magnitudes of columns: {shown(path)}")
@@ -335,7 +343,8 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
         scales[path] = scale_function(own, "LORA")(inner_path, shapes) if own else 1.0
     is_dora = any("lora_magnitude_vector" in names for names in modules.values())
     kind = "DoRA" if is_dora else form.name
-    return AdapterPlan(kind, peft_type, {}, modules, scales, passed_over=_notes(passed_over))
+    notes = (NO_ALPHA,) if is_open else ()
+    return AdapterPlan(kind, peft_type, {}, modules, scales, passed_over=_notes(passed_over), notes=notes)
 
 
 def _shapes(checkpoint: Checkpoint, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:

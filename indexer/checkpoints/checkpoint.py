@@ -338,6 +338,8 @@ def open_checkpoint(
     conversion: Callable[[], str | None] | None = None,
     retries: RetryPolicy | None = None,
     most_small: int | None = None,
+    needs_config: bool = True,
+    needs_adapter_config: bool = True,
 ) -> Checkpoint:
     """Open the checkpoint that ``reference`` names, from a folder, the cache or the Hub.
 
@@ -346,6 +348,8 @@ def open_checkpoint(
     - ``conversion`` is called if only pickles hold the weights, and returns a revision with a safetensors conversion,
       or None.
     - ``most_small``: the most bytes of a configuration, list of shards or header.
+    - ``needs_config``: whether a full model without a config.json is refused.
+    - ``needs_adapter_config``: whether an adapter without an adapter_config.json is refused.
 
     Raises Skipped if these files can never be read, Failed if a retry may work.
     """
@@ -355,8 +359,10 @@ def open_checkpoint(
             reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
         )
         choice = choose(repository.filenames, relation)
-        config = read_config(repository, choice)
-        adapter_config = read_adapter_config(repository, choice) if choice.kind == "adapter" else None
+        config = read_config(repository, choice, is_needed=needs_config)
+        adapter_config = None
+        if choice.kind == "adapter":
+            adapter_config = read_adapter_config(repository, choice, is_needed=needs_adapter_config)
         if choice.is_pickle and conversion is not None:
             try:
                 if (revision := conversion()) is not None:

@@ -195,10 +195,10 @@ def is_plain_name(name: object) -> bool:
     return isinstance(name, str) and _PLAIN.fullmatch(name) is not None and name.strip(". ") != ""
 
 
-def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
+def read_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any]:
     """config.json of the weights' folder, else of the root; {} for an adapter without one.
 
-    Raises Skipped("malformed") if a full model has no readable config.json.
+    Raises Skipped("malformed") if a full model has no readable config.json, or has none and it ``is_needed``.
     """
     for path in (f"{choice.folder}config.json", "config.json"):
         if path in repository.filenames:
@@ -213,19 +213,19 @@ def read_config(repository: Repository, choice: Choice) -> dict[str, Any]:
             if "model_type" not in config and isinstance(config.get("type"), str) and "input_features" in config:
                 config["model_type"] = config["type"]  # a policy of LeRobot
             return config
-    if choice.kind == "full":
+    if choice.kind == "full" and is_needed:
         raise Skipped("malformed", "there is no config.json, so the architecture is unknown")
     return {}
 
 
-def read_adapter_config(repository: Repository, choice: Choice) -> dict[str, Any] | None:
+def read_adapter_config(repository: Repository, choice: Choice, *, is_needed: bool = True) -> dict[str, Any] | None:
     """adapter_config.json in the factors' folder; None for a LoRA of an image model, which does not need it.
 
-    Raises Skipped("malformed") if any other adapter lacks it.
+    Raises Skipped("malformed") if any other adapter lacks it, and that ``is_needed``.
     """
     path = f"{choice.folder}adapter_config.json"
     if path not in repository.filenames:
-        if choice.name not in _ADAPTERS:
+        if choice.name not in _ADAPTERS or not is_needed:
             return None
         raise Skipped(
             "malformed", f"there is {choice.name}, but no adapter_config.json, so it is unknown how to apply it"

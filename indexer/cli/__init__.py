@@ -12,10 +12,15 @@ __all__ = ["main"]
 
 # Shown at the end of each command's --help.
 EXAMPLES = {
-    "build": "index build --base roberta-base --limit 50",
+    "build": (
+        "index build --base roberta-base --limit 50\n"
+        "index build --base roberta-base --from /data/runs\n"
+        "index build --from ~/ComfyUI/models/loras --from hf-cache\n"
+        "index build --from s3://team/checkpoints"
+    ),
     "work": "index work --base roberta-base --shard 3/16",
     "publish": "index publish --base roberta-base",
-    "add": "index add ./my-fine-tune --base roberta-base --name me/my-fine-tune",
+    "add": "index add ./my-fine-tune 'runs/*/final' lora.safetensors --author me",
     "deepen": 'index deepen --base roberta-base --where "downloads > 1000"',
     "starts": "index starts --base gpt2",
     "remove": "index remove textattack/roberta-base-MNLI",

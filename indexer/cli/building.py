@@ -20,6 +20,7 @@ from indexer.builds.options import (
 from indexer.cli.options import base_option, options_for
 from indexer.console.completion import complete_model
 from indexer.console.messages import say
+from indexer.console.stdin import STDIN, names_on_stdin
 from indexer.console.terminal import atlas_option, emit, output_options
 from indexer.errors import AtlasError, Call, Text
 from indexer.quantities import duration_in_words, size_in_words
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--base", "bases", multiple=True, required=True, metavar="ID", help="Base model. May be given several times."
+    "--base",
+    "bases",
+    multiple=True,
+    metavar="ID",
+    help="Base model. May be given several times. Default with --from: every base that a model there names.",
 )
 @options_for(BuildOptions)
 @click.option("--yes", "-y", is_flag=True, help="Do not ask before reading more than 2 GB (at a terminal).")
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 @atlas_option
 @output_options
 def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: bool, **chosen: Any) -> None:
-    """Crawl the fine-tunes of a base, read what is new, publish.
+    """Crawl the fine-tunes of a base, or the models below --from, read what is new, publish.
 
     Run it again at any time: unchanged models are not read again, failures are.
     """
@@ -46,6 +51,8 @@ def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: boo
     from indexer.builds.view import BuildView
     from indexer.publish.origin import adopt as adopt_atlas
 
+    if not bases and not chosen["sources"]:
+        raise click.UsageError("Missing option '--base'.")
     narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
     if narrowed:
         advice = "Check the spelling and the date, or leave them out."
@@ -55,6 +62,10 @@ def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: boo
             "Also look for models without a base_model tag: --discover names." if chosen["discover"] == "tags" else ""
         )
         none_listed = AtlasError(f"The Hub lists no {chosen['relation']} of {', '.join(bases)}.", advice)
+    if chosen["sources"]:
+        none_listed = AtlasError(
+            f"No model there is known to come from {', '.join(bases) or 'a base'}.", "See why above; -v says more."
+        )
     origin = adopt_atlas(AtlasFolder(atlas)) if adopt else None
     if origin is not None:
         say(f"this atlas of {origin.repository} is now your own")
@@ -131,26 +142,35 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @click.command()
-@click.argument("model", shell_complete=complete_model)
-@base_option("The base it was tuned from.", required=True)
+@click.argument("models", nargs=-1, required=True, metavar="MODEL…", shell_complete=complete_model)
+@base_option("The base they were tuned from. Default: what their files and weights tell.")
 @options_for(AddOptions)
 @atlas_option
 @output_options
-def add(model: str, base: str, atlas: str, output: str, **chosen: Any) -> None:
-    """Add one model: a Hub id, its address, owner/name@revision, or a local checkpoint folder.
+def add(models: tuple[str, ...], base: str | None, atlas: str, output: str, **chosen: Any) -> None:
+    """Read models that you name, and publish them: Hub ids, addresses, owner/name@revision, folders, files of weights.
 
-    The path of a folder is not stored. Add a folder again when it has changed; it keeps its name.
+    If MODEL is "-", models are read from stdin, one per line. Paths are not stored. Add a folder again when it has
+    changed; it keeps its name and its labels. All models of one base are published once.
     """
-    from indexer.builds.commands import add as add_model
+    from indexer.builds.add import add as add_models
     from indexer.builds.view import BuildView
 
+    names = [name for model in models for name in (names_on_stdin() if model == STDIN else [model])]
+    is_one = len(names) == 1
     with BuildView() as view:
-        report = add_model(model, base, atlas, progress=view, **chosen)
-    emit(report.to_dict(), output)
-    if not report.is_success:
-        raise AtlasError(
-            f"Not indexed: {report.problem or 'an earlier run refused it'}.", Text("See: ", Call("show", model))
-        )
+        answer = add_models(names[0] if is_one else names, base, atlas, progress=view, **chosen)
+    reports = answer if isinstance(answer, list) else [answer]
+    rows = [report.to_dict() for report in reports]
+    emit(rows[0] if len(rows) == 1 else rows, output)
+    left_out = sum(report.discovered - report.indexed - report.unchanged for report in reports)
+    if is_one and left_out and not reports[0].is_success:
+        problem = reports[0].problem or "an earlier run refused it"
+        raise AtlasError(f"Not indexed: {problem}.", Text("See: ", Call("show", names[0])))
+    if left_out:
+        total = sum(report.discovered for report in reports)
+        hint = "The reasons are above, and in: query sql 'FROM failures'"
+        raise AtlasError(f"{left_out:,} of {total:,} models were not indexed.", hint)
 
 
 @click.command()

@@ -55,6 +55,7 @@ def _in_short(found: dict[str, Any]) -> dict[str, Any]:
         "size": _sizes(found["bytes"]),
         "flagged": flagged,
         "bases": [{name: row[name] for name in ("base", "listed", *shown)} for row in found["bases"]],
+        "sources": [_source_in_short(row) for row in found.get("sources", ())],
         "representations": [{"base": base, "names": names} for base, names in published.items()],
         "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
     }
@@ -65,6 +66,12 @@ def _sizes(sizes: dict[str, int]) -> str:
     """The size of all, and of what takes most: "3.2 GB: bases 2.9 GB, records 240 MB, database 8 MB"."""
     parts = sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)
     return f"{size_in_words(sum(sizes.values()))}: {', '.join(f'{kind} {size_in_words(size)}' for size, kind in parts)}"
+
+
+def _source_in_short(row: dict[str, Any]) -> dict[str, Any]:
+    """A tree without its author and without zeros of what is rare."""
+    usual = ("address", "models", "indexed", "another_base", "base_not_named", "left", "seen")
+    return {name: row[name] for name in usual} | {"address": row["address"] or "not stored"}
 
 
 @click.command()

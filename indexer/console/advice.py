@@ -21,7 +21,10 @@ _POSITIONAL = {
 # Functions whose command has another name.
 _COMMANDS = {"find_starts": "index starts", "lineages": "query lineage --all"}
 # Arguments whose option has another name.
-OPTIONS = {"k": "-k", "seconds": "--timeout", "path": "--out", "atlas": "--atlas", "images": "--image"}
+OPTIONS = {
+    "k": "-k", "seconds": "--timeout", "path": "--out", "atlas": "--atlas", "images": "--image", "sources": "--from",
+    "storage_options": "--storage-option",
+}  # fmt: skip
 _ARGUMENT = re.compile(r"`([A-Za-z_]\w*)`")
 
 

@@ -144,7 +144,9 @@ class AtlasGroup(click.Group):
             used_options = {text for option in command.params for text in option.opts}
             command.params += [one for one in _verbosity_options(hidden=True) if not used_options & set(one.opts)]
         if command is not None and command.epilog is None and cmd_name in self.examples:
-            command.epilog = f"\b\nExample:\n  {self.examples[cmd_name]}"
+            examples = self.examples[cmd_name].splitlines()
+            title = "Example:" if len(examples) == 1 else "Examples:"
+            command.epilog = "\n  ".join([f"\b\n{title}", *examples])
         return command
 
     def summary(self, ctx: click.Context, name: str) -> str | None:

@@ -98,6 +98,7 @@ def vectorise(
         filenames=unit.filenames,
         relation=unit.relation,
         conversion=conversion,
+        needs_config=unit.model.folder is None,  # one's own file may lie alone: the base has its architecture
     )
     try:
         reader = _DeltaReader(unit, checkpoint, base)

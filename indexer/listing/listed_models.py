@@ -8,11 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from indexer.sources.claims import Claim
+from indexer.sources.claims import BY_FOLDER, Claim
+from indexer.sources.labels import labels_of_row
+from indexer.sources.local_names import LOCAL
 from indexer.sources.questions import COPY, in_utc
 from indexer.sources.registry import author_of
 from indexer.sources.runs import run_in
-from indexer.untrusted import Reader
+from indexer.untrusted import Reader, tidy
 
 Line = dict[str, Any]
 
@@ -43,6 +45,14 @@ class ListedModel:
     def created(self) -> datetime | None:
         """When it was created; None if the row has no readable date."""
         return Reader().moment(self.row.get("createdAt"), "createdAt")
+
+    @property
+    def author(self) -> str:
+        """Whose it is: the owner in its id, or of a model of this machine the one that the user named."""
+        stated = labels_of_row(self.row).author if self.claimed_by == BY_FOLDER else None
+        if stated is None and self.id.startswith(LOCAL) and isinstance(of_tree := self.row.get("author"), str):
+            stated = tidy(of_tree, 96)
+        return stated or author_of(self.id)
 
     @property
     def is_direct(self) -> bool:
@@ -119,7 +129,7 @@ def select(
         for model in models
         if not model.deleted_at_hub
         and (relations is None or model.relation in relations)
-        and (author is None or author_of(model.id).lower() == author.lower())
+        and (author is None or model.author.lower() == author.lower())
         and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
     ]

@@ -114,6 +114,10 @@ class Listing:
         """The ids of the base, the canonical one first."""
         return self._read(ListingTables.ids)
 
+    def lists(self, identifier: str) -> bool:
+        """Whether a model of this id is listed."""
+        return self._read(lambda listing: listing.row(identifier) is not None)
+
     def aliases(self) -> tuple[str, ...]:
         """The other ids of the base."""
         return self.ids()[1:]
@@ -148,6 +152,26 @@ class Listing:
         """List one model that no crawl found."""
         claims = {"user": (Claim(relation, claimed_by, parent), "")}
         self._write(lambda listing: listing.see(str(row["id"]), claims, row, datetime.now(UTC)))
+
+    def update_tree(self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]) -> tuple[int, int]:
+        """Note which models the tree of a ``question`` shows, and which have ``left`` it.
+
+        Returns how many are new or have come back, and how many no source shows any more.
+        """
+        now = datetime.now(UTC)
+
+        def update(listing: ListingTables) -> tuple[int, int]:
+            names, gone_before, new, gone = Names(listing), listing.gone(), 0, 0
+            for row, claim in shown:
+                identifier = str(row["id"])
+                if not names.is_removed(identifier):
+                    is_new = listing.see(identifier, {question: (claim, "")}, row, now, names=names)
+                    new += is_new or identifier in gone_before
+            for identifier in left:
+                gone += listing.lose(identifier, [question])
+            return new, gone
+
+        return self._write(update)
 
     def note_datasets(self, datasets: Mapping[str, Sequence[str]]) -> None:
         """Remember what the READMEs of listed models name, by id: their rows do not show it."""

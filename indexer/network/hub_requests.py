@@ -146,8 +146,9 @@ def fetch_small(
 
 def session_retries(policy: RetryPolicy | None = None) -> Retries:
     """The retries of this thread's session, by another policy if one is given."""
+    ensure_session()
     client = get_session()
-    assert isinstance(client, HubClient)  # ensure_session
+    assert isinstance(client, HubClient)
     return client.retries.following(policy)
 
 

@@ -135,6 +135,9 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
         for one, other in zip(mine.tolist(), others.tolist(), strict=True):
             first, second = rows[min(one, other)], rows[max(one, other)]
             # An estimated and an exact norm differ, whatever the models are, and so do estimates from other rows.
+            if first[3] is None or second[3] is None:  # an adapter whose strength is not known
+                near.add((first[0], second[0], first[1], second[1]))
+                continue
             is_near = first[5] != second[5] or relative_difference(first[3], second[3]) <= within
             if first[6] != second[6]:
                 is_near |= abs(first[3] - second[3]) <= _STANDARD_ERRORS * math.hypot(first[7], second[7])

@@ -34,7 +34,6 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.sources.cards.modelcard import MalformedRow, bounded_count
-from indexer.sources.registry import author_of
 from indexer.sources.rows import facts_of
 from indexer.sources.runs import run_of
 from indexer.untrusted import printable
@@ -148,7 +147,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             "model_id": model_id,
             "model": listed.id,
             "base": entry.base,
-            "author": author_of(listed.id),
+            "author": listed.author,
             "commit": entry.commit,
             "subfolder": "",
             "status": entry.status,
@@ -218,9 +217,9 @@ def rows_of_record(
         "start": record.start and record.start.as_row(),
         "passed_over": [*record.passed_over, *record.adapter_notes] or None,
         "row_space": None if space is None else as_text(space),
-        "delta_norm": record.norm,
+        "delta_norm": record.norm if record.has_norm else None,
         "delta_norm_error": record.norm_error,
-        "relative_norm": record.norm / base_norm if base_norm else None,
+        "relative_norm": record.norm / base_norm if base_norm and record.has_norm else None,
         "model_type": record.head.get("model_type"),
         "head_class": record.head.get("architecture_class"),
         "label_count": bounded_count(record.head.get("label_count")),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexer.atlas import AtlasFolder
 from indexer.database.validation import InvalidValue
+from indexer.names import voters
 from indexer.publish.centring import Centring
 from indexer.publish.neighbours import renew_neighbours
 from indexer.publish.rows import Publication, record_rows
@@ -224,8 +225,9 @@ def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
 def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
     """Rewrite the null distributions: similarities of unrelated models, per pair of groups with enough such pairs.
 
-    Unrelated models are by different authors and name datasets, none in common. Models that name none are skipped,
-    because they may share one, and so are copies, models unrelated to the base and duplicates.
+    Unrelated models are by different authors (of one author's models: of different runs) and name datasets, none in
+    common. Models that name none are skipped, because they may share one, and so are copies, models unrelated to the
+    base and duplicates.
     """
     key = {"base": base, "representation": representation}
     for table in ("null_similarity", "internal.null_groups"):
@@ -233,12 +235,13 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
     counts_now = _labelled_groups(tables, base)
     tables.insert("internal.null_groups", [key | {"vector_group": one, "models": n} for one, n in counts_now.items()])
     rows = tables.rows(
-        "SELECT model_id, vector_group, author, datasets FROM models WHERE base = ? AND NOT is_copy "
+        "SELECT model_id, vector_group, author, datasets, model FROM models WHERE base = ? AND NOT is_copy "
         "AND NOT is_unrelated AND duplicate_of IS NULL AND NOT is_earlier_checkpoint AND len(datasets) > 0 "
         "ORDER BY model_id",
         [base],
     )
-    facts = {model_id: (author, set(datasets)) for model_id, _, author, datasets in rows}
+    votes = voters([row[2] for row in rows], [row[4] for row in rows])
+    facts = {row[0]: (vote, set(row[3])) for row, vote in zip(rows, votes, strict=True)}
     samples = {}
     for group in GROUPS:
         ids = np.array([row[0] for row in rows if row[1] == group], dtype=np.int64)

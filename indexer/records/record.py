@@ -24,6 +24,8 @@ from indexer.untrusted import load_json, malformed
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 
 # ``Record.adapter_kind`` of an adapter that replaces whole matrices.
+# A note on an adapter whose strength its file leaves open: it is read as if alpha were its rank.
+NO_ALPHA = "its file does not say its alpha, so the norm of its change is not known"
 WHOLE_MATRICES = "whole matrices"
 
 # Kinds of adapters (``Record.adapter_kind``) that begin with ones or an identity, without random numbers.
@@ -224,6 +226,11 @@ class Record:
     def norm(self) -> float:
         """Frobenius norm of all its deltas together."""
         return float(np.sqrt(sum(delta.norm**2 for delta in self.deltas)))
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether ``norm`` is known: else all deltas are known up to one factor."""
+        return NO_ALPHA not in self.adapter_notes
 
     @property
     def norm_error(self) -> float:

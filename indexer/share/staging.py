@@ -30,6 +30,7 @@ from indexer.database.secure_connection import attached_for_writing, quoted, use
 from indexer.errors import AtlasError, system_errors
 from indexer.listing.exchange import exported_lines
 from indexer.listing.listed_models import Line
+from indexer.listing.trees import QUESTION
 from indexer.publish.previous_atlas import BY_RECORD
 from indexer.publish.stored_answers import ANSWERS, exported_answers
 from indexer.regular_files import descriptor_of, regular_status
@@ -77,7 +78,7 @@ _ALWAYS = ("models", "datasets", "neighbours", "bases")
 
 # Conditions on fine_tunes. The names of gated models are public; only their weights are not.
 _PRIVATE = f"private OR (gated IS NOT NULL AND status = 'indexed') OR claimed_by = '{BY_RECORD}'"
-_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}'"
+_LOCAL = f"author = 'local' OR claimed_by = '{BY_FOLDER}' OR starts_with(model, 'local:')"
 # Models of other sources, whose names (of a bucket, say) may be private: their ids begin with a scheme.
 _ELSEWHERE = f"contains(model, ':') AND NOT ({_LOCAL})"
 # Texts from the files of local folders, by model.
@@ -288,13 +289,9 @@ def _without_secrets(lines: Sequence[Line]) -> Iterator[Line]:
     for line in lines:
         kind = line["kind"]
         is_named = kind == "renamed" and line["to"] in listed and line["id"] not in removed
-        if kind == "model" and line["was"]["claimed_by"] == BY_FOLDER:
-            yield {**line, "row": without_paths(line["row"])}
-        elif (
-            kind in ("model", "base", "step")
-            or is_named
-            or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"]))
-        ):
+        if kind == "model":
+            yield _without_places(line)
+        elif kind in ("base", "step") or is_named or (kind == "bad" and not re.match(_PRIVATE_BAD_ROW, line["raw"])):
             yield line
 
 
@@ -312,6 +309,18 @@ def _with_named_runs(lines: Sequence[Line]) -> list[Line]:
         else line
         for line in lines
     ]
+
+
+def _without_places(line: Line) -> Line:
+    """A model of a listing without what tells where on this machine, or in which bucket, it lies: also no hash of that.
+
+    Whoever knows how folders are called can try which of them has a hash.
+    """
+    row, claims = line["row"], line["claims"]
+    if "folder" in row or line["was"]["claimed_by"] == BY_FOLDER:
+        row = without_paths({name: value for name, value in row.items() if name != "folder"})
+    questions = {name: "tree" if name.startswith(QUESTION) else name for name in claims}
+    return {**line, "row": row, "claims": {questions[name]: claim for name, claim in claims.items()}}
 
 
 def _rewrite(copy: Path, target: Path) -> None:

@@ -30,6 +30,7 @@ _PREFIX = "base_model:"
 # a model in the cache of huggingface_hub.
 _JOINED = re.compile(r"([\w.\-]+?)--([\w.\-]+)", re.ASCII)
 _CACHED = re.compile(r"(?:.*/)?models--([\w.\-]+?)--([\w.\-]+?)(?:/snapshots(?:/[^/]*)?)?", re.ASCII)
+_OF_MODELSCOPE = re.compile(r"(?:.*/)?modelscope/hub/(?:models/)?([\w.\-]+)/([\w.\-]+)", re.ASCII)
 _CHECKPOINT = re.compile(r"checkpoint[-_]?\d+")
 _MOST_TAGS = 10_000
 _LONGEST_TAG = 300
@@ -123,6 +124,23 @@ def hub_spelling(name: str) -> str:
     return f"{joined[1]}/{joined[2]}" if joined else name
 
 
+def out_of_caches(path: str) -> str:
+    """``owner/name`` for the path of a model in the cache of the Hub's client or of ModelScope's; else as it is."""
+    text = path.strip().replace("\\", "/").rstrip("/")
+    cached = _CACHED.fullmatch(text) if "models--" in text else _OF_MODELSCOPE.fullmatch(text)
+    return with_dots(f"{cached[1]}/{cached[2]}") if cached else path
+
+
+def hub_id_in(path: str, identifier: str = "") -> str | None:
+    """The id on the Hub that a ``…name_or_path`` stands for; None for a folder of the author's, and for ``identifier``.
+
+    It need not exist.
+    """
+    text = hub_spelling(with_dots(out_of_caches(path)))
+    is_id = is_hub_id(text) and not is_folder_name(text.lower())
+    return text if is_id and classify_path(text, identifier, ()) is not None else None
+
+
 def relation_to(row: Mapping[str, Any], ids: Collection[str], wanted: Collection[str]) -> str | None:
     """The relation that the row states to any of ``ids``, if it is one of ``wanted``; None otherwise.
 
@@ -162,10 +180,10 @@ def stated_models(row: Mapping[str, Any]) -> set[str]:
 
     Tools write the folder on the author's machine where an id belongs; that says nothing of the base.
     """
-    return {name for name in stated_bases(row) if is_hub_id(name) and not _is_folder(name)}
+    return {name for name in stated_bases(row) if is_hub_id(name) and not is_folder_name(name)}
 
 
-def _is_folder(text: str) -> bool:
+def is_folder_name(text: str) -> bool:
     """Whether a name or path is certainly a place on the author's machine."""
     owner, _, last = text.rpartition("/")
     is_path = text.startswith((".", "~", "/")) or ":" in text or "/" in owner
@@ -178,7 +196,7 @@ def classify_base(name: str, identifier: str, ids: Collection[str]) -> str | Non
     A name without an owner is an old id of the Hub (``roberta-large``), unless it is that of a folder (``outputs``).
     """
     verdict = classify_path(name, identifier, ids)
-    is_id = is_hub_id(name) and not _is_folder(name.lower())
+    is_id = is_hub_id(name) and not is_folder_name(name.lower())
     return NO if verdict == UNSURE and is_id else verdict
 
 

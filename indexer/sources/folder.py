@@ -1,4 +1,8 @@
-"""Checkpoint folders on this machine: a listing row as the Hub would give it, files, and names without paths."""
+"""Checkpoint folders on this machine: a listing row as the Hub would give it, files, and names without paths.
+
+A file of weights is a model of its own: a LoRA among others in the folder of a program. Its usual name
+(``model.safetensors``) and that of a shard stand for the folder.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,25 +28,33 @@ from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.cards.training_files import is_training_file
-from indexer.sources.claims import BY_FOLDER
+from indexer.sources.claims import BY_FOLDER, out_of_caches
+from indexer.sources.local_names import LOCAL, RUN_FOLDER, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
-from indexer.sources.runs import RUN, Checkpoint, checkpoint_at
+from indexer.sources.runs import RUN, Checkpoint, checkpoint_at, checkpoints_of_files
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
 # Files that decide the weights and claims of a folder.
-_HASHED = (".safetensors", ".bin", ".json")
+HASHED = (".safetensors", ".bin", ".json")
 # A sample of a file is this many blocks of so many bytes.
 _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
 _LARGEST_TEXT = 4 << 20
-_LONGEST_NAME = 80
-_RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 # What a model that was added from a folder is called, by default; its path is private.
-LOCAL = "local:"
 _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
+
+
+# Names of files of weights that stand for their folder, and what else of a folder belongs to any other file in it.
+_OF_FOLDER = re.compile(
+    r"(adapter_|diffusion_pytorch_|pytorch_)?model(-\d+-of-\d+)?(\.safetensors|\.bin)(\.index\.json)?|adapters\.safetensors"
+    r"|pytorch_lora_weights\.safetensors"
+)
+_WEIGHTS = (".safetensors", ".bin")
+_BESIDE = ("adapter_config.json", "config.json")
+_NOT_PLAIN = re.compile(r"[^\w.\-+ ]", re.ASCII)
 
 
 def folders_root() -> Path | None:
@@ -58,7 +70,7 @@ def _leads_out(text: str, root: Path) -> AtlasError:
 
 
 def _folder_named(text: str) -> Path | None:
-    """The folder that ``text`` names, if it exists and models may be read from it.
+    """The folder or the file of weights that ``text`` names, if it exists and models may be read from it.
 
     Raises AtlasError if it lies in the folder of models by its path, but a link leads out.
     """
@@ -72,13 +84,20 @@ def _folder_named(text: str) -> Path | None:
             if typed.is_relative_to(root):
                 raise _leads_out(text, root)
             return None
-        return path if path.is_dir() else None
+        if path.is_dir():
+            return path
+        # Not where a link leads: in the Hub's cache that is a blob without a name, and without the files beside it.
+        file = path if root is not None else Path(os.path.normpath(Path(text).expanduser().absolute()))
+        is_whole = _OF_FOLDER.fullmatch(file.name) is not None
+        if not (is_whole or file.suffix in _WEIGHTS) or not file.is_file():
+            return None
+        return file.parent if is_whole else file
     except (OSError, RuntimeError, ValueError):
         return None  # too long for a path, or the home of an unknown user
 
 
 class Folder(Source):
-    """A folder that ``save_pretrained`` wrote.
+    """A folder that ``save_pretrained`` wrote, or one file of weights.
 
     Its path is private: an atlas calls it ``local:NAME``, or by the name that the user gave it.
     """
@@ -106,7 +125,7 @@ class Folder(Source):
         return "" if self.kind else "; models are not read from folders here"
 
     def parse(self, text: str) -> ModelRef | None:
-        """An existing folder, or the name of one in an atlas."""
+        """An existing folder, a file of weights, or the name of one in an atlas."""
         if (folder := _folder_named(text)) is not None:
             return ModelRef(str(folder), folder=folder)
         return ModelRef(text) if self.valid_id(text) else None
@@ -164,9 +183,9 @@ class Folder(Source):
         folder, beneath = reference.folder / reference.subfolder, folders_root()
         cannot_list = f"the folder {shown(folder)} cannot be listed"
         with system_errors(lambda why: Failed("not_found", f"{cannot_list}: {why}")):
-            names = files_below(folder, beneath)
+            files = _files_of(folder)
         above = _settings_above(folder, beneath)
-        return Version(None, names, lambda path: LocalFile(folder / path, path, beneath), above=above)
+        return Version(None, files, lambda path: LocalFile(files.get(path, folder / path), path, beneath), above=above)
 
 
 def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = True) -> dict[str, Any]:
@@ -180,46 +199,54 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     folder = reference.folder
     assert folder is not None
     with system_errors(lambda why: AtlasError(f"{folder} cannot be listed: {why}.", _HINT)):
-        names = files_below(folder, folders_root())
+        files = _files_of(folder)
+    names = list(files)
     if not any(name.endswith((".safetensors", ".bin")) for name in names):
         if (outside := _first_outside(folder, names)) is not None:
             raise AtlasError(f"{outside} leads out of {folders_root()} through a link, so it is not read.", _HINT)
         formats = other_formats(names)
         why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
-    readme = _text(folder / "README.md")
-    card = card_facts(readme)
-    # The part of config.json and adapter_config.json that a row on the Hub has.
-    found_config, adapter = (_object(folder / name) for name in ("config.json", "adapter_config.json"))
-    config: dict[str, Any] = {key: found_config[key] for key in ("architectures", "model_type") if key in found_config}
-    if adapter.get("base_model_name_or_path"):
-        config["peft"] = {"base_model_name_or_path": adapter["base_model_name_or_path"]}
-    modified = datetime.fromtimestamp(max(_modified(folder / name) for name in names), UTC).isoformat()
-    hashed = [filename for filename in names if filename.endswith(_HASHED)]
-    commit = _digest_of(folder, hashed, _sample_digest)
+    modified = datetime.fromtimestamp(max(map(_modified, files.values())), UTC).isoformat()
+    hashed = {filename: path for filename, path in files.items() if filename.endswith(HASHED)}
+    commit = _digest_of(hashed, sample_digest)
     if whole:
-        commit += _digest_of(folder, hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
-    row = {
-        "id": name or reference.id,
-        "folder": place_of(folder),
-        "sha": commit,
-        "lastModified": modified,
-        "createdAt": modified,
-        "tags": [],
-        "cardData": without_paths(card),
-        "config": without_paths(config),
-        "siblings": [{"rfilename": name} for name in names],
-    }
+        commit += _digest_of(hashed, lambda file: hashlib.file_digest(file, "sha256").hexdigest())
+    row: Row = {"id": name or reference.id, "folder": place_of(folder), "sha": commit, "createdAt": modified}
     if (checkpoint := _checkpoint_in(folder, names)) is not None:
         row[RUN] = {"key": place_of(Path(checkpoint.run)), "number": checkpoint.number}
-    if lacks_sentence(as_of_hub(row)):
+    readme, config, adapter = (
+        _text(files[name]) if name in files else "" for name in ("README.md", "config.json", "adapter_config.json")
+    )
+    return row | facts_in_files(names, readme, json_object(config), json_object(adapter), modified)
+
+
+def facts_in_files(
+    names: Iterable[str], readme: str, config: Mapping[str, Any], adapter: Mapping[str, Any], modified: str
+) -> dict[str, Any]:
+    """What a listing row says of a model by its files: the names, the card, and what the configurations state.
+
+    ``adapter``: adapter_config.json. Paths of the author's machine are shortened.
+    """
+    # The part of config.json and adapter_config.json that a row on the Hub has.
+    stated: dict[str, Any] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    if named := adapter.get("base_model_name_or_path"):
+        stated["peft"] = {"base_model_name_or_path": out_of_caches(named) if isinstance(named, str) else named}
+    row: dict[str, Any] = {
+        "lastModified": modified,
+        "tags": [],
+        "cardData": without_paths(card_facts(readme)),
+        "config": without_paths(stated),
+        "siblings": [{"rfilename": name} for name in names],
+    }
+    if lacks_sentence(as_of_hub({"id": "x/y", **row})):
         row[SENTENCE] = without_paths(list(sentence_datasets(readme)))
     return row
 
 
 def _settings_above(folder: Path, beneath: Path | None) -> dict[str, Callable[[], ByteSource]]:
     """How to open what a training tool wrote of the run that the checkpoint in ``folder`` belongs to, by name."""
-    if not _RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
+    if not RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
         return {}
     run = folder.parent
     try:
@@ -237,6 +264,8 @@ def _checkpoint_in(folder: Path, names: Iterable[str]) -> Checkpoint | None:
             beside = [entry.name for entry in islice(entries, MOST_FILES) if entry.name != folder.name]
     except OSError:
         beside = []
+    if folder.is_file():
+        return checkpoints_of_files(str(folder.parent), [folder.name, *beside]).get(folder.name)
     return checkpoint_at(str(folder), beside, {name.partition("/")[0] for name in names if "/" in name})
 
 
@@ -251,23 +280,41 @@ def _first_outside(folder: Path, names: Sequence[str]) -> Path | None:
     return None
 
 
-def _digest_of(folder: Path, names: Sequence[str], digest: Callable[[BufferedReader], str]) -> str:
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The files of a model, by their names in it: those of a folder, or a file and the configuration beside it.
+
+    Raises OSError.
+    """
+    if not folder.is_file():
+        return {name: folder / name for name in files_below(folder, folders_root())}
+    beside = [name for name in _BESIDE if (folder.parent / name).is_file()]
+    return {_NOT_PLAIN.sub("_", folder.name): folder} | {name: folder.parent / name for name in beside}
+
+
+def _digest_of(files: Mapping[str, Path], digest: Callable[[BufferedReader], str]) -> str:
     """A hash of the names of files and of what ``digest`` says of each: 20 hex digits.
 
     A file that cannot be opened counts as "unreadable": reading the weights then says why.
     """
-    found = hashlib.sha1(usedforsecurity=False)
-    for name in names:
+    contents: dict[str, str] = {}
+    for name, path in files.items():
         try:
-            with os.fdopen(_descriptor(folder / name), "rb") as file:
-                content = digest(file)
+            with os.fdopen(_descriptor(path), "rb") as file:
+                contents[name] = digest(file)
         except OSError:
-            content = "unreadable"
-        found.update(f"{name} {content}\n".encode("utf-8", "surrogateescape"))
+            contents[name] = "unreadable"
+    return digest_of_files(contents)
+
+
+def digest_of_files(contents: Mapping[str, str]) -> str:
+    """A hash of the names of files and of what is said of the content of each, in this order: 20 hex digits."""
+    found = hashlib.sha1(usedforsecurity=False)
+    for name, content in contents.items():
+        found.update(f"{name} {content}\n".encode("utf-8", "surrogatepass"))
     return found.hexdigest()[:20]
 
 
-def _sample_digest(file: BufferedReader) -> str:
+def sample_digest(file: RawIOBase | BufferedReader) -> str:
     """The size of a file and a hash of its start, its end, and blocks in between; of all of a small file."""
     size = file.seek(0, os.SEEK_END)
     found = hashlib.sha256()
@@ -280,9 +327,10 @@ def _sample_digest(file: BufferedReader) -> str:
     return f"{size} {found.hexdigest()}"
 
 
-def _object(path: Path) -> dict[str, Any]:
+def json_object(text: str) -> dict[str, Any]:
+    """A small JSON file; {} if it holds no object."""
     try:
-        found = load_json(_text(path) or "{}")
+        found = load_json(text or "{}")
     except ValueError:
         return {}
     return found if isinstance(found, dict) and not is_too_deep(found) else {}
@@ -315,7 +363,7 @@ def _text(path: Path) -> str:
 
 def place_of(folder: Path) -> str:
     """Identifies a folder without its path: the first 16 hex digits of the path's sha256."""
-    return hashlib.sha256(str(folder).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return hash_of(str(folder))
 
 
 def local_name(folder: Path, taken: Mapping[str, str]) -> str:
@@ -328,11 +376,5 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     for name, of in taken.items():
         if of == place:
             return name
-    words = [folder.parent.name, folder.name] if _RUN_FOLDER.fullmatch(folder.name) else [folder.name]
-    plain = re.sub(r"[^\w.\-]+", "-", "-".join(filter(None, words)), flags=re.ASCII).strip("-.") or "model"
-    first = f"{LOCAL}{plain[:_LONGEST_NAME]}"
-    number, name = 1, first
-    while name in taken:
-        number += 1
-        name = f"{first}-{number}"
-    return name
+    last = folder.stem if folder.suffix in _WEIGHTS and not folder.is_dir() else folder.name
+    return free_name(name_of_words((folder.parent.name, last)), taken)

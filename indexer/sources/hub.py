@@ -11,7 +11,7 @@ from indexer.hub_ids import is_hub_id, without_address
 from indexer.machine import refuses_connections
 from indexer.sources.registry import ModelRef
 from indexer.sources.source import LONGEST_REVISION, BaseFacts, Row, Source, Version, whole_file
-from indexer.untrusted import shown
+from indexer.untrusted import load_json, shown
 
 if TYPE_CHECKING:
     from indexer.network.byterange import ByteSource, LocalFile
@@ -175,13 +175,33 @@ class Hub(Source):
             lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub",
         )
 
+    def _base_in_cache(self, name: str) -> BaseFacts:
+        """Raises AtlasError if its config.json is not in the cache."""
+        from indexer.sources.bases import LARGEST_CONFIG, component_of, facts_from
+
+        reference = ModelRef(without_address(name).partition("@")[0])
+        try:
+            version = self._in_cache_only(reference, None)
+            component = component_of(version.names)
+            path = f"{component}/config.json" if component else "config.json"
+            config = load_json(version.read(path, LARGEST_CONFIG))
+        except (ModelError, ValueError) as error:
+            message = f"The base {reference.id} is not in the cache, and {self.offline}."
+            raise AtlasError(message, f"Unset it to ask {self.title}.") from error
+        row: Row = {
+            "id": reference.id,
+            "sha": version.commit,
+            "siblings": [{"rfilename": one} for one in sorted(version.names)],
+        }
+        return facts_from(row, (), config, component)
+
     # ---- what descends from a base
 
     def base(self, name: str) -> BaseFacts:
-        """With its former ids."""
+        """With its former ids; offline as it is in the cache."""
         from indexer.sources.hub_base import resolve_base
 
-        return resolve_base(name)
+        return self._base_in_cache(name) if self.offline else resolve_base(name)
 
     def list(self, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
         """A crawl; see ``crawl``."""

@@ -12,24 +12,32 @@ A source is imported when one of its models is asked for. No other package can a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from indexer.entry_points import entry_points
 from indexer.errors import AtlasError, Skipped
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:
+    from indexer.sources.file_systems import FileSystem
     from indexer.sources.source import Source
+    from indexer.sources.tree import TreeFile
 
 GROUP = "model_atlas.sources"
-HUB, FOLDER = "hub", "local"
-# By scheme; the Hub's ids are written without one. An existing folder wins over an id of the same spelling.
-SOURCES = {FOLDER: "indexer.sources.folder:Folder", HUB: "indexer.sources.hub:Hub"}
+HUB, FOLDER, TREE, REMOTE_TREE = "hub", "local", "tree", "address"
+# By scheme; the Hub's ids are written without one. An existing folder wins over an id of the same spelling. Models of
+# trees have ids of the others.
+SOURCES = {
+    FOLDER: "indexer.sources.folder:Folder",
+    HUB: "indexer.sources.hub:Hub",
+    TREE: "indexer.sources.tree:Tree",
+    REMOTE_TREE: "indexer.sources.tree:RemoteTree",
+}
 
 # The id of a model of any source but the Hub. What a source itself calls valid is a part of these.
 _ID = re.compile(r"([a-z][a-z0-9+.\-]{1,30}):([\w./\-+=]{1,200})", re.ASCII)
@@ -60,17 +68,54 @@ def check_readable(reference: ModelRef) -> None:
 
 
 @dataclass(frozen=True)
+class TreePlace:
+    """Where a model of a tree lies: ``files`` by their names in the model, at an address or in a folder.
+
+    ``options``: those of fsspec for the address. ``is_cached``: in the cache of the Hub's client, so that files may be
+    missing. ``above``: the paths of what a training tool wrote of the whole run, by name. All of it is private.
+    """
+
+    address: str
+    path: str
+    files: Mapping[str, TreeFile] = field(hash=False)
+    is_remote: bool = False
+    options: tuple[tuple[str, Any], ...] = field(default=(), hash=False)
+    is_cached: bool = False
+    above: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_of_process(self) -> bool:
+        """Whether only this process can read it (fsspec's ``memory://``)."""
+        return self.address.startswith("memory:")
+
+    def file_system(self) -> FileSystem:
+        """The place, opened. Raises AtlasError."""
+        from indexer.sources.addresses import opened
+
+        return opened(self.address, dict(self.options))
+
+    def taken_out_of(self, text: str) -> str:
+        """A text without the address and the path."""
+        last = self.path.rpartition("/")[2] or "the tree"
+        for private in (f"{self.address}/{self.path}", self.address, self.path):
+            if len(private) > 1 and private != last:
+                text = text.replace(private, last)
+        return text
+
+
+@dataclass(frozen=True)
 class ModelRef:
     """A model: ``owner/name``, ``owner/name@revision``, the address of its page, a folder, or ``SCHEME:…``.
 
     ``id``: its name in an atlas; for a folder that is not in one, its path. ``folder``: where a model of a folder lies,
-    which no atlas stores. ``subfolder``: the part of its files that is read.
+    which no atlas stores. ``place``: where a model of a tree lies. ``subfolder``: the part of its files that is read.
     """
 
     id: str
     revision: str | None = None
     folder: Path | None = None
     subfolder: str = ""
+    place: TreePlace | None = None
 
     @classmethod
     def parse(cls, text: str) -> ModelRef:
@@ -100,12 +145,14 @@ class ModelRef:
     @property
     def source(self) -> Source:
         """The source that it belongs to. Raises Skipped("malformed") if there is none."""
+        if self.place is not None:
+            return source_named(REMOTE_TREE if self.place.is_remote else TREE)
         return source_of(self.id) if self.folder is None else source_named(FOLDER)
 
     @property
     def is_name(self) -> bool:
-        """Whether an atlas may know it by this id; else it is a path, and the content identifies the model."""
-        return self.folder is None
+        """Whether an atlas may know it by this id; else it lies somewhere, and the content identifies the model."""
+        return self.folder is None and self.place is None
 
     @property
     def typed(self) -> str:

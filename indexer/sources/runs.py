@@ -45,19 +45,17 @@ def checkpoint_at(path: str, beside: Collection[str] = (), inside: Collection[st
     return Checkpoint(path, None) if any(map(_NUMBERED.fullmatch, inside)) else None
 
 
-def checkpoint_of_file(path: str, beside: Collection[str] = ()) -> Checkpoint | None:
-    """The same for a weight file of its own; ``beside``: the names of the files there."""
-    parent, _, name = path.rpartition("/")
-    folder = f"{parent}/" if parent else ""
-    stem = name.rpartition(".")[0] or name
-    match = _NAMED.fullmatch(stem) or _OF_FILE.fullmatch(stem)
-    if match:
-        return Checkpoint(folder + match[1], int(match[2]))
-    other_stems = (other.rpartition(".")[0] for other in beside if other != name)
-    matches = (_OF_FILE.fullmatch(other) or _NAMED.fullmatch(other) for other in other_stems)
-    if any(match and match[1] == stem for match in matches):
-        return Checkpoint(folder + stem, None)
-    return None
+def checkpoints_of_files(folder: str, names: Collection[str]) -> dict[str, Checkpoint]:
+    """The same for weight files that are models of their own, in one folder: by name, those that belong to a run."""
+    below = f"{folder}/" if folder else ""
+    stems = {name: name.rpartition(".")[0] or name for name in names}
+    matches = {name: _NAMED.fullmatch(stem) or _OF_FILE.fullmatch(stem) for name, stem in stems.items()}
+    numbered = {name: Checkpoint(below + match[1], int(match[2])) for name, match in matches.items() if match}
+    runs = {match[1] for match in matches.values() if match}
+    last = {
+        name: Checkpoint(below + stem, None) for name, stem in stems.items() if name not in numbered and stem in runs
+    }
+    return numbered | last
 
 
 def checkpoint_named(identifier: str) -> Checkpoint | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from indexer.database.reading import EarlierRows, Reading, earlier_database
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, Text
 from indexer.listing.listing import ListedModel, Listing
+from indexer.listing.trees import KnownTrees
 from indexer.network.rows import commit_of
 from indexer.publish.origin import import_lines
 from indexer.publish.previous_atlas import USUAL_RANK, PreviousAtlas, known_models, rank_of
@@ -57,6 +59,7 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
         "atlas": str(folder.root),
         **info,
         "bases": bases,
+        **_sources(folder),
         "flags": flags,
         "representations": published,
         "failures": reasons,
@@ -69,6 +72,35 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
             "listing": _size(folder.listings.glob("*")),
         },
     }
+
+
+def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
+    """The trees that models were found in, with counts; nothing if there are none.
+
+    ``models``: of bases that were asked for; ``left``: those that are not there any more.
+    """
+    known = KnownTrees(folder)
+    trees, places = known.trees(), known.places()
+    if not trees:
+        return {}
+    with Reading(folder.database) as connection:
+        rows = connection.rows("SELECT model, bool_or(status = 'indexed') AS indexed FROM fine_tunes GROUP BY model")
+    indexed = {row["model"] for row in rows if row["indexed"]}
+    found = []
+    for tree in trees:
+        of_tree = places.get(tree.tree, {}).values()
+        here = {one.model for one in of_tree if one.is_here}
+        counts = {name: tree.counts.get(name, 0) for name in ("another_base", "base_not_named", "problems")}
+        found.append({
+            "address": tree.address,
+            "author": tree.author,
+            "models": tree.counts.get("models", 0),
+            "indexed": len(here & indexed),
+            **counts,
+            "left": len({one.model for one in of_tree} - here),
+            "seen": datetime.fromisoformat(tree.seen),
+        })  # fmt: skip
+    return {"sources": found}
 
 
 def rebuild(

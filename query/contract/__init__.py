@@ -1,1 +1,1 @@
-"""What a question is and what its answer is."""
+"""The contract between questions and faces: questions, their options and their answers."""

@@ -68,6 +68,7 @@ Vectors = Annotated[str, Doc("Which vectors were compared.")]
 ModelId = Annotated[
     str, Doc("Id of the model: owner/name on the Hub, or local:NAME for one that was added from a folder.")
 ]
+AskedModel = Annotated[str, Doc("The model asked about.")]
 ModelNumber = Annotated[int, Doc("Number of the model in this atlas.")]
 Author = Annotated[str, Doc("The account on the Hub that the model belongs to.")]
 Relation = Annotated[str, Doc("How the model was made from its base: finetune, adapter, merge or quantized.")]

@@ -80,9 +80,9 @@ THEMES = {
 
 
 _DRAWING = RLock()
-# What our figures need, whatever their user has set for his own. With LaTeX an id with an underscore ends the drawing.
+# Our figures have these settings whatever the user's own are: with LaTeX, an id with an underscore stops the drawing.
 _SETTINGS = {"text.usetex": False, "text.parse_math": True}
-_TICKS = 24  # more than an axis of ours has
+_TICKS = 24  # more than any of our axes has
 
 
 @contextmanager
@@ -95,13 +95,13 @@ def drawing_alone() -> Iterator[None]:
 
 
 def drawn_alone(make: Callable[P, Figure]) -> Callable[P, Figure]:
-    """A function that makes a figure, with our settings of matplotlib, and in one thread at a time.
+    """Decorate a function that makes a figure: it runs with our matplotlib settings, in one thread at a time.
 
-    The figure keeps them: its texts are set without LaTeX whenever it is drawn, also by its user.
+    The figure keeps the settings: its texts are set without LaTeX whenever it is drawn, by its user, too.
     """
 
     @wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> Figure:
+    def draw_figure(*args: P.args, **kwargs: P.kwargs) -> Figure:
         require("A picture", "matplotlib")
         from matplotlib.ticker import FixedLocator
 
@@ -114,7 +114,7 @@ def drawn_alone(make: Callable[P, Figure]) -> Callable[P, Figure]:
                         axis.get_major_ticks(_TICKS)
             return figure
 
-    return made
+    return draw_figure
 
 
 def new_figure(width: float, height: float, theme: str = "light", ax: Axes | None = None) -> tuple[Any, Any]:
@@ -143,12 +143,12 @@ def styled_grid(
         figure = ax.get_figure().add_subfigure(cell, facecolor=colours.background)  # type: ignore[union-attr]
         ax.remove()
     axes = figure.subplots(rows, columns)
-    for one in [axes] if rows * columns == 1 else axes.flat:
-        one.set_facecolor(colours.background)
-        one.tick_params(colors=colours.ink, labelsize=8)
-        for text in (one.title, one.xaxis.label, one.yaxis.label):
+    for panel in [axes] if rows * columns == 1 else axes.flat:
+        panel.set_facecolor(colours.background)
+        panel.tick_params(colors=colours.ink, labelsize=8)
+        for text in (panel.title, panel.xaxis.label, panel.yaxis.label):
             text.set_color(colours.ink)
-        for spine in one.spines.values():
+        for spine in panel.spines.values():
             spine.set_color(colours.faint)
     return figure, axes
 
@@ -156,12 +156,15 @@ def styled_grid(
 class Panels:
     """Small multiples: panels of one size in rows, in the style of a theme; see ``styled_grid`` for ``ax``.
 
-    ``counts``: the number of panels in each row; the rest of a row stays empty. ``size``: of a panel in inches,
-    ``margin``: of all that is around the panels, ``least``: the least width of the picture.
+    Args:
+        counts: the number of panels in each row; the rest of a row stays empty.
+        size: width and height of a panel in inches.
+        margin: width and height of everything around the panels, in inches.
+        least: the least width of the picture in inches.
 
     Attributes:
         figure: the picture.
-        colours: those of the theme.
+        colours: the colours of the theme.
         rows: the panels of each row, from the left.
     """
 
@@ -192,7 +195,7 @@ class Panels:
 
     @property
     def lowest(self) -> list[Any]:
-        """The panels with none below them, from the left."""
+        """The lowest panel of each column, from the left."""
         columns = range(max(len(row) for row in self.rows))
         return [[row[column] for row in self.rows if len(row) > column][-1] for column in columns]
 
@@ -212,20 +215,20 @@ def add_title(figure: Any, text: str, colours: Theme, size: float = 9) -> None:
 
 
 def add_legend(
-    figure: Any, handles: Sequence[Any], colours: Theme, columns: int, size: float = 7, place: str = "lower left"
+    figure: Any, handles: Sequence[Any], colours: Theme, columns: int, size: float = 7, location: str = "lower left"
 ) -> None:
     """A legend outside the panels; ``size`` in points."""
     figure.legend(
-        handles=handles, loc=f"outside {place}", ncols=columns, fontsize=size, frameon=False, labelcolor=colours.ink
+        handles=handles, loc=f"outside {location}", ncols=columns, fontsize=size, frameon=False, labelcolor=colours.ink
     )
 
 
 def label(text: str, longest: int = _LONGEST_LABEL) -> str:
     """A string from the Hub for a picture: without hidden characters, shortened, with ``$`` escaped."""
-    shown = clean(text)
-    if len(shown) > longest:
-        shown = shown[: longest * 2 // 3] + "…" + shown[len(shown) - (longest - 1 - longest * 2 // 3) :]
-    return shown.replace("$", r"\$")
+    text = clean(text)
+    if len(text) > longest:
+        text = text[: longest * 2 // 3] + "…" + text[len(text) - (longest - 1 - longest * 2 // 3) :]
+    return text.replace("$", r"\$")
 
 
 def model_label(name: str, longest: int = _LONGEST_LABEL) -> str:
@@ -243,9 +246,9 @@ def draw(figure: Figure, suffix: str) -> bytes:
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[kind]
     target = io.BytesIO()
     settings: Any = {"svg.hashsalt": "vectors-in-the-wild", "svg.fonttype": "none", "pdf.fonttype": 42}
-    # A glyph is missing for names in scripts that no font has.
+    # Matplotlib warns about names in scripts without an installed font.
     with drawing_alone(), matplotlib.rc_context(settings), ignored_warnings("Glyph .* missing from"):
-        # For scripts that a font lacks (Chinese, Japanese, Korean): other installed fonts.
+        # Other installed fonts supply scripts that the default font lacks (Chinese, Japanese, Korean).
         installed = {font.name for font in fontManager.ttflist}
         further = [name for name in FURTHER_FONTS if name in installed]
         for text in figure.findobj(Text) if further else ():
@@ -281,8 +284,8 @@ def show_pixels(panel: Any, image: Any) -> None:
     import numpy as np
 
     pixels = np.asarray(image)
-    shown = np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels[:3]
-    panel.imshow(shown.transpose(1, 2, 0), interpolation="nearest")
+    channels_first = np.repeat(pixels, 3, axis=0) if len(pixels) == 1 else pixels[:3]
+    panel.imshow(channels_first.transpose(1, 2, 0), interpolation="nearest")
     panel.set_xticks([])
     panel.set_yticks([])
 

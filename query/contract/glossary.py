@@ -1,4 +1,4 @@
-"""What words mean, from ``glossary.toml``; fields of answers, from their classes; the database, from schema.sql."""
+"""Meanings: of words from ``glossary.toml``, of fields from the classes of answers, of tables from schema.sql."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def words() -> dict[str, str]:
 
 
 def documented(answers: Iterable[type[Any]]) -> dict[str, str]:
-    """The columns and keys of these classes of answers, or of rows, with what they mean; columns of rows come first."""
-    known: dict[str, str] = {}
-    seen: set[type[Any]] = set()
+    """The columns and keys of these classes of answers or rows, with their meanings; columns of rows come first."""
+    meanings: dict[str, str] = {}
+    classes_seen: set[type[Any]] = set()
 
     def add(names: Iterable[Column]) -> None:
         within = []
         for column in names:
             if column.doc:
-                known.setdefault(column.key, column.doc)
-            if (inner := row_class_in(column.type)) is not None and inner not in seen:
-                seen.add(inner)
+                meanings.setdefault(column.key, column.doc)
+            if (inner := row_class_in(column.type)) is not None and inner not in classes_seen:
+                classes_seen.add(inner)
                 within.append(inner)
         for inner in within:
             add(columns(inner))
@@ -59,43 +59,43 @@ def documented(answers: Iterable[type[Any]]) -> dict[str, str]:
     for answer in answers:
         if issubclass(answer, Result):
             add(answer.row_columns() or columns(answer))
-            known |= {name: meaning for name, meaning in answer.TABLE_COLUMNS.items() if name not in known}
+            meanings |= {name: meaning for name, meaning in answer.TABLE_COLUMNS.items() if name not in meanings}
         add(columns(answer))
-    return known
+    return meanings
 
 
 def answers_of(command: str) -> list[type[Result]]:
-    """The classes of the answers to the questions that a command asks, which are imported."""
-    return [one for entry in commands().get(command, ()) for one in answer_classes(entry.load())]
+    """The answer classes of a command's questions; imports the questions."""
+    return [answer_class for entry in commands().get(command, ()) for answer_class in answer_classes(entry.load())]
 
 
 def explained(word: str) -> list[dict[str, str]]:
     """Every meaning of ``word``: {word, where, meaning}. ``where``: the commands, or the tables, that use it so.
 
-    Raises AtlasError if it has none, naming similar words.
+    Raises AtlasError, with similar words, if it has none.
     """
-    asked = word.lower()
-    found = [
+    lowered = word.lower()
+    explanations = [
         {"word": term, "where": "", "meaning": meaning}
         for term, meaning in words().items()
-        if asked in (part.strip().lower() for part in [term, *term.replace("(", ",").replace(")", "").split(",")])
+        if lowered in (part.strip().lower() for part in [term, *term.replace("(", ",").replace(")", "").split(",")])
     ]
     meanings: dict[str, list[str]] = {}
-    named: dict[str, None] = {}
+    all_keys: dict[str, None] = {}
     for command in commands():
         try:
-            known = documented(answers_of(command))
-        except AtlasError:  # of a plugin; its own command says why
+            documented_keys = documented(answers_of(command))
+        except AtlasError:  # a plugin fails; its own command reports the error
             continue
-        named |= dict.fromkeys(known)
-        for name, meaning in known.items():
-            if name.lower() == asked:
+        all_keys |= dict.fromkeys(documented_keys)
+        for name, meaning in documented_keys.items():
+            if name.lower() == lowered:
                 meanings.setdefault(meaning, []).append(command)
-    found += [
+    explanations += [
         {"word": word, "where": ", ".join(f"query {command}" for command in commands), "meaning": meaning}
         for meaning, commands in meanings.items()
     ]
-    if not found:
+    if not explanations:
         columns = _ask(
             'SELECT table_name AS "table", comment FROM duckdb_columns() WHERE NOT internal AND comment IS NOT NULL '
             "AND schema_name = 'main' AND lower(column_name) = lower(?) ORDER BY table_name",
@@ -103,14 +103,16 @@ def explained(word: str) -> list[dict[str, str]]:
         )
         for column in columns:
             meanings.setdefault(column["comment"], []).append(column["table"])
-        found = [{"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()]
-    if not found:
-        near = nearest(asked, dict.fromkeys([*words(), *named]))
+        explanations = [
+            {"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()
+        ]
+    if not explanations:
+        near = nearest(lowered, dict.fromkeys([*words(), *all_keys]))
         raise AtlasError(
             f"{word!r} is not explained here.",
             f"Did you mean {' or '.join(near)}?" if near else "All words: query help",
         )
-    return found
+    return explanations
 
 
 # ---- the database: every atlas has the same tables, views and macros
@@ -144,16 +146,16 @@ def schema(name: str | None = None) -> list[dict[str, Any]]:
     objects = _ask(_OBJECTS)
     if name is None:
         return objects
-    macros = [one for one in objects if one["name"].lower() == name.lower()]
+    macros = [row for row in objects if row["name"].lower() == name.lower()]
     if macros:
-        return [{"column": "", "type": one["kind"], "comment": one["comment"]} for one in macros]
-    near = nearest(name, [one["name"] for one in objects])
+        return [{"column": "", "type": macro["kind"], "comment": macro["comment"]} for macro in macros]
+    near = nearest(name, [row["name"] for row in objects])
     hint = f"Did you mean {' or '.join(near)}?" if near else "See all: query schema"
     raise AtlasError(f"There is no table, view or macro {name!r}.", hint)
 
 
 def _ask(statement: str, *parameters: str) -> list[dict[str, Any]]:
-    """The rows of a statement on a database with nothing but the schema."""
+    """The rows of a statement on an empty database with the schema."""
     import duckdb
 
     from indexer.database.catalog import empty_database

@@ -29,7 +29,7 @@ Base = Annotated[
 
 
 def _vectors() -> str:
-    """Vectors to use; see ``indexer.records.representations.registry``."""
+    """The help of the option: the names of the representations. A function, because the registry is slow to import."""
     from indexer.records.representations.registry import REPRESENTATIONS
 
     return f"Vectors to use: {', '.join(REPRESENTATIONS)}."

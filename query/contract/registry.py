@@ -97,8 +97,8 @@ class Invocation(Protocol):
     def refuse(self, sentence: str) -> NoReturn:
         """End with a usage error."""
 
-    def fail(self) -> NoReturn:
-        """End with status 1, after everything has been printed."""
+    def fail(self, status: int = 1) -> NoReturn:
+        """End with this status, after everything has been printed."""
 
 
 @dataclass(frozen=True)

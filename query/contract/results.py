@@ -1,8 +1,8 @@
 """The answer to a question: an object and rows for programs; a sentence, a table and a picture for people.
 
-A field of an answer, or of one of its rows, carries what is known of it: ``similarity: Annotated[float, Doc("…")]``.
-Table, JSON, CSV, data frame, the columns in ``--help``, ``query help`` and the schema that agents read are made from
-that. ``query/contract/columns.py`` has the fields that several answers share.
+The annotation of a field describes it: ``similarity: Annotated[float, Doc("…")]``. Tables, JSON, CSV, data frames, the
+columns in ``--help``, ``query help`` and the schema for agents are made from these annotations.
+``query/contract/columns.py`` has the fields that several answers share.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Row = TypeVar("Row")
 ThemeName = Literal["light", "dark"]
 
 
-# ---- what is known of a field
+# ---- markers: the description of a field in its annotation
 
 
 @dataclass(frozen=True)
@@ -59,20 +59,22 @@ class Doc:
 
 @dataclass(frozen=True)
 class Detail:
-    """Tables have the field only with details."""
+    """The field is in tables only with details."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """No table has the field: it is for programs."""
+    """The field is in no table: it is for programs."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Only tables have the field.
+    """The field is in tables only.
 
-    ``heading``: its name there. ``most``: without details, rows that are shown; the heading says how many there are.
-    ``in_details``: also with details.
+    Attributes:
+        heading: the name of the field in tables.
+        most: the number of rows shown without details; the heading has the total. 0: all.
+        in_details: whether the field is in tables with details, too.
     """
 
     heading: str = ""
@@ -82,7 +84,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Hidden:
-    """The field is no key of the answer: it is for Python."""
+    """The field is not a key of the answer: it is for Python."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class If:
 
 @dataclass(frozen=True)
 class OnRequest:
-    """Only who asks for one of these ``words``, by default the name of the field, gets it: see ``Result.to_dict``."""
+    """The key is present only if one of ``words``, by default the field's name, is requested (``Result.to_dict``)."""
 
     words: tuple[str, ...] = ()
 
@@ -112,7 +114,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Spread:
-    """The value is a mapping whose items are keys: what it is called depends on what was found."""
+    """The value is a mapping whose items become keys, so the names of the keys depend on the results."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,12 @@ class Rounded:
 
 
 class Format:
-    """How tables show the value: ``write`` gets it, and the values of the fields ``others`` of the same row.
+    """How tables show the value.
 
-    ``in_details``: also with details; without, these have the value as it is.
+    Args:
+        write: gets the value, then the values of the fields ``others`` of the same row; returns what is shown.
+        others: names of fields.
+        in_details: whether tables with details use ``write``, too; if not, they have the value unchanged.
     """
 
     def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:
@@ -146,8 +151,10 @@ class Format:
 class Column:
     """A key of an answer or of one of its rows, and a column of tables.
 
-    ``name``: the attribute. ``type``: its type; Any in it where only type checkers know it. ``markers``: what the
-    annotation says besides.
+    Attributes:
+        name: the name of the field or property.
+        type: its type, with Any in place of types that are imported only for type checkers.
+        markers: the rest of its annotation: ``Doc``, ``Shown`` …
     """
 
     name: str
@@ -162,50 +169,50 @@ class Column:
 
     @property
     def doc(self) -> str:
-        """What it means; "" if its field does not say."""
-        found: Doc | None = self.marker(Doc)
-        return "" if found is None else found.text
+        """The meaning; "" if the field has no ``Doc``."""
+        doc: Doc | None = self.marker(Doc)
+        return "" if doc is None else doc.text
 
     def marker(self, kind: type[Any]) -> Any:
         """The marker of this kind, or None. The last one counts, so that a shared field can be described anew."""
-        return next((one for one in reversed(self.markers) if isinstance(one, kind)), None)
+        return next((marker for marker in reversed(self.markers) if isinstance(marker, kind)), None)
 
     @property
     def is_heading(self) -> bool:
-        """Whether it is the heading of a table, or stands for keys that depend on what was found."""
+        """Whether it is the heading of a table, or stands for keys that depend on the results."""
         return self._is_spread or (self._shown is not None and bool(self._shown.heading))
 
-    def is_in(self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()) -> bool:
-        """Whether ``row`` has the key: in a table, or in an object. ``asked``: what was asked for by name."""
+    def is_in(self, row: Any, *, table: bool, details: bool = False, requested: frozenset[str] = frozenset()) -> bool:
+        """Whether ``row`` has the key: in a table, or in an object. ``requested``: the keys requested by name."""
         if table:
             is_kept = self._in_tables and (details or not self._is_detail)
             is_kept = is_kept and not (details and self._shown is not None and not self._shown.in_details)
         else:
             is_kept = self._shown is None
-        if self._requested is not None and asked.isdisjoint(self._requested.words or (self.name,)):
+        if self._requested is not None and requested.isdisjoint(self._requested.words or (self.name,)):
             return False
         if not is_kept or self._condition is None or (self._condition.in_tables and not table):
             return is_kept
         value = getattr(row, self._condition.name or self.name)
         return value is not None and value is not False and not (isinstance(value, Sized) and len(value) == 0)
 
-    def value(self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()) -> Any:
-        """The value in ``row``, without data classes and tuples; as a person reads it in a table."""
+    def value(self, row: Any, *, table: bool, details: bool = False, requested: frozenset[str] = frozenset()) -> Any:
+        """The value in ``row``, without data classes and tuples; in a table, formatted for people."""
         value = getattr(row, self.name)
         form = self._form if table else None
         if form is not None and (form.in_details or not details):
             return form.write(value, *(getattr(row, other) for other in form.others))
         if self._rounded is not None and value is not None:
             return round(value, self._rounded.digits)
-        return plain(value, table=table, details=details, asked=asked)
+        return plain(value, table=table, details=details, requested=requested)
 
     def items(
-        self, row: Any, *, table: bool, details: bool = False, asked: frozenset[str] = frozenset()
+        self, row: Any, *, table: bool, details: bool = False, requested: frozenset[str] = frozenset()
     ) -> dict[str, Any]:
         """The key and its value in ``row``; the items of the value if it is spread; nothing if ``row`` lacks it."""
-        if not self.is_in(row, table=table, details=details, asked=asked):
+        if not self.is_in(row, table=table, details=details, requested=requested):
             return {}
-        value = self.value(row, table=table, details=details, asked=asked)
+        value = self.value(row, table=table, details=details, requested=requested)
         if self._is_spread:
             return dict(value)
         if not table or self._shown is None:
@@ -215,10 +222,10 @@ class Column:
             return {heading: value}
         return {f"{heading}, the first {most} of {len(value)}": value[:most]}
 
-    # Found once, as every value of every row needs them.
+    # Cached, because every value of every row needs them.
     @cached_property
     def is_usual(self) -> bool:
-        """Whether it is one key, in an object too, of everyone."""
+        """Whether it is a single key that every object has."""
         return self._shown is None and self._requested is None and not self._is_spread
 
     @cached_property
@@ -227,8 +234,8 @@ class Column:
 
     @cached_property
     def _shown(self) -> Shown | None:
-        found: Shown | None = self.marker(Shown)
-        return found
+        shown_marker: Shown | None = self.marker(Shown)
+        return shown_marker
 
     @cached_property
     def _is_spread(self) -> bool:
@@ -236,8 +243,8 @@ class Column:
 
     @cached_property
     def _requested(self) -> OnRequest | None:
-        found: OnRequest | None = self.marker(OnRequest)
-        return found
+        on_request: OnRequest | None = self.marker(OnRequest)
+        return on_request
 
     @cached_property
     def _is_detail(self) -> bool:
@@ -245,51 +252,54 @@ class Column:
 
     @cached_property
     def _condition(self) -> If | None:
-        found: If | None = self.marker(If)
-        return found
+        condition: If | None = self.marker(If)
+        return condition
 
     @cached_property
     def _form(self) -> Format | None:
-        found: Format | None = self.marker(Format)
-        return found
+        format_marker: Format | None = self.marker(Format)
+        return format_marker
 
     @cached_property
     def _rounded(self) -> Rounded | None:
-        found: Rounded | None = self.marker(Rounded)
-        return found
+        rounded: Rounded | None = self.marker(Rounded)
+        return rounded
 
 
-def columns(of: type[Any]) -> tuple[Column, ...]:
+def columns(class_: type[Any]) -> tuple[Column, ...]:
     """The keys of a data class: fields that are not hidden, and properties with ``Doc``, ``Shown`` or ``Spread``."""
-    return _columns(cast(Hashable, of))
+    return _columns(cast(Hashable, class_))
 
 
 @cache
-def _columns(of: Hashable) -> tuple[Column, ...]:
-    assert isinstance(of, type)
-    order = [one.name for one in fields(of)] if is_dataclass(of) else []
-    found: dict[str, Column] = {}
-    for base in reversed(of.__mro__):
+def _columns(class_: Hashable) -> tuple[Column, ...]:
+    assert isinstance(class_, type)
+    order = [attribute.name for attribute in fields(class_)] if is_dataclass(class_) else []
+    columns_by_name: dict[str, Column] = {}
+    for base in reversed(class_.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
             if name in order:
-                found[name] = _column(name, annotation, base.__module__)
+                columns_by_name[name] = _column(name, annotation, base.__module__)
         for name, attribute in vars(base).items():
             if isinstance(attribute, property):
                 annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
                 column = _column(name, annotation, base.__module__)
                 if column.doc or any(column.marker(kind) is not None for kind in (Shown, Spread)):
-                    found[name] = column
-    kept = sorted(found.values(), key=lambda one: order.index(one.name) if one.name in order else len(order))
-    for column in [one for one in kept if one.marker(After) is not None]:
-        names = ["", *(one.name for one in kept if one is not column)]
-        if column.marker(After).name in names:  # else it stays where it is
-            kept.remove(column)
-            kept.insert(names.index(column.marker(After).name), column)
-    return tuple(one for one in kept if one.marker(Hidden) is None)
+                    columns_by_name[name] = column
+    # Fields in their order, then properties.
+    ordered = sorted(
+        columns_by_name.values(), key=lambda column: order.index(column.name) if column.name in order else len(order)
+    )
+    for moved in [column for column in ordered if column.marker(After) is not None]:
+        names = ["", *(column.name for column in ordered if column is not moved)]
+        if moved.marker(After).name in names:  # else it stays where it is
+            ordered.remove(moved)
+            ordered.insert(names.index(moved.marker(After).name), moved)
+    return tuple(column for column in ordered if column.marker(Hidden) is None)
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; Any for types that it imports only for type checkers."""
+    """The names of a module; Any for names that are imported only for type checkers."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
@@ -307,41 +317,46 @@ def _column(name: str, annotation: Any, module: str) -> Column:
 
 
 def row_class_in(type_: Any) -> type[Any] | None:
-    """The data class that a type names: itself, or that of its items or values; None if there is none."""
+    """The data class in a type: the type itself, or that of its items or values; None if there is none."""
     if isinstance(type_, type) and is_dataclass(type_):
         return type_
-    return next((found for part in get_args(type_) if (found := row_class_in(part)) is not None), None)
+    return next((row_class for part in get_args(type_) if (row_class := row_class_in(part)) is not None), None)
 
 
 class _RowColumns:
-    """The columns that every row has, of the class of an answer's rows."""
+    """The names of the columns that all rows of an answer have, from the class of the rows."""
 
     def __get__(self, answer: Result | None, owner: type[Result]) -> tuple[str, ...]:
-        known = owner.row_columns()
-        always = (one for one in known if one.marker(Shown) is None)
-        return tuple(one.key for one in always if (found := one.marker(If)) is None or found.in_tables)
+        row_columns = owner.row_columns()
+        in_every_row = (column for column in row_columns if column.marker(Shown) is None)
+        return tuple(
+            column.key for column in in_every_row if (condition := column.marker(If)) is None or condition.in_tables
+        )
 
 
 class Result:
     """The answer to a question: a data class that defines ``headline``, whose fields are the keys of its object.
 
-    What is printed follows from the fields of the class and of its rows, and from these names:
+    The output follows from the fields of the class and of its rows, and from these attributes.
 
-    ``ROWS``: the attribute whose items are the rows; if these are answers, the rows are theirs. ``EACH_ROW``:
-    attributes that every row repeats. ``IN_A_BATCH``: attributes that its rows begin with among those of other answers.
-    ``ROWS_BY``: the attributes with other kinds of rows, by the names of the kinds, the usual one first. ``TABLE``: the
-    attribute with the rows of a table, without details if the answer has details. ``FRAME``: the attribute with the
-    rows of a data frame, if these are others. ``COLUMNS``: the columns of the rows, in order, also without rows: by
-    default the fields of the data class of the rows.
-
-    ``IS_LIST``: JSON is the list of rows. ``IS_SHEET``: a table shows the object, not the rows. ``SHEET``: it shows
-    these attributes, also hidden ones, in this order. ``OPTIONAL_COLUMNS``: columns that a narrow terminal drops, in
-    this order. ``SHOW_HEADLINE``: print ``headline`` above the table. ``TABLE_COLUMNS``: what columns mean that are no
-    fields, by name. ``HAS_DETAILS``: the table has more with details, though no field is marked so.
-
-    ``notes``: sentences to read with the answer. Every command prints them on stderr, whatever the format; ``to_dict``
-    has them under ``notes``, and so has JSON if the answer is an object. JSON that is a list of rows has no place for
-    them.
+    Attributes:
+        ROWS: name of the attribute whose items are the rows; if the items are answers, their rows are used.
+        EACH_ROW: attributes that are repeated in every row.
+        IN_A_BATCH: attributes that precede the rows where the answers about several models are listed together.
+        ROWS_BY: the attributes with other kinds of rows, by the names of the kinds, the usual kind first.
+        TABLE: the attribute with the rows of a table; if the answer has details, of the table without them.
+        FRAME: the attribute with the rows of a data frame, if it is not ``ROWS``.
+        COLUMNS: the columns of the rows, in order, for answers without rows, too; by default the fields of the data
+            class of the rows.
+        IS_LIST: JSON is the list of rows.
+        IS_SHEET: a table shows the object, not the rows.
+        SHEET: a table shows the object with these attributes, hidden ones included, in this order.
+        OPTIONAL_COLUMNS: columns that a narrow terminal drops, in this order.
+        SHOW_HEADLINE: print ``headline`` above the table.
+        TABLE_COLUMNS: meanings of columns that are not fields, by name.
+        HAS_DETAILS: the table has more with details, although no field has the marker ``Detail``.
+        notes: sentences to read with the answer. Every command prints them on stderr, whatever the format. ``to_dict``
+            has them under ``notes``, and so has JSON if the answer is an object; a JSON list of rows lacks them.
     """
 
     ROWS: ClassVar[str] = ""
@@ -362,16 +377,16 @@ class Result:
 
     @classmethod
     def row_columns(cls) -> tuple[Column, ...]:
-        """What is known of the columns of the rows; empty if these are no data classes."""
-        known = _attributes(cls)
-        rows = _row_columns(known, cls.ROWS)
-        return (*rows, *(known[name] for name in cls.EACH_ROW)) if rows else ()
+        """The columns of the rows; empty if the rows are not data classes."""
+        attributes = _attributes(cls)
+        rows = _row_columns(attributes, cls.ROWS)
+        return (*rows, *(attributes[name] for name in cls.EACH_ROW)) if rows else ()
 
     @classmethod
     def has_details(cls) -> bool:
         """Whether its table has more with details."""
-        known: tuple[Column, ...] = (*columns(cls), *cls.row_columns()) if is_dataclass(cls) else ()
-        return cls.HAS_DETAILS or any(one.marker(Detail) is not None for one in known)
+        all_columns: tuple[Column, ...] = (*columns(cls), *cls.row_columns()) if is_dataclass(cls) else ()
+        return cls.HAS_DETAILS or any(column.marker(Detail) is not None for column in all_columns)
 
     @property
     def headline(self) -> str:
@@ -383,21 +398,20 @@ class Result:
         return entries
 
     def named(self, key: str) -> str:
-        """The name of a key in this answer, if that depends on what was asked."""
+        """The name of a key in this answer, for keys whose name depends on the arguments of the question."""
         return key
 
-    def to_dict(self, **asked: bool) -> dict[str, Any]:
-        """The documented JSON object. ``asked``: which keys to add that only are there on request.
-
-        Raises TypeError for any other name.
-        """
-        known = {one.name for one in columns(type(self)) if one.marker(OnRequest) is not None}
-        if unknown := sorted(set(asked) - known):
+    def to_dict(self, **keys: bool) -> dict[str, Any]:
+        """The documented JSON object. ``keys``: which keys ``OnRequest`` to add; TypeError for any other name."""
+        on_request = {column.name for column in columns(type(self)) if column.marker(OnRequest) is not None}
+        if unknown := sorted(set(keys) - on_request):
             raise TypeError(f"to_dict() got an unexpected keyword argument {unknown[0]!r}")
-        return self._renamed(_object(self, asked=frozenset(name for name, wanted in asked.items() if wanted)))
+        return self._renamed(
+            _object(self, requested=frozenset(name for name, is_requested in keys.items() if is_requested))
+        )
 
     def to_rows(self, by: str = "") -> list[dict[str, Any]]:
-        """What CSV and JSON lines print: a row for each model, dataset, cluster or layer.
+        """The rows of CSV and JSON lines: one for each model, dataset, cluster or layer.
 
         ``by``: the kind of rows, where there are several. Raises ValueError if there is no such kind.
         """
@@ -405,11 +419,11 @@ class Result:
         return self._rows(getattr(self, self.ROWS_BY[kind]) if kind else self._entries(), table=False)
 
     def to_json(self) -> Any:
-        """What ``--format json`` prints: the object, or the rows if the answer is a list."""
+        """The output of ``--format json``: the object, or the rows if the answer is a list."""
         return self.to_rows() if self.IS_LIST else self.to_dict()
 
     def table(self, *, details: bool = False, by: str = "") -> Any:
-        """What a terminal shows: rows, or an object of facts and tables. ``details``: everything.
+        """The table on a terminal: rows, or an object of facts and tables. ``details``: everything.
 
         ``by``: as in ``to_rows``.
         """
@@ -419,11 +433,11 @@ class Result:
             is_shorter = self.TABLE and not (details and self.has_details())
             entries = getattr(self, self.TABLE) if is_shorter else self._entries()
             return self._rows(entries, table=True, details=details)
-        known = _attributes(type(self))
-        chosen = [known[name] for name in self.SHEET] or columns(type(self))
-        whole = _object(self, chosen, table=True, details=details, asked=frozenset([kind]))
-        whole.pop("notes", None)  # they are printed below it
-        return self._renamed(whole)
+        attributes = _attributes(type(self))
+        shown_columns = [attributes[name] for name in self.SHEET] or columns(type(self))
+        sheet = _object(self, shown_columns, table=True, details=details, requested=frozenset([kind]))
+        sheet.pop("notes", None)  # they are printed below it
+        return self._renamed(sheet)
 
     def to_df(self, by: str = "") -> pandas.DataFrame:
         """The rows as a data frame, with nullable integers, times and lists. ``by``: as in ``to_rows``.
@@ -433,46 +447,46 @@ class Result:
         name = self.ROWS_BY[self._kind(by)] if by else self.FRAME
         if not name:
             types = self.frame_types()
-            return to_frame(self.to_rows(), list(types), {one: type_ for one, type_ in types.items() if type_})
+            return to_frame(self.to_rows(), list(types), {name: type_ for name, type_ in types.items() if type_})
         rows = self._rows(getattr(self, name), table=False, is_repeated=False)
-        return to_frame(rows, [one.key for one in _row_columns(_attributes(type(self)), name)])
+        return to_frame(rows, [column.key for column in _row_columns(_attributes(type(self)), name)])
 
     def frame_types(self) -> Mapping[str, str | None]:
-        """The columns that the data frame has also without rows, and their pandas types; None: as the values are."""
+        """The columns of the data frame, which it has without rows, too, and their pandas types; None: inferred."""
         return dict.fromkeys(self.COLUMNS)
 
     def _kind(self, by: str) -> str:
         """The kind of rows that ``by`` names, by default the first; "" if there is only one."""
         kinds = {self.named(kind): kind for kind in self.ROWS_BY}
         if by and by not in kinds and by not in self.ROWS_BY:
-            *most, last = kinds or ["none"]
-            known = " or ".join(filter(None, [", ".join(most), last]))
-            raise ValueError(f"unknown rows {by!r} (choose {known})")
+            *choices, last = kinds or ["none"]
+            choices_in_words = " or ".join(filter(None, [", ".join(choices), last]))
+            raise ValueError(f"unknown rows {by!r} (choose {choices_in_words})")
         return kinds.get(by, by) or next(iter(self.ROWS_BY), "")
 
     def _rows(
         self, entries: Iterable[Any], *, table: bool, details: bool = False, is_repeated: bool = True
     ) -> list[dict[str, Any]]:
-        known = _attributes(type(self))
-        again: dict[str, Any] = {}
+        attributes = _attributes(type(self))
+        repeated: dict[str, Any] = {}
         for name in self.EACH_ROW if is_repeated else ():
-            again |= known[name].items(self, table=table, details=details)
+            repeated |= attributes[name].items(self, table=table, details=details)
         rows: list[dict[str, Any]] = []
         for entry in entries:
             if isinstance(entry, Result):
-                first = {name: getattr(entry, name) for name in entry.IN_A_BATCH}
-                rows += [first | row for row in (entry.table(details=details) if table else entry.to_rows())]
+                leading = {name: getattr(entry, name) for name in entry.IN_A_BATCH}
+                rows += [leading | row for row in (entry.table(details=details) if table else entry.to_rows())]
             else:
-                rows.append(plain(entry, table=table, details=details) | again)
+                rows.append(plain(entry, table=table, details=details) | repeated)
         return self._renamed(rows)
 
     def _renamed(self, part: Any) -> Any:
-        """``part`` of an answer with the names of keys that it has in this one."""
+        """``part`` of the answer with its keys renamed by ``named``."""
         if type(self).named is Result.named:
             return part
         if isinstance(part, Mapping):
             return {self.named(key): self._renamed(value) for key, value in part.items()}
-        return [self._renamed(one) for one in part] if isinstance(part, list) else part
+        return [self._renamed(item) for item in part] if isinstance(part, list) else part
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.headline}>"
@@ -481,48 +495,48 @@ class Result:
         return shown(self.headline, self.table(), self.notes)
 
 
-def _attributes(of: type[Any]) -> Mapping[str, Column]:
+def _attributes(class_: type[Any]) -> Mapping[str, Column]:
     """The fields of a data class, hidden ones too, and its properties, by name."""
-    return _known_attributes(cast(Hashable, of))
+    return _known_attributes(cast(Hashable, class_))
 
 
 @cache
-def _known_attributes(of: Hashable) -> Mapping[str, Column]:
-    assert isinstance(of, type)
-    found: dict[str, Column] = {}
-    for base in reversed(of.__mro__):
+def _known_attributes(class_: Hashable) -> Mapping[str, Column]:
+    assert isinstance(class_, type)
+    attributes: dict[str, Column] = {}
+    for base in reversed(class_.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            found[name] = _column(name, annotation, base.__module__)
+            attributes[name] = _column(name, annotation, base.__module__)
         for name, attribute in vars(base).items():
             if isinstance(attribute, property):
                 annotation = getattr(attribute.fget, "__annotations__", {}).get("return")
-                found[name] = _column(name, annotation, base.__module__)
-    return found
+                attributes[name] = _column(name, annotation, base.__module__)
+    return attributes
 
 
-def _row_columns(known: Mapping[str, Column], name: str) -> tuple[Column, ...]:
-    """The columns of the items of an attribute; empty if these are no data classes, or answers."""
-    rows = row_class_in(known[name].type) if name in known else None
+def _row_columns(attributes: Mapping[str, Column], name: str) -> tuple[Column, ...]:
+    """The columns of the items of an attribute; empty if the items are answers, or not data classes."""
+    rows = row_class_in(attributes[name].type) if name in attributes else None
     return () if rows is None or issubclass(rows, Result) else columns(rows)
 
 
 def _object(
     value: Any,
-    chosen: Iterable[Column] | None = None,
+    chosen_columns: Iterable[Column] | None = None,
     *,
     table: bool = False,
     details: bool = False,
-    asked: frozenset[str] = frozenset(),
+    requested: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """The keys of a data class with their values, by default all."""
-    found: dict[str, Any] = {}
-    for one in columns(type(value)) if chosen is None else chosen:
-        if one.is_usual:
-            if one.is_in(value, table=table, details=details):
-                found[one.key] = one.value(value, table=table, details=details, asked=asked)
+    row: dict[str, Any] = {}
+    for column in columns(type(value)) if chosen_columns is None else chosen_columns:
+        if column.is_usual:
+            if column.is_in(value, table=table, details=details):
+                row[column.key] = column.value(value, table=table, details=details, requested=requested)
         else:
-            found |= one.items(value, table=table, details=details, asked=asked)
-    return found
+            row |= column.items(value, table=table, details=details, requested=requested)
+    return row
 
 
 class Drawn(Result):
@@ -563,8 +577,8 @@ class Drawn(Result):
 class Listed(Result, Generic[Row]):
     """A result whose JSON is a list: it has a length, is indexed and iterated over. ``ROWS`` names its items.
 
-    An answer is one, and prints a list, if it says the same of several things: models, datasets, parents, rows of SQL.
-    Any other answer prints an object. In both cases ``to_dict`` gives an object and ``to_rows`` a list.
+    For answers with the same facts about several things: models, datasets, parents, rows of SQL. Any other answer
+    prints an object. In both cases ``to_dict`` gives an object and ``to_rows`` a list.
     """
 
     IS_LIST = True
@@ -573,23 +587,23 @@ class Listed(Result, Generic[Row]):
         return len(self._entries())
 
     def __bool__(self) -> bool:
-        return True  # it is an answer, if one without items
+        return True  # an answer without items is an answer, too
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._entries())
 
     @overload
-    def __getitem__(self, place: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
         """One item, or a list of some."""
         entries = self._entries()
-        return list(entries[place]) if isinstance(place, slice) else entries[place]
+        return list(entries[index]) if isinstance(index, slice) else entries[index]
 
 
 class Rows(Listed[Row], Sequence[Row]):
-    """A result that equals a list of the same items and, without any, is false. ``ROWS``: by default ``items``."""
+    """A result that equals a list of the same items, and is false without items. ``ROWS``: by default ``items``."""
 
     ROWS = "items"
 
@@ -604,7 +618,7 @@ class Rows(Listed[Row], Sequence[Row]):
 
 
 def answer_classes(function: Callable[..., Any]) -> list[type[Result]]:
-    """The classes of the answers that a question may have, from its annotation."""
+    """The classes of a question's possible answers, from its annotation."""
 
     def within(type_: Any) -> Iterator[type[Result]]:
         if isinstance(type_, type) and issubclass(type_, Result):
@@ -617,7 +631,7 @@ def answer_classes(function: Callable[..., Any]) -> list[type[Result]]:
 
 @dataclass(frozen=True)
 class Answered(Generic[Row]):
-    """The outcome of one question about ``asked``, as it was typed: either an ``answer`` or an ``error``."""
+    """The outcome of a question about ``asked``, as it was typed: either an ``answer`` or an ``error``."""
 
     asked: str
     answer: Row | None = None
@@ -625,34 +639,34 @@ class Answered(Generic[Row]):
 
 
 def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
-    """Ask one after another; any error is the outcome of its question."""
-    for one in asked:
+    """Ask about one model (or text …) after the other; any error is the outcome of its question."""
+    for subject in asked:
         try:
-            answer = ask(one)
+            answer = ask(subject)
         except (AtlasError, ModelError) as error:
             text = error.text if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
-            yield Answered(one, error=text)
+            yield Answered(subject, error=text)
         except Exception as error:
             if (missing := missing_extra(error)) is not None:
-                yield Answered(one, error=str(missing))
+                yield Answered(subject, error=str(missing))
                 continue
-            yield Answered(one, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
+            yield Answered(subject, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
         else:
-            yield Answered(one, answer)
+            yield Answered(subject, answer)
 
 
-def plain(value: Any, *, table: bool = False, details: bool = False, asked: frozenset[str] = frozenset()) -> Any:
-    """Without data classes and tuples: one becomes a dict of its keys, an answer within an answer its object."""
+def plain(value: Any, *, table: bool = False, details: bool = False, requested: frozenset[str] = frozenset()) -> Any:
+    """``value`` with data classes as dicts of their keys, tuples as lists, and answers within it as their objects."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, list | tuple):
-        return [plain(item, table=table, details=details, asked=asked) for item in value]
+        return [plain(item, table=table, details=details, requested=requested) for item in value]
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return _object(value, table=table, details=details, asked=asked)
+        return _object(value, table=table, details=details, requested=requested)
     if isinstance(value, Mapping):
-        return {name: plain(item, table=table, details=details, asked=asked) for name, item in value.items()}
+        return {name: plain(item, table=table, details=details, requested=requested) for name, item in value.items()}
     return value
 
 
@@ -661,8 +675,11 @@ def to_frame(
 ) -> pandas.DataFrame:
     """A data frame with a row for each dataclass or dict.
 
-    ``columns`` come first, also without rows. ``kinds``: the pandas dtype of some columns. In the others, integers and
-    booleans stay nullable integers and booleans if values are missing, and tuples become lists.
+    Args:
+        rows: data classes or dicts.
+        columns: the first columns, which the frame has without rows, too.
+        kinds: the pandas dtype of some columns. In the others, integers and booleans become nullable ones if values are
+            missing, and tuples become lists.
     """
     require("A data frame", "pandas")
     import pandas as frames
@@ -686,5 +703,5 @@ def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
         return frames.Series(values, dtype=object)
     present = {type(value) for value in values if value is not None}
     is_missing = len(present) and any(value is None for value in values)
-    whole = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
-    return frames.Series(values, dtype=whole) if whole else frames.Series(values)
+    nullable = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
+    return frames.Series(values, dtype=nullable) if nullable else frames.Series(values)

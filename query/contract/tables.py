@@ -20,13 +20,19 @@ FORMATS = (".parquet", ".csv", ".json", ".jsonl")
 def write_rows(path: str | Path, rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
     """Write rows of JSON's own types as .parquet, .csv, .json or .jsonl, by the suffix.
 
-    ``columns``: name → DuckDB's name of the type, which Parquet keeps where it is a plain one. Raises AtlasError for
-    another suffix, no folder, or if the file cannot be written.
+    Args:
+        path: the file to write.
+        rows: one mapping for each row.
+        columns: name → DuckDB's name of the type. Parquet keeps plain types, lists of them, dates and timestamps.
+
+    Raises AtlasError for another suffix, a missing folder, or if the file cannot be written.
     """
     file = checked_output(path, FORMATS)
     kind = file.suffix.lower()
     if kind == ".parquet":
-        payload = parquet({name: _column([row.get(name) for row in rows], of) for name, of in columns.items()})
+        payload = parquet(
+            {name: _column([row.get(name) for row in rows], type_name) for name, type_name in columns.items()}
+        )
     elif kind == ".csv":
         payload = as_csv(rows, list(columns)).encode("utf-8", "replace")
     elif kind == ".json":
@@ -52,8 +58,8 @@ def parquet_of(table: pyarrow.Table) -> bytes:
     return target.getvalue()
 
 
-def _column(values: list[Any], of: str) -> pyarrow.Array:
-    """A column of the type that DuckDB names, else of the type of its values, else JSON as text."""
+def _column(values: list[Any], type_name: str) -> pyarrow.Array:
+    """A column of the type with DuckDB's name ``type_name``, else of the type of its values, else JSON as text."""
     import pyarrow as pa
 
     plain = {
@@ -62,16 +68,16 @@ def _column(values: list[Any], of: str) -> pyarrow.Array:
         "UBIGINT": pa.uint64(), "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(),
     }  # fmt: skip
     from_text = {"DATE": pa.date32(), "TIMESTAMP": pa.timestamp("us")}
-    element = of.removesuffix("[]")
+    element = type_name.removesuffix("[]")
     try:
-        if of in from_text:
-            return pa.array(values, pa.string()).cast(from_text[of])
-        if of in plain:
-            return pa.array(values, plain[of])
-        if of == f"{element}[]" and element in plain:
+        if type_name in from_text:
+            return pa.array(values, pa.string()).cast(from_text[type_name])
+        if type_name in plain:
+            return pa.array(values, plain[type_name])
+        if type_name == f"{element}[]" and element in plain:
             return pa.array(values, pa.list_(plain[element]))
-        found = pa.array(values)
-        return found if not pa.types.is_null(found.type) else found.cast(pa.string())
+        array = pa.array(values)
+        return array if not pa.types.is_null(array.type) else array.cast(pa.string())
     except (pa.ArrowException, OverflowError):
-        texts = [one if one is None or isinstance(one, str) else json.dumps(one) for one in values]
+        texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
         return pa.array(texts, pa.string())

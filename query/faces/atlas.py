@@ -1,7 +1,7 @@
-"""An atlas with every question as a method, and lists of what it contains.
+"""An atlas with every question as a method, and lists of its contents.
 
 A question is a function of one generation of the atlas (``query.models.reader``), which threads share
-(``query.models.generations``). Other modules ask what is no method with ``generations``.
+(``query.models.generations``). Other modules use ``generations`` for questions that are not methods.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
 
     class Methods:
-        """The questions, which ``query/faces/methods.pyi`` has for type checkers."""
+        """The methods of questions; type checkers find them in ``query/faces/methods.pyi``."""
 
 
 P = ParamSpec("P")
@@ -56,9 +56,9 @@ class NotPicklable(AtlasError, TypeError):
 
 
 class Method:
-    """A question as a method of Atlas, which is a function of one generation and is imported on first use.
+    """A question as a method of Atlas, imported on first use.
 
-    Each call sees one generation, whatever other threads do; see :class:`query.models.generations.Generations`.
+    Each call uses one generation, whatever other threads do; see :class:`query.models.generations.Generations`.
     """
 
     def __init__(self, entry: Entry) -> None:
@@ -67,23 +67,23 @@ class Method:
     def __get__(self, atlas: Atlas | None, owner: type) -> Callable[..., Any]:
         try:
             function = self._entry.load()
-        except AtlasError as error:  # of a plugin; help(Atlas) shows the others
+        except AtlasError as error:  # a plugin fails; help(Atlas) shows the others
             if atlas is not None:
                 raise
             raise AttributeError(str(error)) from error
         method = as_method(self._entry.name, naming_extras(function))
-        setattr(Atlas, self._entry.name, method)  # from now on; a second thread that comes here sets the same
+        setattr(Atlas, self._entry.name, method)  # for later calls; a second thread here sets the same
         bound: Callable[..., Any] = method.__get__(atlas, owner)
         return bound
 
 
 def as_method(name: str, function: Callable[Concatenate[AtlasReader, P], R]) -> Any:
-    """A method of Atlas that asks ``function`` about the newest generation, with plain arguments."""
+    """A method of Atlas that calls ``function`` with the newest generation and plain arguments."""
 
     @wraps(function)
     def method(self: Atlas, *args: Any, **kwargs: Any) -> R:
-        (_, *places), named = plain_call(function, (self, *args), kwargs)
-        return self._generations.asked(function, *places, **named)
+        (_, *positional), named = plain_call(function, (self, *args), kwargs)
+        return self._generations.asked(function, *positional, **named)
 
     method.__name__, method.__qualname__ = name, f"Atlas.{name}"
     method.__signature__ = plain_signature(function)  # type: ignore[attr-defined]
@@ -103,9 +103,11 @@ def plain_signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def documented(function: Callable[..., Any]) -> str:
-    """The docstring of a question, with what is known of its arguments if it does not say."""
+    """The docstring of a question; if it has no list of arguments, with one from their options."""
     text = inspect.getdoc(function) or ""
-    lines = [f"    {one.name}: {one.option.brief}" for one in described(function) if one.option.brief]
+    lines = [
+        f"    {argument.name}: {argument.option.brief}" for argument in described(function) if argument.option.brief
+    ]
     if not lines or "\n\nArgs:\n" in text:
         return text
     about, *sections = re.split(r"\n\n(?=(?:Note|Returns|Raises):\n)", text, maxsplit=1)
@@ -113,7 +115,7 @@ def documented(function: Callable[..., Any]) -> str:
 
 
 class OpenAtlas:
-    """An atlas that is open, without its questions; see :class:`Atlas`."""
+    """An open atlas without its questions; see :class:`Atlas`."""
 
     def __init__(self, path: str | Path = "atlas") -> None:
         self._generations = Generations(path)
@@ -127,7 +129,7 @@ class OpenAtlas:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            """What ``query.models.reader.AtlasReader`` has, for scripts that used it here: neither listed nor typed."""
+            """Attributes of ``query.models.reader.AtlasReader``, for older scripts: neither listed nor typed."""
             if name.startswith("_") or (not hasattr(AtlasReader, name) and name not in _OF_GENERATION):
                 raise AttributeError(f"an Atlas has no attribute {name!r}")
             if callable(method := getattr(AtlasReader, name, None)):
@@ -141,11 +143,11 @@ class OpenAtlas:
         )
 
     def close(self) -> None:
-        """Answer no more questions; those that other threads are asking end as usual."""
+        """Accept no more questions; those that are running in other threads end as usual."""
         self._generations.close()
 
     def refresh(self) -> None:
-        """Open the latest publish; for an atlas that stays open for long. Opens a closed one again."""
+        """Open the latest publish, if the atlas has been open for long; a closed atlas is opened again."""
         self._generations.renew()
 
     @property
@@ -160,7 +162,7 @@ class OpenAtlas:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a later publish than the opened one is there; ``refresh`` opens it."""
+        """Whether there is a later publish than the opened one; ``refresh`` opens it."""
         return self._generations.newest.is_outdated
 
     @property
@@ -177,8 +179,8 @@ class Atlas(OpenAtlas, Methods):
     """A published atlas to ask questions of, opened read-only, also while a build is running.
 
     ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, and
-    ``notes`` says so.
+    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, with a
+    remark in ``notes``.
 
     Every question returns a :class:`query.contract.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()``
     for programs, a table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a
@@ -187,8 +189,8 @@ class Atlas(OpenAtlas, Methods):
     that are not indexed are read on the fly and not stored. ``base`` is needed if the atlas holds several bases.
     Errors that the user can fix are AtlasErrors.
 
-    Any number of threads may ask one Atlas, and each question sees one publish of the atlas from its beginning to its
-    end, also if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
+    Any number of threads may use one Atlas. Each question uses one publish of the atlas from its beginning to its end,
+    even if another thread calls ``refresh`` or ``close`` meanwhile. Other processes open the atlas by its path: an
     Atlas cannot be pickled or copied. A process that was forked from this one opens the latest publish by itself.
     """
 
@@ -215,7 +217,7 @@ class Atlas(OpenAtlas, Methods):
         return answered(map(str, models), ask)
 
     def schema(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What ``sql`` can query: a row for each table, view and macro, or for each column of the one called ``name``.
+        """The schema for ``sql``: a row for each table, view and macro, or for each column of the one called ``name``.
 
         Raises AtlasError if there is none of that name.
         """
@@ -237,7 +239,7 @@ class Atlas(OpenAtlas, Methods):
         return isinstance(model, str) and bool(self._rows("SELECT 1 FROM models WHERE model = ? LIMIT 1", [model]))
 
     def __getitem__(self, model: str) -> ShownModel:
-        """What ``show`` says of a model. Raises KeyError if the atlas does not know it."""
+        """The answer of ``show`` for a model. Raises KeyError if the atlas does not contain it."""
         try:
             return self.show(model)
         except AtlasError as error:
@@ -259,14 +261,14 @@ class Atlas(OpenAtlas, Methods):
 
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
-        # Relative to the working folder: notebooks are shared, and show no home folder.
+        # Relative to the working folder, because shared notebooks should not show home folders.
         root, here = self.path, Path.cwd()
         folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
         try:
             with self._generations.borrowed() as reader:
                 bases = contents(reader)
                 (published,) = (row["published"] for row in reader.rows("SELECT published FROM atlas_info"))
-        except AtlasError as error:  # it is closed
+        except AtlasError as error:  # the atlas is closed
             return folder, error.message, []
         count = counted(sum(row["indexed"] for row in bases), "model")
         when = f", published {published:%Y-%m-%d %H:%M} UTC" if published else ""
@@ -279,7 +281,7 @@ for _entry in questions().values():
 
 
 def generations(atlas: Atlas) -> Generations:
-    """The opened generation behind ``atlas``, for modules of this package: what only they need is no method of it."""
+    """The generations of ``atlas``, for modules of this package."""
     return atlas._generations
 
 

@@ -14,6 +14,7 @@ from query.questions.depth.depth import depth as _depth
 from query.questions.depth.study import depth_study as _depth_study
 from query.questions.duplicates import duplicates as _duplicates
 from query.questions.features import features as _features
+from query.questions.identify import identify as _identify
 from query.questions.inventory import datasets as _datasets
 from query.questions.inventory import models as _models
 from query.questions.invert import invert as _invert
@@ -54,6 +55,7 @@ class Methods:
     duplicates = method(_duplicates)
     evaluate_prediction = method(_evaluate_prediction)
     features = method(_features)
+    identify = method(_identify)
     invert = method(_invert)
     layers = method(_layers)
     lineage = method(_lineage)

@@ -1,1 +1,1 @@
-"""What an atlas knows of a model, and which models there are."""
+"""The models of an atlas: opening the atlas, finding models, and the facts about them."""

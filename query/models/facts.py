@@ -1,4 +1,4 @@
-"""The facts about a model that ``show``, ``compare``, lists and its page in the browser name: one table for all."""
+"""The facts about a model in ``show``, ``compare``, lists and its page in the browser, described in one table."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from query.models.resolved import start_in_words
 from query.models.sampled import SAMPLE, copy_in_words, flags_in_words
 from query.shared.wording import percent
 
-Known = Mapping[str, Any]  # what is known of a model, by key
+Facts = Mapping[str, Any]  # the known facts about a model, by key
 
 
 class Place(Flag):
-    """Where facts are named: by ``show`` without details, by ``compare``, in a list, on the page in the browser."""
+    """Where a fact is shown: by ``show`` without details, by ``compare``, on the page in the browser."""
 
     SHOW = auto()
     COMPARE = auto()
@@ -28,30 +28,30 @@ class ModelFact:
     """One fact about a model.
 
     Attributes:
-        name: its key in JSON, which is also its label; a column of the views, unless ``words`` makes it of others.
-        places: where it is named.
-        words: what a person reads, from all that is known of the model; empty if there is nothing to say. Without it,
-            the value.
-        is_usual: whether it goes without saying, so that ``show`` leaves it out.
+        name: its key in JSON, which is also its label; a column of the views, unless ``words`` derives it from others.
+        places: where it is shown.
+        words: a function from the known facts of the model to the text, which is empty if there is nothing to show. By
+            default the value is shown.
+        is_usual: whether the value is the usual one, which ``show`` leaves out.
     """
 
     name: str
     places: Place
-    words: Callable[[Known], Any] | None = None
-    is_usual: Callable[[Known], bool] = lambda known: False
+    words: Callable[[Facts], Any] | None = None
+    is_usual: Callable[[Facts], bool] = lambda facts: False
 
-    def in_words(self, known: Known) -> Any:
-        """What a person reads; None if nothing is known."""
-        return known.get(self.name) if self.words is None else self.words(known)
+    def in_words(self, facts: Facts) -> Any:
+        """The text for people; None if nothing is known."""
+        return facts.get(self.name) if self.words is None else self.words(facts)
 
 
 def facts_of(place: Place) -> tuple[ModelFact, ...]:
-    """The facts that are named there, in order."""
+    """The facts that are shown there, in order."""
     return tuple(fact for fact in FACTS if place in fact.places)
 
 
 def names_of(place: Place) -> tuple[str, ...]:
-    """Their names."""
+    """The names of the facts that are shown there, in order."""
     return tuple(fact.name for fact in facts_of(place))
 
 
@@ -59,54 +59,54 @@ _INTENDED = {"step": "max_steps", "epoch": "epochs"}
 _IN_WORDS = {"learning_rate": "learning rate", "train_loss": "training loss", "eval_loss": "validation loss"}
 
 
-def _path(known: Known) -> str:
-    steps = known.get("path") or []
+def _path(facts: Facts) -> str:
+    steps = facts.get("path") or []
     if len(steps) < 2:
         return ""
-    return " → ".join([known["base"], *(f"{step['model']} ({step['relation']})" for step in steps)])
+    return " → ".join([facts["base"], *(f"{step['model']} ({step['relation']})" for step in steps)])
 
 
-def most_probable(known: Known) -> str:
+def most_probable(facts: Facts) -> str:
     """The most probable dataset of the stored prediction, with its probability; empty if there is none."""
-    best: dict[str, Any] = next(iter(known["predictions"]), {})
+    best: dict[str, Any] = next(iter(facts["predictions"]), {})
     return f"{best['dataset']} ({percent(best['probability'])})" if best else ""
 
 
-def _made_from(known: Known) -> list[str]:
-    return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in known["lineage"]]
+def _made_from(facts: Facts) -> list[str]:
+    return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in facts["lineage"]]
 
 
-def _is_read_in_full(known: Known) -> bool:
-    return known.get("read") != SAMPLE
+def _is_read_in_full(facts: Facts) -> bool:
+    return facts.get("read") != SAMPLE
 
 
-def _read(known: Known) -> str | None:
-    return None if _is_read_in_full(known) else f"a sample: {known['rows_read']}"
+def _read(facts: Facts) -> str | None:
+    return None if _is_read_in_full(facts) else f"a sample: {facts['rows_read']}"
 
 
-def _norm_error(known: Known) -> float | None:
-    return None if _is_read_in_full(known) else known.get("delta_norm_error")
+def _norm_error(facts: Facts) -> float | None:
+    return None if _is_read_in_full(facts) else facts.get("delta_norm_error")
 
 
-def _relative_norm(known: Known) -> Any:
-    relative, norm, error = (known.get(name) for name in ("relative_norm", "delta_norm", "delta_norm_error"))
-    if _is_read_in_full(known) or not relative or not norm:
+def _relative_norm(facts: Facts) -> Any:
+    relative, norm, error = (facts.get(name) for name in ("relative_norm", "delta_norm", "delta_norm_error"))
+    if _is_read_in_full(facts) or not relative or not norm:
         return relative
     return f"{relative:.4f} ± {relative * error / norm:.4f} (estimated)"
 
 
-def _start(known: Known) -> str | None:
-    return start_in_words(known["start"]) if known.get("start") else None
+def _start(facts: Facts) -> str | None:
+    return start_in_words(facts["start"]) if facts.get("start") else None
 
 
-def _trace(known: Known) -> str:
-    exactness = known.get("token_class")
+def _trace(facts: Facts) -> str:
+    exactness = facts.get("token_class")
     return f"{exactness}: `query trace` says which tokens it was trained on" if exactness else ""
 
 
-def _training(known: Known) -> str:
+def _training(facts: Facts) -> str:
     """The usual settings that the files beside the weights state."""
-    stated = known.get("training") or {}
+    stated = facts.get("training") or {}
     if not isinstance(stated, Mapping):
         return ""
     words = [str(stated[name]) for name in ("tool", "run") if stated.get(name)]
@@ -120,24 +120,24 @@ def _training(known: Known) -> str:
     return ", ".join(words)
 
 
-def _flags(known: Known) -> list[str]:
-    flags = flags_in_words(known)
-    if grid := known.get("base_grid"):
+def _flags(facts: Facts) -> list[str]:
+    flags = flags_in_words(facts)
+    if grid := facts.get("base_grid"):
         flags.append(f"made from the base in 4 bits ({grid}), whose rounding is not counted as change")
-    if known.get("duplicate_of"):
-        flags.append(f"duplicate of {known['duplicate_of']}")
+    if facts.get("duplicate_of"):
+        flags.append(f"duplicate of {facts['duplicate_of']}")
     return flags
 
 
-def _copy(known: Known) -> Any:
-    evidence = known.get("copy_evidence")
+def _copy(facts: Facts) -> Any:
+    evidence = facts.get("copy_evidence")
     if evidence == SAMPLE:
         return "not proven: it is like the base in all that was read"
-    return None if evidence in (UNTRAINED, UNMEASURABLE) else known.get("is_copy")
+    return None if evidence in (UNTRAINED, UNMEASURABLE) else facts.get("is_copy")
 
 
-def _copy_evidence(known: Known) -> str | None:
-    evidence: str | None = known.get("copy_evidence")
+def _copy_evidence(facts: Facts) -> str | None:
+    evidence: str | None = facts.get("copy_evidence")
     return copy_in_words(evidence) if evidence in (UNTRAINED, UNMEASURABLE) else evidence
 
 
@@ -148,7 +148,7 @@ FACTS = (
     ModelFact("base", _SHOW),
     ModelFact("relation", _SHOW | _COMPARE | _PAGE),
     ModelFact("adapter_kind", _SHOW),
-    ModelFact("parent", _SHOW | _COMPARE | _PAGE, is_usual=lambda known: known["parent"] == known["base"]),
+    ModelFact("parent", _SHOW | _COMPARE | _PAGE, is_usual=lambda facts: facts["parent"] == facts["base"]),
     ModelFact("path", _SHOW, _path),
     ModelFact("author", _SHOW | _COMPARE | _PAGE),
     ModelFact("claimed_by", _PAGE),

@@ -1,6 +1,6 @@
-"""The generation of an atlas that is asked now, shared by threads: questions borrow it, a refresh replaces it.
+"""The current generation of an atlas, shared by threads: questions borrow it, a refresh replaces it.
 
-Each question sees one generation from its beginning to its end. A generation that was replaced, or whose atlas was
+Each question uses one generation from its beginning to its end. A generation that was replaced, or whose atlas was
 closed, is closed when the last question that borrowed it ends.
 """
 
@@ -22,7 +22,7 @@ from query.models.reader import AtlasReader
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# How often a question is asked again because publishes deleted the vectors of its generation.
+# How often a question is repeated because publishes deleted the vectors of its generation.
 _REFRESHES = 5
 
 _CLOSED = "This atlas is closed."
@@ -30,23 +30,26 @@ _REOPEN = "Open it again: query.Atlas(folder)."
 
 
 class Generations:
-    """The latest generation of the atlas at ``path`` that was opened. Raises AtlasError as ``AtlasReader`` does."""
+    """The generations of the atlas at ``path``: the newest, and older ones until their last question ends.
+
+    Raises AtlasError as ``AtlasReader`` does.
+    """
 
     def __init__(self, path: str | Path) -> None:
-        self._newest = AtlasReader(path)  # also when it is closed: its folder and notes are still known
+        self._newest = AtlasReader(path)  # kept when it is closed, for its folder and notes
         self._is_closed = False
         self._begin()
         _ALL.add(self)
 
     def _begin(self) -> None:
-        """Without borrowers, in this process."""
+        """Set up the locks of this process, without borrowers."""
         self._borrowed: Counter[AtlasReader] = Counter()
         self._lock, self._renewing = Lock(), Lock()
         self._is_inherited = False
 
     @property
     def newest(self) -> AtlasReader:
-        """The generation that is asked now, for what needs no database: folder, notes, whether it is outdated."""
+        """The newest opened generation, for facts that need no database: folder, notes, whether it is outdated."""
         return self._newest
 
     @contextmanager
@@ -65,12 +68,12 @@ class Generations:
             with self._lock:
                 is_last = self._borrowed[reader] == 1  # it is 0 in a process that was forked meanwhile
                 self._borrowed -= Counter((reader,))
-                is_done = is_last and (self._is_closed or reader is not self._newest)
-            if is_done:
+                is_unused = is_last and (self._is_closed or reader is not self._newest)
+            if is_unused:
                 reader.close()
 
     def asked(self, question: Callable[Concatenate[AtlasReader, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The answer of ``question``, a function of one generation and of these arguments."""
+        """The result of ``question``, which gets a generation and these arguments."""
         for attempt in range(_REFRESHES + 1):
             with self.borrowed() as reader:
                 try:
@@ -79,7 +82,7 @@ class Generations:
                     if not reader.is_overtaken or attempt == _REFRESHES:
                         raise
                 else:
-                    # A question about many models goes on after an error, so a missing file may not have ended it.
+                    # A question about many models continues after an error, so it may have survived a missing file.
                     if not reader.is_overtaken or attempt == _REFRESHES:
                         break
             self.renew(reader)
@@ -88,7 +91,7 @@ class Generations:
         return answer
 
     def renew(self, replaced: AtlasReader | None = None) -> None:
-        """Open the latest generation; not if another thread has done it since ``replaced`` was the newest."""
+        """Open the latest generation, unless another thread did since ``replaced`` was the newest."""
         with self._renewing:
             former = self._newest
             if replaced is not None and (former is not replaced or self._is_closed):
@@ -111,7 +114,7 @@ class Generations:
         self._newest.connection.interrupt()
 
     def close(self) -> None:
-        """Answer no more questions; those that are being answered end as usual."""
+        """Accept no more questions; those that are running end as usual."""
         with self._renewing, self._lock:
             is_idle = not self._is_closed and not self._is_inherited and not self._borrowed[self._newest]
             self._is_closed = True
@@ -119,8 +122,8 @@ class Generations:
             self._newest.close()
 
     def after_fork(self) -> None:
-        """In a forked process: the connection's threads and the holders of the locks are those of the parent."""
-        # Never closed and never freed here: DuckDB would wait for its threads, which this process does not have.
+        """Begin anew in a forked process, where the connection's threads and the owners of the locks do not exist."""
+        # The connections are never closed or freed here: DuckDB would wait for its threads.
         for reader in {self._newest, *self._borrowed}:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(reader.connection))
         self._begin()
@@ -131,8 +134,8 @@ _ALL: WeakSet[Generations] = WeakSet()
 
 
 def _after_fork() -> None:
-    for one in list(_ALL):
-        one.after_fork()
+    for generations in list(_ALL):
+        generations.after_fork()
 
 
 if hasattr(os, "register_at_fork"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from query.models.resolved import (
 from query.models.sampled import SAMPLE
 
 if TYPE_CHECKING:
+    from indexer.deltas.identification.identify import Identification, KnownBase
     from indexer.deltas.single import Described
     from indexer.records.record import Record
     from indexer.vectors.published import PublishedBase
@@ -185,6 +186,30 @@ def read_described(atlas: AtlasReader, described: Described, base: PublishedBase
 
     with _reading(atlas, described.reference):
         return read_model(described, base, read)
+
+
+def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
+    """The bases of an atlas, to identify models by. Raises AtlasError if it has none."""
+    require("Identifying a model's base", *READERS)
+    from indexer.deltas.identification.identify import known_bases
+
+    rows = atlas.rows("SELECT base, aliases FROM bases ORDER BY base")
+    if not rows:
+        raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
+    named = {row["base"]: tuple(row["aliases"]) for row in rows}
+    return [known for known in known_bases(atlas.folder, named) if known.base in named]
+
+
+def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
+    """Compare a model, of which up to 10 MB are read, with bases. Raises AtlasError if it cannot be read."""
+    source = reference.source
+    if reference.is_name and (why := source.unreachable()):
+        hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
+        raise unknown_model(atlas, reference.typed, hint) from Failed("network", why)
+    from indexer.deltas.identification.identify import identify
+
+    with _reading(atlas, reference):
+        return identify(reference, bases)
 
 
 def names_another_model(named: str, model: str, base: str) -> bool:

@@ -48,6 +48,10 @@ START = (
 )
 
 
+# What a prediction says of models that are all by one author.
+BY_RUN = "All of these models are by one author, so each run counts as an author: runs of one person are more alike."
+
+
 @dataclass(frozen=True)
 class LeftOut:
     """How many indexed models a study leaves out, and why."""

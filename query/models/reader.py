@@ -1,4 +1,4 @@
-"""One opened generation of an atlas: its database and, if a question needs them, its vectors."""
+"""An open generation of an atlas: its database and, if a question needs them, its vectors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,200}(/[A-Za-z0-9._/-]{0,2
 
 @dataclass(frozen=True)
 class IndexedModel:
-    """One (model, base) of the atlas, found by name."""
+    """One (model, base) of the atlas."""
 
     model_id: int
     model: str
@@ -51,9 +51,11 @@ class IndexedModel:
 
 @dataclass(frozen=True)
 class CrawlSource:
-    """Where the fine-tunes of a base were listed: the address of the Hub, without a final slash, and the options.
+    """The source of the list of a base's fine-tunes.
 
-    ``options`` is None if the atlas does not store them.
+    Attributes:
+        endpoint: the address of the Hub, without a final slash.
+        options: the options of the crawl; None if the atlas does not store them.
     """
 
     endpoint: str = PUBLIC_HUB
@@ -61,7 +63,7 @@ class CrawlSource:
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> CrawlSource:
-        """From the specs of a base's builds, the latest first; malformed ones are skipped."""
+        """From the specs of a base's builds, the latest first; malformed specs are skipped."""
         for spec in specs:
             if not isinstance(spec, dict) or "options" not in spec:
                 continue
@@ -76,16 +78,23 @@ class CrawlSource:
 
 
 class AtlasReader:
-    """One generation of a published atlas, opened read-only, also while a build is running, for any number of threads.
+    """One generation of a published atlas, opened read-only, for any number of threads; a build may be running.
 
-    :class:`query.Atlas` asks its questions of the latest one. ``path`` is the atlas's folder, or its address on the Hub
-    (hf://owner/name@tag), from which it is fetched once into the Hub's cache. If another program has opened the
-    database for writing, a private copy is read instead, and ``notes`` says so. Raises AtlasError if there is no atlas,
-    it has another schema, or it contains what schema.sql does not define. Later failures, for example of a closed
-    atlas, are AtlasErrors, too.
+    :class:`query.Atlas` answers from the latest generation. If another program has opened the database for writing, a
+    private copy is read instead, with a remark in ``notes``.
 
-    ``is_overtaken``: vectors that a question needed are no longer there, because of later publishes.
-    ``has_stored_answers``: a question has published its answers, which only a later generation shows.
+    Args:
+        path: the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+            the Hub's cache.
+        remarks: sentences that ``notes`` begins with.
+
+    Raises:
+        AtlasError: there is no atlas, it has another schema, or it contains objects that schema.sql does not define.
+            Later failures, for example if the atlas is closed, are AtlasErrors, too.
+
+    Attributes:
+        is_overtaken: vectors that a question needed are gone, because of later publishes.
+        has_stored_answers: a question has published its answers, which only a later generation contains.
     """
 
     def __init__(self, path: str | Path = "atlas", remarks: Sequence[str] = ()) -> None:
@@ -108,12 +117,12 @@ class AtlasReader:
         self.close()
 
     def close(self) -> None:
-        """Close the database and the vectors. No other thread may be asking."""
+        """Close the database and the vectors. No other thread may be using them."""
         self.connection.close()
         self._indexes.clear()
 
     def latest(self) -> AtlasReader:
-        """The generation that is published now, opened."""
+        """A reader of the latest published generation."""
         return AtlasReader(self.folder.root, self._remarks)
 
     @property
@@ -123,7 +132,7 @@ class AtlasReader:
 
     @property
     def state(self) -> str | None:
-        """What tells this publish of the atlas from its others, to keep what was computed from it; None for a copy."""
+        """A key of this publish of the atlas, for caches of results computed from it; None for a copy."""
         if self._file_then is None or self.connection.is_copy:
             return None
         return " ".join(map(str, (*self._file_then, self.generation)))
@@ -148,7 +157,7 @@ class AtlasReader:
 
     @property
     def database(self) -> Path:
-        """The database file: the atlas's own, or a private copy where that cannot be read."""
+        """The database file: the atlas's own, or a private copy if that cannot be read."""
         return self.connection.file
 
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
@@ -175,7 +184,7 @@ class AtlasReader:
         )
 
     def base_row(self, base: str) -> dict[str, Any]:
-        """What the table ``bases`` says of a base, by its canonical id. Raises AtlasError if it has no such row."""
+        """The row of a base in the table ``bases``, by its canonical id. Raises AtlasError if there is none."""
         rows = self.rows("SELECT * FROM bases WHERE base = ?", [base])
         if not rows:
             raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
@@ -184,8 +193,8 @@ class AtlasReader:
     def delta_keys(self, base: str, representation: str | None = None) -> list[DeltaKey]:
         """The deltas of a base, in the order of the blocks of its vectors.
 
-        ``representation``: one whose vectors must have a block for each. Raises AtlasError if the atlas does not name
-        them: it may be from somebody else.
+        ``representation``: its vectors must have a block for each delta. Raises AtlasError if they have not, or if the
+        atlas, which may be from a stranger, does not name the deltas.
         """
         names = self.base_row(base)["deltas"] or ()
         try:
@@ -205,7 +214,7 @@ class AtlasReader:
         return keys
 
     def crawl_of(self, base: str) -> CrawlSource:
-        """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not say."""
+        """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not store them."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
         return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
 
@@ -215,34 +224,34 @@ class AtlasReader:
         return frozenset(row["model"] for row in rows)
 
     def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
-        """The listed model with this id, or with an id that ends so; None if there is none.
+        """The listed model with this id, or with an id that ends with it; None if there is none.
 
-        Raises AtlasError if it has several bases and ``base`` is not given, if ``base`` is not one of them, and if
-        several ids end so.
+        Raises AtlasError if it has several bases and ``base`` is None, if ``base`` is not one of them, and if several
+        ids end with it.
         """
         rows = self._listed("model = ?", reference.id) or self._listed("lower(model) = lower(?)", reference.id)
-        if not rows and (whole := model_ending_in(self.connection, reference.id)) is not None:
-            return self.find(replace(reference, id=whole), base)
+        if not rows and (full_id := model_ending_in(self.connection, reference.id)) is not None:
+            return self.find(replace(reference, id=full_id), base)
         if not rows and (dotted := with_dots(reference.id)) != reference.id:
             return self.find(replace(reference, id=dotted), base)
         rows = [row for row in rows if row["model"] == rows[0]["model"]]
         if reference.revision is not None:
             rows = [row for row in rows if (row["commit"] or "").startswith(reference.revision)]
-        wanted = self.base_named(base) if base is not None else None
-        if rows and wanted is not None:
-            matching = [row for row in rows if row["base"] == wanted]
+        canonical = self.base_named(base) if base is not None else None
+        if rows and canonical is not None:
+            matching = [row for row in rows if row["base"] == canonical]
             if not matching:
-                others = ", ".join(row["base"] for row in rows)
+                other_bases = ", ".join(row["base"] for row in rows)
                 raise AtlasError(
-                    f"{rows[0]['model']} is a fine-tune of {others}, not of {wanted}: models of different bases "
-                    "cannot be compared.",
+                    f"{rows[0]['model']} is a fine-tune of {other_bases}, not of {canonical}: "
+                    "models of different bases cannot be compared.",
                     "Leave `base` out.",
                 )
             rows = matching
         if len(rows) > 1:
-            found = ", ".join(row["base"] for row in rows)
+            bases = ", ".join(row["base"] for row in rows)
             raise AtlasError(
-                f"{rows[0]['model']} has records for several bases ({found}).",
+                f"{rows[0]['model']} has records for several bases ({bases}).",
                 Text("Say which with ", Call(base="ID"), "."),
             )
         return IndexedModel(**rows[0]) if rows else None
@@ -253,7 +262,7 @@ class AtlasReader:
         return IndexedModel(**rows[0]) if rows else None
 
     def _listed(self, condition: str, value: str | int) -> list[dict[str, Any]]:
-        """Rows of the models for which a condition holds; on one column, as reading a column takes the time."""
+        """Rows of the models that satisfy a condition on one column: reading columns takes most of the time."""
         return self.rows(
             'SELECT model_id, model, base, author, "commit", status, reason, detail, '
             'coalesce("read", \'full\') AS "read", coalesce(is_copy, false) AS is_copy, copy_evidence, '
@@ -264,7 +273,7 @@ class AtlasReader:
         )
 
     def published_base(self, base: str | None, claimed: Sequence[str] = ()) -> PublishedBase:
-        """The base that is given, else the only one of the atlas, else the first of ``claimed`` that it contains.
+        """``base``, else the only base of the atlas, else the first of ``claimed`` that the atlas contains.
 
         Raises AtlasError if there is none, or nothing is published for it.
         """
@@ -295,25 +304,25 @@ class AtlasReader:
     def published(self, base: str, representation: str) -> Published:
         """The facts about a published representation.
 
-        Raises AtlasError if it is not published, naming those that are, or if there is no representation of that name.
+        Raises AtlasError if it is not published, with a list of the published ones, or if its name is unknown.
         """
         from indexer.vectors.published import read_published
 
-        found = read_published(self.connection, base, representation)
-        if found is None:
+        published = read_published(self.connection, base, representation)
+        if published is None:
             from indexer.records.representations.registry import representation_named
 
             representation_named(representation)
             rows = self.rows("SELECT representation FROM representations WHERE base = ? ORDER BY ALL", [base])
-            published = ", ".join(row["representation"] for row in rows) or "none"
+            names = ", ".join(row["representation"] for row in rows) or "none"
             raise AtlasError(
-                f"The representation {representation!r} is not published for {base} (published: {published}).",
+                f"The representation {representation!r} is not published for {base} (published: {names}).",
                 f"Publish it: index represent {representation}",
             )
-        return found
+        return published
 
     def centre(self, base: str, representation: str = "input") -> Centre | None:
-        """The mean that was subtracted from the vectors of each group before publishing; None if nothing was."""
+        """The mean that was subtracted from the vectors of each group before publishing; None if they are uncentred."""
         from indexer.vectors.published import read_centre
 
         return read_centre(self.connection, base, representation)
@@ -321,7 +330,7 @@ class AtlasReader:
     def background(
         self, base: str, groups: tuple[str, str], similarity: float, representation: str = "input"
     ) -> float | None:
-        """The share of pairs of unrelated models of these ``groups`` that are as similar; None for too few pairs."""
+        """The share of pairs of unrelated models in ``groups`` that are at least as similar; None for too few pairs."""
         rows = self.rows("SELECT share FROM background(?, ?, ?, ?, ?)", [base, representation, *groups, similarity])
         return rows[0]["share"]
 
@@ -331,7 +340,7 @@ class AtlasReader:
         return float(rows[0]["error"])
 
     def index(self, base: str, representation: str = "input") -> VectorIndex:
-        """The memory-mapped vectors of a base, to be searched; they stay open.
+        """A search index over the memory-mapped vectors of a base; it stays open.
 
         Raises AtlasError if a file is damaged, or was deleted by a publish after this generation was opened.
         """

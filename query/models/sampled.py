@@ -21,7 +21,7 @@ UNMEASURABLE_ADAPTER = "adapter that changes nothing measurable"
 LIKE_THE_BASE = "like the base in all that was read"
 _FLAGS = {
     "is_copy": COPY, "is_unrelated": "unrelated to the base", "is_partly_frozen": "partly frozen",
-    "deleted_at_hub": "deleted at the Hub",
+    "deleted_at_hub": "gone from its source",
 }  # fmt: skip
 _COPIES = {SAMPLE: LIKE_THE_BASE, UNTRAINED: UNTRAINED_ADAPTER, UNMEASURABLE: UNMEASURABLE_ADAPTER}
 

@@ -10,18 +10,17 @@ import csv
 import io
 import json
 import os
-import select
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
 
+from indexer.console.stdin import STDIN, read_stdin
 from indexer.errors import AtlasError, BadArgument, Call, Text
 from indexer.regular_files import open_regular
 from indexer.untrusted import lone_surrogate, shown
 
-STDIN = "-"
 MOST_BYTES = 4 << 30  # of a file
 MOST_STDIN = 256 << 20
 MOST_TEXTS = 10_000  # that are kept by default
@@ -29,7 +28,6 @@ _MOST_KEPT = 256 << 20  # bytes of all texts that are kept; of more, fewer are
 LONGEST_LINE = 4 << 20  # bytes; characters of an entry of a JSON list
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 _MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
-_SILENCE_SECONDS = 600.0
 _USUAL_FIELD = "text"
 GIVEN = "these texts"  # the name of texts that are not in a file
 
@@ -221,38 +219,6 @@ class _LeftOut:
         numbers = ", ".join(place.partition(" ")[2] for place in self.places)
         more = " …" if self.count > len(self.places) else ""
         return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{more}): {self.first}"]
-
-
-def read_stdin(most: int, seconds: float = _SILENCE_SECONDS) -> bytes:
-    """All of stdin. Raises AtlasError if it has more than ``most`` bytes, or nothing comes for ``seconds``."""
-    try:
-        descriptor = sys.stdin.fileno()
-    except io.UnsupportedOperation:  # a stream in memory, as notebooks and tests have it
-        content = io.BytesIO(sys.stdin.buffer.read(most + 1))
-        content.seek(0, os.SEEK_END)
-    else:
-        content = io.BytesIO()
-        while content.tell() <= most:
-            if not select.select([descriptor], [], [], seconds)[0]:
-                raise AtlasError(f"No input on stdin for {seconds:g} s.", "Check the program that writes to it.")
-            if not (piece := os.read(descriptor, 1 << 16)):
-                break
-            content.write(piece)
-    if content.tell() > most:
-        raise AtlasError(f"stdin holds more than {most:,} bytes.", "Send less at a time.")
-    return content.getvalue()  # without a copy
-
-
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"),
-)  # fmt: skip
-
-
-def text_of(content: bytes, errors: str = "replace") -> str:
-    """Text in UTF-8, or in the UTF-16 or UTF-32 that its byte order mark names, as editors and PowerShell write it."""
-    encoding = next((encoding for mark, encoding in _MARKS if content.startswith(mark)), "utf-8")
-    return content.decode(encoding, errors)
 
 
 class _EvenlySpaced:

@@ -1,4 +1,4 @@
-"""Two models side by side: how similar their changes are, and what their cards and weights say."""
+"""Two models side by side: the similarity of their changes, and facts from their cards and weights."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _A_NORM = Doc("Norm of the first model's change there.")
 _B_NORM = Doc("Norm of the second model's change there.")
 _OF_THE_WHOLE = Doc("As above; of the whole alone.")
 
-# How the names of facts begin that are settings of the training.
+# The prefix of facts that are settings of the training.
 SETTING = "training."
 
 Means = dict[str, float | None]
@@ -80,7 +80,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class PartPair:
-    """One layer, or one family: the mean cosine of the blocks that both changed (None without any), and the norms."""
+    """One layer, or one family: the mean cosine of the blocks that both models changed, and the norms.
+
+    ``similarity`` is None if there is no such block.
+    """
 
     name: Annotated[str, LAYER_OR_FAMILY]
     similarity: Annotated[float | None, SIMILARITY]
@@ -90,7 +93,7 @@ class PartPair:
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """A row of a comparison: all of it, a layer, or a family. Only the whole has a background."""
+    """A row of a comparison: all, a layer, or a family. Only the row for all has a background."""
 
     part: Annotated[str, Doc("What the row is about: a layer, a family or, as a whole, all.")]
     name: Annotated[str, LAYER_OR_FAMILY]
@@ -105,11 +108,14 @@ class ComparedPart:
 class Comparison(Result):
     """Two models of one base.
 
-    ``similarity`` is None if one is a copy of the base; ``similarity_error``: how far it may move as models are added.
-    ``background``: the share of pairs of unrelated models that are at least as similar, out of ``background_pairs``;
-    None if too few are known; at least ``background_floor``, which means "none of them". ``matrices``: how many both
-    changed. ``layers`` and ``families`` have no similarities if the representation has no blocks. ``copy``: which of
-    the two is a copy of the base, or like it in all that was read.
+    Attributes:
+        similarity: None if one of them is a copy of the base.
+        similarity_error: how far the similarity may move as models are added.
+        background: the share of pairs of unrelated models that are at least as similar, out of ``background_pairs``;
+            None if there are too few pairs; ``background_floor`` if there is no such pair.
+        matrices: the number of matrices that both changed.
+        layers, families: without similarities if the representation has no blocks.
+        copy: which of the two is a copy of the base, or equals it in all that was read.
     """
 
     SHOW_HEADLINE = True
@@ -138,7 +144,7 @@ class Comparison(Result):
 
     @property
     def headline(self) -> str:
-        """How similar the two are, and how unusual that is."""
+        """The similarity of the two, and how unusual it is."""
         if self.similarity is None:
             return f"{self.copy or 'One of the two is a copy of its base'}: their changes cannot be compared."
         answer = f"The similarity of {self.a} and {self.b} is {self.similarity:.2f}"
@@ -149,12 +155,12 @@ class Comparison(Result):
 
     @property
     def facts_in_words(self) -> Annotated[list[dict[str, Any]], Shown("facts"), After("facts")]:
-        """In the words of ``query.models.facts``."""
-        first, second = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
+        """The facts as ``query.models.facts`` words them, then the settings of the training."""
+        facts_a, facts_b = ({fact.fact: getattr(fact, side) for fact in self.facts} for side in ("a", "b"))
         described = [
-            {"fact": fact.name, "a": fact.in_words(first), "b": fact.in_words(second)}
+            {"fact": fact.name, "a": fact.in_words(facts_a), "b": fact.in_words(facts_b)}
             for fact in facts_of(Place.COMPARE)
-            if fact.name in first
+            if fact.name in facts_a
         ]
         settings = [
             {"fact": fact.fact, "a": fact.a, "b": fact.b} for fact in self.facts if fact.fact.startswith(SETTING)
@@ -164,13 +170,13 @@ class Comparison(Result):
     @property
     def parts(self) -> list[ComparedPart]:
         """A row for all, then one for each layer and each family."""
-        norms = (math.hypot(*(getattr(one, name) for one in self.layers)) for name in ("a_norm", "b_norm"))
-        whole = ComparedPart("all", "", self.similarity, self.background, self.background_pairs, *norms)
-        named = [("layer", one) for one in self.layers] + [("family", one) for one in self.families]
-        return [
-            whole,
-            *(ComparedPart(kind, one.name, one.similarity, None, None, one.a_norm, one.b_norm) for kind, one in named),
-        ]
+        norms = (math.hypot(*(getattr(part, name) for part in self.layers)) for name in ("a_norm", "b_norm"))
+        totals = ComparedPart("all", "", self.similarity, self.background, self.background_pairs, *norms)
+        parts = [("layer", part) for part in self.layers] + [("family", part) for part in self.families]
+        rows = (
+            ComparedPart(kind, part.name, part.similarity, None, None, part.a_norm, part.b_norm) for kind, part in parts
+        )
+        return [totals, *rows]
 
 
 @question(
@@ -208,7 +214,7 @@ def compare(
     likeness = _likeness(atlas, first, second, representation) if are_compared else _Likeness()
     changed = (layers_of(atlas, first), layers_of(atlas, second))
     estimates = _on_estimates(atlas, (first, second), changed)
-    copies = [f"{one.name} is {one.as_copy}" for one in (first, second) if one.is_copy]
+    copies = [f"{model.name} is {model.as_copy}" for model in (first, second) if model.is_copy]
     pairs = likeness.pairs
     return Comparison(
         a=first.name,
@@ -231,9 +237,9 @@ def compare(
 
 @dataclass(frozen=True)
 class _Likeness:
-    """How similar two changes are, see ``Comparison``; ``of_layers`` and ``of_families``: mean cosines by part.
+    """The similarity of two changes, as in ``Comparison``; all None if one of the models did not change.
 
-    Nothing is known of models of which one did not change.
+    ``of_layers`` and ``of_families``: mean cosines by part.
     """
 
     similarity: float | None = None
@@ -248,7 +254,7 @@ class _Likeness:
 
 def _likeness(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str) -> _Likeness:
     """Compare two models that both changed. Raises AtlasError if a sample of one has no such vector."""
-    lacking = [one.name for one in (first, second) if one.read == SAMPLE and one.vector is None]
+    lacking = [model.name for model in (first, second) if model.read == SAMPLE and model.vector is None]
     if lacking and not sample_gives(representation):
         raise needs_all(atlas, first.base, lacking, f"{representation!r} vector")
     similarity, background, pairs, matrices = similarity_of(atlas, first, second, representation)
@@ -261,11 +267,11 @@ def _likeness(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, r
 
 
 def _on_starts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
-    """A note if both adapters began alike."""
-    start, other = start_of(atlas, first), start_of(atlas, second)
-    if start is not None and are_same(start, other):
+    """A note if both adapters began with the same factors."""
+    first_start, second_start = start_of(atlas, first), start_of(atlas, second)
+    if first_start is not None and are_same(first_start, second_start):
         return (
-            f"Both began at the same random numbers, {start_in_words(start).partition(';')[0]}. "
+            f"Both began at the same random numbers, {start_in_words(first_start).partition(';')[0]}. "
             "That says nothing about their data.",
         )
     if first.initialisation is None or first.initialisation != second.initialisation:
@@ -275,15 +281,15 @@ def _on_starts(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) 
         "AND row_space IS NOT NULL AND model_id IS DISTINCT FROM ?",
         [first.initialisation, first.model_id],
     )
-    others = row["models"] - (second.model_id is not None)
+    other_models = row["models"] - (second.model_id is not None)
     return (
-        f"Both were made with the same initialisation{f', as {others} others' if others > 0 else ''}: "
+        f"Both were made with the same initialisation{f', as {other_models} others' if other_models > 0 else ''}: "
         "one tool, one seed. That says nothing about their data.",
     )
 
 
 def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: Sequence[Layers]) -> list[str | Text]:
-    """Notes on norms that are estimated from samples; the last says how to get exact ones."""
+    """Notes on norms that are estimated from samples; the last ends with the command for exact norms."""
     estimates = [note for layers in changed for note in layers.estimates]
     if not estimates:
         return []
@@ -297,39 +303,40 @@ def _on_estimates(atlas: AtlasReader, models: Sequence[ResolvedModel], changed: 
 
 
 def _facts(atlas: AtlasReader, *models: ResolvedModel, are_estimates: bool) -> tuple[Fact, ...]:
-    """The facts of two models that are known of either; how they were read only if norms are estimates."""
+    """The facts that are known for either of two models; how they were read only if norms are estimates."""
     names = names_of(Place.COMPARE)
-    known, known_too = (
-        atlas.rows(f"SELECT {', '.join(names)}, training FROM models WHERE model_id = ?", [one.model_id])[0]
-        if one.record is None
-        else {**facts_of_record(one.record), "author": one.author, "initialisation": one.initialisation}
-        for one in models
+    facts_a, facts_b = (
+        atlas.rows(f"SELECT {', '.join(names)}, training FROM models WHERE model_id = ?", [model.model_id])[0]
+        if model.record is None
+        else {**facts_of_record(model.record), "author": model.author, "initialisation": model.initialisation}
+        for model in models
     )
-    facts = [Fact(name, known.get(name), known_too.get(name)) for name in names]
+    facts = [Fact(name, facts_a.get(name), facts_b.get(name)) for name in names]
     if not are_estimates:  # then all models were read in full
         facts = [fact for fact in facts if fact.fact not in ("read", "delta_norm_error")]
-    facts += _settings_that_differ(known.get("training"), known_too.get("training"))
+    facts += _settings_that_differ(facts_a.get("training"), facts_b.get("training"))
     return tuple(fact for fact in facts if fact.a not in (None, []) or fact.b not in (None, []))
 
 
-def _settings_that_differ(training: str | None, other: str | None) -> list[Fact]:
-    """Settings of the training that the files of both models state, and that are not the same."""
-    a, b = ({**(stated := json.loads(text or "{}")), **stated.get("settings", {})} for text in (training, other))
+def _settings_that_differ(training_a: str | None, training_b: str | None) -> list[Fact]:
+    """Settings of the training that the files of both models state, and that differ."""
+    a, b = ({**(stated := json.loads(text or "{}")), **stated.get("settings", {})} for text in (training_a, training_b))
     names = [name for name in a if name in b and a[name] != b[name] and not isinstance(a[name], dict | list)]
     of_columns = set(TRAINING_COLUMNS.values())
     return [Fact(f"{SETTING}{name}", a[name], b[name]) for name in sorted(names) if name not in of_columns]
 
 
 def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel) -> tuple[str, ...]:
-    """A note on how many tokens both training texts had; none unless both embeddings are exact (``query trace``)."""
-    found = [token_evidence(atlas, one)[1] for one in (first, second)]
-    one, other = found
-    if one is None or other is None or {one.kind, other.kind} != {EXACT} or one.codes.shape != other.codes.shape:
+    """A note on the tokens that both training texts contain, if both embeddings are exact (``query trace``)."""
+    tokens_a, tokens_b = (token_evidence(atlas, model)[1] for model in (first, second))
+    if tokens_a is None or tokens_b is None or {tokens_a.kind, tokens_b.kind} != {EXACT}:
         return ()
-    both, either = int((one.is_met & other.is_met).sum()), int((one.is_met | other.is_met).sum())
+    if tokens_a.codes.shape != tokens_b.codes.shape:
+        return ()
+    both, either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
     return (
-        f"Of the {counted(len(one.rows), 'token')} whose rows were read, {either:,} were in the text of either model "
-        f"and {both:,} in both ({percent(both / max(either, 1))}).",
+        f"Of the {counted(len(tokens_a.rows), 'token')} whose rows were read, {either:,} were in the text of either "
+        f"model and {both:,} in both ({percent(both / max(either, 1))}).",
     )
 
 
@@ -338,20 +345,20 @@ def _by_part(
 ) -> tuple[Means, Means]:
     """The mean cosine of the blocks that both changed, by layer and by family; None if there is no such block."""
     keys = atlas.delta_keys(first.base, representation)
-    one, other = (table_of(atlas, model, representation) for model in (first, second))
-    if one.blocks:
-        (cosines,), (shared,) = one.cosines(other)
+    first_table, second_table = (table_of(atlas, model, representation) for model in (first, second))
+    if first_table.blocks:
+        (cosines,), (shared,) = first_table.cosines(second_table)
     else:
-        blocks = [table.inputs.astype(np.float64).reshape(len(keys), -1) for table in (one, other)]
+        blocks = [table.inputs.astype(np.float64).reshape(len(keys), -1) for table in (first_table, second_table)]
         norms = np.linalg.norm(blocks[0], axis=1) * np.linalg.norm(blocks[1], axis=1)
         shared = norms > 0
         cosines = (blocks[0] * blocks[1]).sum(axis=1) / np.where(shared, norms, 1)
     layers: dict[str, list[float]] = {key.layer_key: [] for key in keys}
     families: dict[str, list[float]] = {key.family_key: [] for key in keys}
-    for place in np.flatnonzero(shared).tolist():
-        cosine = float(cosines[place])
-        layers[keys[place].layer_key].append(cosine)
-        families[keys[place].family_key].append(cosine)
+    for index in np.flatnonzero(shared).tolist():
+        cosine = float(cosines[index])
+        layers[keys[index].layer_key].append(cosine)
+        families[keys[index].family_key].append(cosine)
     of_layers, of_families = (
         {name: float(np.mean(cosines)) if cosines else None for name, cosines in parts.items()}
         for parts in (layers, families)

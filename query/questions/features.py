@@ -34,12 +34,12 @@ NUMBERS = ("activation", "best_probe", "change_by_row", "change_by_column", "unc
 
 @dataclass(frozen=True, repr=False)
 class FeatureGrid(Drawn):
-    """Features in the order asked: layer by layer, neuron by neuron (None: all neurons of the patch)."""
+    """Features in the requested order: layer by layer, neuron by neuron (None: all neurons of the patch)."""
 
     HAS_DETAILS = True
     ROWS = "rows"
     TABLE = "means"
-    # Of ``indexer.profiles.features.Feature``, and of the means in the table.
+    # Meanings of the fields of ``indexer.profiles.features.Feature``, and of the means in the table.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
         "neurons": "Number of neurons examined.",
@@ -78,29 +78,29 @@ class FeatureGrid(Drawn):
 
     @property
     def layers(self) -> list[int]:
-        """The layers in the order asked."""
-        return list(dict.fromkeys(one.layer for one in self.features))
+        """The layers in the requested order, each once."""
+        return list(dict.fromkeys(feature.layer for feature in self.features))
 
     # The object has a list for each key, with an entry for each layer and neuron, and no pixels.
 
     @property
     def layer_numbers(self) -> Annotated[list[int], Doc("The layer of each neuron."), Key("layers")]:
-        """In Python, ``layers`` has each once."""
-        return [one.layer for one in self.features]
+        """The layer of each neuron, in the order of ``features``."""
+        return [feature.layer for feature in self.features]
 
     @property
     def neurons(self) -> Annotated[list[int | str], Doc("The neurons; all: all of the patch together.")]:
-        """In the order of ``features``."""
-        return ["all" if one.neuron is None else one.neuron for one in self.features]
+        """The neurons in the order of ``features``."""
+        return ["all" if feature.neuron is None else feature.neuron for feature in self.features]
 
     @property
     def numbers(self) -> Annotated[dict[str, list[Any]], Spread()]:
-        """By name."""
-        return {name: [getattr(one, name) for one in self.features] for name in NUMBERS}
+        """The lists of NUMBERS by name, in the order of ``features``."""
+        return {name: [getattr(feature, name) for feature in self.features] for name in NUMBERS}
 
     @property
     def headline(self) -> str:
-        """How many neurons respond more to the image found for them than to any image of the probe."""
+        """The number of neurons that respond more to the image found for them than to any image of the probe."""
         return (
             f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
             f"{_above_probe(self.features)} respond more to the image found for them than to any image of the probe."
@@ -109,46 +109,51 @@ class FeatureGrid(Drawn):
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer and neuron; ``neuron``: None for all of them together."""
-        return [{name: getattr(one, name) for name in ("layer", "neuron", *NUMBERS)} for one in self.features]
+        return [{name: getattr(feature, name) for name in ("layer", "neuron", *NUMBERS)} for feature in self.features]
 
     @property
     def means(self) -> list[dict[str, Any]]:
         """A row for each layer."""
         rows = []
         for layer in self.layers:
-            found = [one for one in self.features if one.layer == layer]
-            upper = [_first_quarter(one.change_by_row) for one in found]
-            left = [_first_quarter(one.change_by_column) for one in found]
+            layer_features = [feature for feature in self.features if feature.layer == layer]
+            upper = [_first_quarter(feature.change_by_row) for feature in layer_features]
+            left = [_first_quarter(feature.change_by_column) for feature in layer_features]
             rows.append(
-                {"layer": layer, "neurons": len(found), "above the best image": _above_probe(found),
+                {"layer": layer, "neurons": len(layer_features), "above the best image": _above_probe(layer_features),
                  "change, upper quarter": sum(upper) / len(upper),
                  "change, left quarter": sum(left) / len(left),
-                 "unchanged": sum(one.unchanged for one in found) / len(found),
-                 "consistency": sum(one.consistency for one in found) / len(found)}
+                 "unchanged": sum(feature.unchanged for feature in layer_features) / len(layer_features),
+                 "consistency": sum(feature.consistency for feature in layer_features) / len(layer_features)}
             )  # fmt: skip
         return rows
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """Rows are layers, columns neurons; below each image the activation reached and that of the best probe image.
+        """A grid of images: rows are layers, columns are neurons.
 
-        The bars at the right show where the image was changed, by row of patches.
+        Below each image stand its activation and that of the best probe image. The bars at the right show where the
+        images were changed, by row of patches. ``theme`` and ``ax``: as in ``Drawn.figure``.
         """
-        by_layer = [[one for one in self.features if one.layer == layer][:MOST_COLUMNS] for layer in self.layers]
+        by_layer = [
+            [feature for feature in self.features if feature.layer == layer][:MOST_COLUMNS] for layer in self.layers
+        ]
         count = max(len(row) for row in by_layer)
         counts, size = [count + 1] * len(by_layer), (CELL, CELL + 0.2)
         panels = Panels(counts, size, theme, ax, margin=(0.7, 0.75), least=4.2)
         figure, colours = panels.figure, panels.colours
         for row, layer, line in zip(panels.rows, self.layers, by_layer, strict=True):
-            for panel, one in zip(row, line, strict=False):
-                show_pixels(panel, one.image)
-                reached = "" if one.best_probe is None else f" ({one.best_probe:.2g})"
-                panel.set_xlabel(f"{one.activation:.2g}{reached}", fontsize=6, color=colours.ink, labelpad=2)
+            for panel, feature in zip(row, line, strict=False):
+                show_pixels(panel, feature.image)
+                reached = "" if feature.best_probe is None else f" ({feature.best_probe:.2g})"
+                panel.set_xlabel(f"{feature.activation:.2g}{reached}", fontsize=6, color=colours.ink, labelpad=2)
                 if row is panels.rows[0]:
-                    panels.title(panel, "all" if one.neuron is None else str(one.neuron), 7, loc="center", pad=3)
+                    panels.title(
+                        panel, "all" if feature.neuron is None else str(feature.neuron), 7, loc="center", pad=3
+                    )
             for panel in row[len(line) : count]:
                 panel.set_axis_off()
             row[0].set_ylabel(f"layer {layer}", fontsize=8, color=colours.ink)
-            row_bars(row[-1], np.mean([one.change_by_row for one in line], axis=0), colours)
+            row_bars(row[-1], np.mean([feature.change_by_row for feature in line], axis=0), colours)
         panels.title(panels.rows[0][-1], "change by row", 7, loc="center", pad=3)
         where = "" if self.patch is None else f" at patch {self.patch}"
         title = (
@@ -160,7 +165,7 @@ class FeatureGrid(Drawn):
 
 
 def _above_probe(features: Sequence[Feature]) -> int:
-    return sum(one.best_probe is not None and one.activation > one.best_probe for one in features)
+    return sum(feature.best_probe is not None and feature.activation > feature.best_probe for feature in features)
 
 
 def _first_quarter(shares: tuple[float, ...]) -> float:
@@ -174,9 +179,9 @@ def _command(
     **options: Any,
 ) -> None:
     file = call.picture(out)
-    with call.opened_if_there() as atlas:  # running a model needs none
-        found = features(None, model, **options) if atlas is None else atlas.features(model, **options)
-        call.show(found, drawn=file)
+    with call.opened_if_there() as atlas:  # a model runs without an atlas, too
+        grid = features(None, model, **options) if atlas is None else atlas.features(model, **options)
+        call.show(grid, drawn=file)
 
 
 @question(example="features google/vit-base-patch16-224 --out features.png", command=_command)
@@ -224,31 +229,36 @@ def features(
     check_recipe(recipe)
     if isinstance(layers, str):
         layers = parse_layers(layers)
-    chosen = _parse_neurons(neurons, patch)
+    numbers = _parse_neurons(neurons, patch)
     subject = read_now(version_of(atlas, model, base), device)
-    found, notes = neuron_features(
-        subject, chosen, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, module=module, seed=seed,
+    neuron_images, notes = neuron_features(
+        subject, numbers, layers, patch=patch, stem=stem, recipe=recipe, plain=plain, module=module, seed=seed,
         progress=lambda layer: say_more(f"layer {layer}"),
     )  # fmt: skip
-    return FeatureGrid(subject.name, recipe, patch, found, notes, module)
+    return FeatureGrid(subject.name, recipe, patch, neuron_images, notes, module)
 
 
-def _parse_neurons(asked: str | Sequence[int], patch: int | None) -> list[int | None]:
-    """Raises AtlasError if the text is not a list of numbers, or asks for all neurons without a patch."""
-    if not isinstance(asked, str):
-        return list(asked)
-    if asked == "all":
+def _parse_neurons(neurons: str | Sequence[int], patch: int | None) -> list[int | None]:
+    """The numbers in a text like ``0-15`` or ``3,7``; None stands for all neurons of the patch together.
+
+    Raises AtlasError if the text is not such a list, or is ``all`` without a patch.
+    """
+    if not isinstance(neurons, str):
+        return list(neurons)
+    if neurons == "all":
         if patch is None:
             raise BadArgument("All neurons together can only be drawn at one patch.", Text("Add ", Call(patch=0), "."))
         return [None]
-    found: list[int | None] = []
-    for part in asked.split(","):
+    numbers: list[int | None] = []
+    for part in neurons.split(","):
         first, _, last = part.strip().partition("-")
         if not (
             first.isascii() and first.isdigit() and len(first) < 7 and (not last or (last.isdigit() and len(last) < 7))
         ):
-            raise BadArgument(f"`neurons` {asked[:40]!r} is not a valid list of neurons.", "Write it like 0-15 or 3,7.")
-        found += range(int(first), min(int(last or first), int(first) + _MOST_NEURONS) + 1)
-    if not 0 < len(found) <= _MOST_NEURONS:
-        raise BadArgument(f"`neurons` names {len(found)} neurons; up to {_MOST_NEURONS} are drawn.", "Name fewer.")
-    return found
+            raise BadArgument(
+                f"`neurons` {neurons[:40]!r} is not a valid list of neurons.", "Write it like 0-15 or 3,7."
+            )
+        numbers += range(int(first), min(int(last or first), int(first) + _MOST_NEURONS) + 1)
+    if not 0 < len(numbers) <= _MOST_NEURONS:
+        raise BadArgument(f"`neurons` names {len(numbers)} neurons; up to {_MOST_NEURONS} are drawn.", "Name fewer.")
+    return numbers

@@ -1,7 +1,7 @@
-"""How a change is spread over the attention heads of a matrix, compared with a matrix without heads.
+"""How a change is spread over the attention heads of a matrix, compared with random rotations of the matrix.
 
-A head owns as many rows of the query, key and value matrices, and as many columns of the output matrix. Of
-δW = U diag(σ) Vᵀ the rows of head h have the squared norm Σ_i σ_i² ‖U_h,i‖², and the columns Σ_i σ_i² ‖V_h,i‖².
+Each head has an equal share of the rows of the query, key and value matrices, and of the columns of the output matrix.
+With δW = U diag(σ) Vᵀ, the rows of head h have the squared norm Σ_i σ_i² ‖U_h,i‖², and its columns Σ_i σ_i² ‖V_h,i‖².
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _SIDES = {"query": "rows", "key": "rows", "value": "rows", "output": "columns"}
 class HeadChange:
     """The change of one attention matrix by head.
 
-    ``norms``: of each head's part of δW, as far as the kept singular values hold it. ``effective``: 1/Σ share², of
-    the heads' shares of the squared norm: as many heads as this, all alike, have the same sum; from 1 to their number.
-    ``chance``: its mean if the matrix is rotated at random, so that heads mean nothing; ``p_value``: the share of
-    rotations, and of the matrix itself, that are at least as uneven.
+    Attributes:
+        norms: the norm of each head's part of δW, within the kept singular values.
+        effective: the effective number of changed heads, 1/Σ share² over the heads' shares of the squared norm; from 1
+            to the number of heads, which it is if all heads changed alike.
+        chance: the mean of ``effective`` over random rotations of the matrix, where heads have no meaning.
+        p_value: the share of rotations, the matrix itself included, that are at least as uneven.
     """
 
     stack: Annotated[str, STACK]
@@ -57,57 +59,57 @@ class HeadChange:
 
 
 def changes_by_head(record: Record, config: Mapping[str, Any]) -> tuple[HeadChange, ...]:
-    """The changed attention matrices of a record, if every head of them was read, in the order of the base.
+    """The changed attention matrices of a record with rows of every head, in the order of the base.
 
-    ``config``: config.json of the base. Empty if it does not say how many heads there are, or factors are not kept.
-    Under the null, U (or V) times a random rotation from the left: r orthonormal columns, drawn uniformly.
+    Empty if ``config``, config.json of the base, lacks the number of heads, or if factors are not kept. The null
+    replaces U (or V) by a random rotation of it: r orthonormal columns, drawn uniformly.
     """
     inner = config.get("text_config")
     sources = [config, *([inner] if isinstance(inner, Mapping) else [])]
     counts = [source.get(name) for source in sources for name in _COUNTS]
     heads = next((count for count in counts if type(count) is int and 0 < count <= 4096), None)
-    queries = {(one.key.stack, one.key.layer, _bare(one)): one.shape[0] for one in record.deltas}
-    found = []
+    queries = {(delta.key.stack, delta.key.layer, _bare(delta)): delta.shape[0] for delta in record.deltas}
+    changes = []
     for number, delta in enumerate(record.deltas):
         family = _bare(delta)
-        wide = queries.get((delta.key.stack, delta.key.layer, "query"))
-        if heads is None or family not in _SIDES or not wide or wide % heads or not delta.norm:
+        all_heads_width = queries.get((delta.key.stack, delta.key.layer, "query"))
+        if heads is None or family not in _SIDES or not all_heads_width or all_heads_width % heads or not delta.norm:
             continue
         side, lines = _side(delta, _SIDES[family])
         length = delta.shape[0 if _SIDES[family] == "rows" else 1]
-        width = wide // heads  # of a head; there may be fewer of key and value
+        width = all_heads_width // heads  # of a head; keys and values may have fewer heads
         if side is None or length % width or length == width:
             continue
         owner = lines // width
-        read = np.bincount(owner, minlength=length // width)
-        if not read.all():  # of a sample
+        rows_read = np.bincount(owner, minlength=length // width)
+        if not rows_read.all():  # a sample lacks some heads
             continue
         squares = np.square(delta.s, dtype=np.float64)
         rng = np.random.default_rng(number)
-        drawn = [np.linalg.qr(rng.standard_normal(side.shape))[0] for _ in range(_ROTATIONS)]
-        # (1 + rotations, heads): the mean of the rows that were read stands for all rows of a head.
-        shares = np.array([np.bincount(owner, np.square(one) @ squares) / read for one in (side, *drawn)])
+        rotations = [np.linalg.qr(rng.standard_normal(side.shape))[0] for _ in range(_ROTATIONS)]
+        # (1 + rotations, heads): the mean over the rows that were read estimates that over all rows of a head.
+        shares = np.array([np.bincount(owner, np.square(basis) @ squares) / rows_read for basis in (side, *rotations)])
         shares /= shares.sum(axis=1, keepdims=True)
         effective = 1 / np.square(shares).sum(axis=1)
-        kept = min(delta.norm, float(np.sqrt(squares.sum())))
-        found.append(
+        norm = min(delta.norm, float(np.sqrt(squares.sum())))
+        changes.append(
             HeadChange(
                 stack=delta.key.stack,
                 layer=delta.key.layer,
                 family=delta.key.family,
-                norms=tuple((kept * np.sqrt(shares[0])).tolist()),
+                norms=tuple((norm * np.sqrt(shares[0])).tolist()),
                 effective=float(effective[0]),
                 chance=float(effective[1:].mean()),
                 p_value=float((1 + (effective[1:] <= effective[0]).sum()) / (1 + _ROTATIONS)),
             )
         )
-    return tuple(found)
+    return tuple(changes)
 
 
 def uneven_heads(heads: Sequence[HeadChange]) -> tuple[int, float]:
-    """How many matrices have a p of at most .05, and how many do on average by chance."""
+    """The number of matrices with p ≤ .05, and the number expected by chance."""
     most = math.floor(_UNCOMMON * (1 + _ROTATIONS))  # rotations, the matrix itself included
-    return sum(one.p_value <= _UNCOMMON for one in heads), len(heads) * most / (1 + _ROTATIONS)
+    return sum(change.p_value <= _UNCOMMON for change in heads), len(heads) * most / (1 + _ROTATIONS)
 
 
 def _bare(delta: DeltaRecord) -> str:
@@ -115,7 +117,7 @@ def _bare(delta: DeltaRecord) -> str:
 
 
 def _side(delta: DeltaRecord, which: str) -> tuple[NDArray[np.float64] | None, NDArray[np.int64]]:
-    """(n, r) the rows of U (or V) that were read, and their numbers (n,); None if they are not kept."""
+    """The rows of U (or V) that were read (n, r), None if they are not kept; and their numbers (n,)."""
     if which == "columns":
         factor, is_part = delta.v, delta.transposed
     else:

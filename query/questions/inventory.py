@@ -30,7 +30,7 @@ _DATASETS = (
 
 @dataclass(frozen=True)
 class ListedModel:
-    """One indexed model."""
+    """An indexed model."""
 
     base: BaseId
     model: ModelId
@@ -42,7 +42,7 @@ class ListedModel:
 
 @dataclass(frozen=True)
 class ListedDataset:
-    """A dataset, and how many indexed models name it."""
+    """A dataset, with the number of indexed models that name it."""
 
     base: BaseId
     dataset: Dataset
@@ -62,7 +62,7 @@ class ListedModels(Rows[ListedModel]):
 
     @property
     def headline(self) -> str:
-        """Their number."""
+        """The number of models."""
         return counted(len(self), "model")
 
 
@@ -78,21 +78,22 @@ class ListedDatasets(Rows[ListedDataset]):
 
     @property
     def headline(self) -> str:
-        """Their number."""
+        """The number of datasets."""
         return counted(len(self), "dataset")
 
 
 def _show(call: Invocation, limit: int | None, list_of: str, **options: Any) -> None:
-    """Print the models or datasets; on a terminal, the first of them."""
+    """Print the models or datasets; on a terminal, only the first ROWS_ON_A_TERMINAL."""
     if limit is None and call.output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     with call.opened() as atlas:
-        found: ListedModels | ListedDatasets = getattr(atlas, list_of)(**options)
-        columns = [one for one in found.COLUMNS if one != "base" or call.output != "table" or len(atlas.bases()) > 1]
-        shown = [{name: row[name] for name in columns} for row in found.to_rows()[:limit]]
-        call.emit(shown, columns=columns, optional_columns=found.OPTIONAL_COLUMNS)
-        if len(shown) < len(found):
-            say(f"the first {len(shown)} of {len(found):,} are shown; for all: --limit N, --format csv, or a pipe")
+        listed: ListedModels | ListedDatasets = getattr(atlas, list_of)(**options)
+        has_base = call.output != "table" or len(atlas.bases()) > 1
+        columns = [column for column in listed.COLUMNS if column != "base" or has_base]
+        rows = [{name: row[name] for name in columns} for row in listed.to_rows()[:limit]]
+        call.emit(rows, columns=columns, optional_columns=listed.OPTIONAL_COLUMNS)
+        if len(rows) < len(listed):
+            say(f"the first {len(rows)} of {len(listed):,} are shown; for all: --limit N, --format csv, or a pipe")
 
 
 def _show_models(call: Invocation, search: str, dataset: str | None, base: str | None, limit: Limit = None) -> None:

@@ -33,12 +33,12 @@ _LONGEST_WORD = 10
 
 @dataclass(frozen=True, repr=False)
 class RecoveredWords(Drawn):
-    """What is recovered of ``input``, whose tokens are ``tokens``, from each layer."""
+    """The words recovered from each layer. ``input``: the text; ``tokens``: its tokens."""
 
     HAS_DETAILS = True
     ROWS = "rows"
     TABLE = "short_rows"
-    # Of ``indexer.profiles.single.LayerWords``.
+    # Meanings of the fields of ``indexer.profiles.single.LayerWords``.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "layer": "Number of the layer, from 1.",
         "output": "The words recovered from the layer's output.",
@@ -70,7 +70,7 @@ class RecoveredWords(Drawn):
 
     @property
     def headline(self) -> str:
-        """How much is recovered from the first and the last layer."""
+        """The shares of words recovered from the first and the last layer."""
         first, last = self.layers[0], self.layers[-1]
         then = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
         return (
@@ -81,16 +81,16 @@ class RecoveredWords(Drawn):
     @property
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the nearest words of each position."""
-        return [asdict(one) | {"top": [" | ".join(words) for words in one.top]} for one in self.layers]
+        return [asdict(layer) | {"top": [" | ".join(words) for words in layer.top]} for layer in self.layers]
 
     @property
     def short_rows(self) -> list[dict[str, Any]]:
         """The rows; ``top`` only if there is more than one word per position."""
-        with_top = any(len(words) > 1 for one in self.layers for words in one.top)
+        with_top = any(len(words) > 1 for layer in self.layers for words in layer.top)
         return [{name: row[name] for name in row if with_top or name != "top"} for row in self.rows]
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """A table: the input in the first row, then a row for each layer; right tokens on a coloured ground."""
+        """A table: the input in the first row, then a row for each layer, with right tokens in coloured cells."""
         from matplotlib.patches import Rectangle
 
         colours = THEMES[theme]
@@ -99,15 +99,15 @@ class RecoveredWords(Drawn):
         axes.set_xlim(0, columns)
         axes.set_ylim(rows, 0)
         axes.set_xticks([])
-        names = ["input", *(f"layer {one.layer}" for one in self.layers)]
+        names = ["input", *(f"layer {layer.layer}" for layer in self.layers)]
         axes.set_yticks(np.arange(rows) + 0.5, names, fontsize=7)
         axes.tick_params(length=0)
         twin = axes.secondary_yaxis("right")
-        twin.set_yticks(np.arange(rows) + 0.5, ["", *(f"{one.right:.0%}" for one in self.layers)], fontsize=7)
+        twin.set_yticks(np.arange(rows) + 0.5, ["", *(f"{layer.right:.0%}" for layer in self.layers)], fontsize=7)
         twin.tick_params(length=0, colors=colours.ink)
         for spine in (*axes.spines.values(), *twin.spines.values()):
             spine.set_visible(False)
-        words = [list(self.tokens), *([top[0] for top in one.top] for one in self.layers)]
+        words = [list(self.tokens), *([top[0] for top in layer.top] for layer in self.layers)]
         for row, line in enumerate(words):
             for column, word in enumerate(line):
                 is_right = row > 0 and word == self.tokens[column]
@@ -125,9 +125,9 @@ class RecoveredWords(Drawn):
 
 @dataclass(frozen=True, repr=False)
 class RecoveredImages(Drawn):
-    """What is recovered of ``target`` (images, channels, height, width), from 0 to 1, from each layer."""
+    """The images recovered from each layer. ``target``: the true ones (images, channels, height, width), 0 to 1."""
 
-    # Of ``indexer.profiles.single.ImageLayer``.
+    # Meanings of the fields of ``indexer.profiles.single.ImageLayer``.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "error": "Distance of the recovered image from the true one; 0 is perfect.",
         "first row": "Share of the error in the top row of patches, from 0 to 1.",
@@ -151,7 +151,7 @@ class RecoveredImages(Drawn):
     def numbers(self) -> Annotated[list[dict[str, Any]], ROW_FOR_EACH_LAYER, Key("layers"), After("recipe")]:
         """The layers without pixels."""
         names = ("layer", "error", "rows", "high_frequency", "condition", "directions")
-        return [{name: getattr(one, name) for name in names} for one in self.layers]
+        return [{name: getattr(layer, name) for name in names} for layer in self.layers]
 
     @property
     def headline(self) -> str:
@@ -167,9 +167,9 @@ class RecoveredImages(Drawn):
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer: the error, and the shares of the first and the last row of patches in it."""
         return [
-            {"layer": one.layer, "error": one.error, "first row": one.rows[0], "last row": one.rows[-1],
-             "high_frequency": one.high_frequency, "condition": one.condition, "directions": one.directions}
-            for one in self.layers
+            {"layer": layer.layer, "error": layer.error, "first row": layer.rows[0], "last row": layer.rows[-1],
+             "high_frequency": layer.high_frequency, "condition": layer.condition, "directions": layer.directions}
+            for layer in self.layers
         ]  # fmt: skip
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
@@ -177,22 +177,22 @@ class RecoveredImages(Drawn):
         count = len(self.target)
         panels = Panels([count, *[count + 1] * len(self.layers)], (1.05, 1.05), theme, ax, margin=(0.65, 0.7))
         colours = panels.colours
-        pictures = [self.target, *(one.images for one in self.layers)]
-        names = ["input", *(f"layer {one.layer}" for one in self.layers)]
+        pictures = [self.target, *(layer.images for layer in self.layers)]
+        names = ["input", *(f"layer {layer.layer}" for layer in self.layers)]
         for row, images, name in zip(panels.rows, pictures, names, strict=True):
             for panel, image in zip(row, images, strict=False):
                 show_pixels(panel, image)
             row[0].set_ylabel(name, fontsize=8, color=colours.ink)
-        for row, one in zip(panels.rows[1:], self.layers, strict=True):
-            row_bars(row[-1], one.rows, colours)
-            panels.title(row[-1], f"error {one.error:.2f}", 7)
+        for row, layer in zip(panels.rows[1:], self.layers, strict=True):
+            row_bars(row[-1], layer.rows, colours)
+            panels.title(row[-1], f"error {layer.error:.2f}", 7)
         panels.rows[-1][-1].set_xlabel("its share by row of patches", fontsize=6.5, color=colours.ink)
         add_title(panels.figure, f"Images recovered from layers of {model_label(self.model, 48)}", colours)
         return panels.figure
 
 
 def _command(call: Invocation, model: str, **options: Any) -> None:
-    with call.opened_if_there() as atlas:  # running a model needs none
+    with call.opened_if_there() as atlas:  # a model runs without an atlas, too
         call.show(invert(None, model, **options) if atlas is None else atlas.invert(model, **options))
 
 
@@ -264,22 +264,22 @@ def invert(
             raise BadArgument("Images always start from a blank.", "Leave `recipe` out.")
         subject = read_now(version, device)
         target, image_layers, notes = invert_images(
-            subject, [Path(one) for one in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate, seed=seed,
-            progress=on_progress,
+            subject, [Path(path) for path in images], layers, stem=stem, recipe=recipe, steps=steps, rate=rate,
+            seed=seed, progress=on_progress,
         )  # fmt: skip
         return RecoveredImages(subject.name, recipe, target, image_layers, notes)
     if rate is not None and recipe != "original":
         raise BadArgument("`rate` is a setting of the original method.", Text("Add ", Call(recipe="original"), "."))
     positions = _parse_slice(keep)
     subject = read_now(version, device)
-    words, found = invert_words(
+    tokens, layer_words = invert_words(
         subject, text, layers, recipe=recipe, top=top, keep=positions, restrict=restrict, seed=seed, shift=shift,
         steps=steps, rate=rate, progress=on_progress,
     )  # fmt: skip
     notes = subject.notes
     if restrict:
         notes = (*notes, "only words of the text could be chosen, so a right answer says less than it seems to")
-    return RecoveredWords(subject.name, text, recipe, words, found, notes)
+    return RecoveredWords(subject.name, text, recipe, tokens, layer_words, notes)
 
 
 def _parse_slice(text: str | None) -> slice:

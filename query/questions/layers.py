@@ -48,8 +48,8 @@ CELL = (0.62, 0.24)  # inches
 class Change:
     """One delta. The ranks are 0 for a zero delta, and None if the kept singular values do not suffice.
 
-    Of a sample the norms and the share are estimates, and energy and ranks are None, as the rows that were read do not
-    give them.
+    If only a sample was read, the norms and the share are estimates, and energy and ranks are None, because they need
+    all rows.
     """
 
     stack: Annotated[str, STACK]
@@ -85,10 +85,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Part:
-    """The deltas of one layer, or of one family. ``relative_norm`` is the root mean square of theirs.
-
-    ``norm_error``: the standard error of ``norm``.
-    """
+    """The deltas of one layer, or of one family. ``relative_norm``: the root mean square over these deltas."""
 
     name: Annotated[str, LAYER_OR_FAMILY]
     norm: Annotated[float, _NORM]
@@ -99,11 +96,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Embedding:
-    """The change of the input embedding, as far as the rows that were read show it.
+    """The change of the input embedding, from the rows that were read.
 
-    Of a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. The standard error is that over the
-    stripes that the rows lie in. Sizes of rows say nothing useful of the rank: a sum of the largest of them bounds it
-    far above what it is.
+    For a row e that changed by δ beyond weight decay, ‖δ‖/‖e‖ is known within 5 %. The standard error is computed over
+    the stripes that contain the rows. There is no rank: the sum of the largest row sizes is a bound far above it.
     """
 
     kind: Annotated[str, Doc("What the rows can show; see class in `query trace`.")]
@@ -116,7 +112,7 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Layers(Drawn):
-    """Where one model changed; ``norm`` is that of all deltas together, which are in the order of the base."""
+    """Where one model changed. ``norm``: of all deltas together; ``deltas``: in the order of the base."""
 
     ROWS = "deltas"
     TABLE = "cells"
@@ -134,9 +130,7 @@ class Layers(Drawn):
     norm: Annotated[float, Doc("Frobenius norm of the weight change δW of all matrices together.")]
     deltas: Annotated[tuple[Change, ...], Doc("The change of each matrix.")]
     notes: Notes = ()
-    copy_evidence: Annotated[str | None, Hidden()] = (
-        None  # what shows that it is a copy of the base, as in the database
-    )
+    copy_evidence: Annotated[str | None, Hidden()] = None  # why it is a copy of the base, as in the database
     embedding: Annotated[
         Embedding | None,
         Doc(
@@ -157,8 +151,8 @@ class Layers(Drawn):
     def read(
         self,
     ) -> Annotated[str, READ, After("base")]:
-        """What was read of the model: sample or full."""
-        return "full" if all(one.rows_read is None for one in self.deltas) else SAMPLE
+        """Whether a sample of the model was read, or all of it: sample or full."""
+        return "full" if all(delta.rows_read is None for delta in self.deltas) else SAMPLE
 
     @property
     def norm_error(self) -> Annotated[float, _NORM_ERROR, After("norm")]:
@@ -170,26 +164,27 @@ class Layers(Drawn):
         """A note on the estimates of a sample; none if all rows were read."""
         if self.read != SAMPLE or self.copy_evidence == CHECKSUM:
             return ()
-        rows, whole = rows_in_words(one.rows_read for one in self.deltas), ""
+        rows, error = rows_in_words(delta.rows_read for delta in self.deltas), ""
         if self.norm:
-            whole = f"; the standard error of the norm of its whole change is {100 * self.norm_error / self.norm:.2g} %"
-        return (f"The norms of {self.model} are estimated from {rows}{whole}.",)
+            error = f"; the standard error of the norm of its whole change is {100 * self.norm_error / self.norm:.2g} %"
+        return (f"The norms of {self.model} are estimated from {rows}{error}.",)
 
     @property
     def layers(self) -> Annotated[list[Part], Doc("The change of each layer."), After("norm_error")]:
         """By layer: ``3``, or ``encoder.3`` if there are two stacks."""
-        return _parts(self.deltas, lambda one: f"{one.stack}.{one.layer}" if one.stack else str(one.layer))
+        return _parts(self.deltas, lambda delta: f"{delta.stack}.{delta.layer}" if delta.stack else str(delta.layer))
 
     @property
     def families(self) -> Annotated[list[Part], Doc("The change of each family of matrices."), After("layers")]:
         """By family: ``query``, or ``encoder.query``."""
-        # Layers may have different families, so the order of the layers is not that of families.
-        ordered = sorted(self.deltas, key=lambda one: family_order(one.stack, one.family))
-        return _parts(ordered, lambda one: family_key(one.stack, one.family))
+        # Layers may have different families, so the order of the deltas does not give that of families.
+        ordered = sorted(self.deltas, key=lambda delta: family_order(delta.stack, delta.family))
+        return _parts(ordered, lambda delta: family_key(delta.stack, delta.family))
 
     def _families_of(self, stack: str) -> list[str]:
         return sorted(
-            {one.family for one in self.deltas if one.stack == stack}, key=lambda family: family_order(stack, family)
+            {delta.family for delta in self.deltas if delta.stack == stack},
+            key=lambda family: family_order(stack, family),
         )
 
     @property
@@ -202,7 +197,7 @@ class Layers(Drawn):
                 return f"{self.model} is an untrained adapter of {self.base}: it changes nothing."
             return f"{self.model} is a copy of {self.base}: nothing changed."
         layer, family = (max(parts, key=lambda part: part.share) for parts in (self.layers, self.families))
-        untouched = sum(one.norm == 0 for one in self.deltas)
+        untouched = sum(delta.norm == 0 for delta in self.deltas)
         how = ", estimated" if self.read == SAMPLE else ""
         most = (
             f"Most of the change (its squared norm{how}) lies in layer {layer.name} ({percent(layer.share)} of it) and "
@@ -226,45 +221,52 @@ class Layers(Drawn):
 
     @property
     def cells(self) -> list[dict[str, Any]]:
-        """A row for each layer, with ``of`` for each family; of heads, a row for each matrix."""
+        """A row for each layer, with the measure ``of`` for each family; with heads, a row for each matrix."""
         if self.heads:
             numbers = ("effective", "chance", "p_value")
             return [
-                ({"stack": one.stack} if one.stack else {})
-                | {"layer": one.layer, "family": one.family, "heads": len(one.norms)}
-                | {"largest": int(np.argmax(one.norms)), "norm": max(one.norms)}
-                | {name: getattr(one, name) for name in numbers}
-                for one in self.heads
+                ({"stack": head_change.stack} if head_change.stack else {})
+                | {"layer": head_change.layer, "family": head_change.family, "heads": len(head_change.norms)}
+                | {"largest": int(np.argmax(head_change.norms)), "norm": max(head_change.norms)}
+                | {name: getattr(head_change, name) for name in numbers}
+                for head_change in self.heads
             ]
         rows: dict[tuple[str, int], dict[str, Any]] = {}
-        columns = {stack: self._families_of(stack) for stack in {one.stack for one in self.deltas}}
-        for one in self.deltas:
-            start: dict[str, Any] = {"stack": one.stack, "layer": one.layer} if one.stack else {"layer": one.layer}
-            start |= dict.fromkeys(columns[one.stack])
-            rows.setdefault((one.stack, one.layer), start)[one.family] = getattr(one, self.of)
+        columns = {stack: self._families_of(stack) for stack in {delta.stack for delta in self.deltas}}
+        for delta in self.deltas:
+            start: dict[str, Any] = (
+                {"stack": delta.stack, "layer": delta.layer} if delta.stack else {"layer": delta.layer}
+            )
+            start |= dict.fromkeys(columns[delta.stack])
+            rows.setdefault((delta.stack, delta.layer), start)[delta.family] = getattr(delta, self.of)
         return list(rows.values())
 
     def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
-        """One of MEASURES by layer and family: a panel for each stack, with one scale for all."""
+        """A heat map by layer and family: a panel for each stack, with one scale for all.
+
+        ``of``: the measure, one of MEASURES. ``theme`` and ``ax``: as in ``Drawn.figure``.
+        """
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-        stacks = list(dict.fromkeys(one.stack for one in self.deltas))
+        stacks = list(dict.fromkeys(delta.stack for delta in self.deltas))
         widest = max(len(self._families_of(stack)) for stack in stacks)
-        deepest = max(one.layer for one in self.deltas) + 1
+        deepest = max(delta.layer for delta in self.deltas) + 1
         size = max(CELL[0] * widest, 3.0), max(CELL[1] * deepest, 0.8)
         panels = Panels([len(stacks)], size, theme, ax, margin=(1.2, 1.3))
         figure, colours = panels.figure, panels.colours
         # Cells without a value, and untouched matrices, stay empty.
-        values = [math.nan if one.norm == 0 or getattr(one, of) is None else getattr(one, of) for one in self.deltas]
+        values = [
+            math.nan if delta.norm == 0 or getattr(delta, of) is None else getattr(delta, of) for delta in self.deltas
+        ]
         scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
         shades = LinearSegmentedColormap.from_list("scale", colours.scale)
         for stack, panel in zip(stacks, panels, strict=True):
-            deltas = [(one, value) for one, value in zip(self.deltas, values, strict=True) if one.stack == stack]
+            deltas = [(delta, value) for delta, value in zip(self.deltas, values, strict=True) if delta.stack == stack]
             families = self._families_of(stack)
-            cells = np.full((max(one.layer for one, _ in deltas) + 1, len(families)), np.nan)
-            for one, value in deltas:
-                cells[one.layer, families.index(one.family)] = value
+            cells = np.full((max(delta.layer for delta, _ in deltas) + 1, len(families)), np.nan)
+            for delta, value in deltas:
+                cells[delta.layer, families.index(delta.family)] = value
             panel.imshow(cells, origin="lower", aspect="auto", cmap=shades, norm=scale, interpolation="nearest")
             panel.set_xticks(range(len(families)), families, rotation=30, ha="right", fontsize=7)
             panel.set_yticks(range(0, len(cells), -(-len(cells) // 12)))
@@ -293,14 +295,14 @@ class Layers(Drawn):
 
 def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:
     groups: dict[str, list[Change]] = {}
-    for one in deltas:
-        groups.setdefault(name(one), []).append(one)
+    for delta in deltas:
+        groups.setdefault(name(delta), []).append(delta)
     return [
         Part(
             name=group,
-            norm=math.hypot(*(one.norm for one in members)),
-            relative_norm=math.hypot(*(one.relative_norm for one in members)) / math.sqrt(len(members)),
-            share=math.fsum(one.share for one in members),
+            norm=math.hypot(*(delta.norm for delta in members)),
+            relative_norm=math.hypot(*(delta.relative_norm for delta in members)) / math.sqrt(len(members)),
+            share=math.fsum(delta.share for delta in members),
             norm_error=_norm_error(members),
         )
         for group, members in groups.items()
@@ -308,8 +310,8 @@ def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part
 
 
 def _norm_error(deltas: Iterable[Change]) -> float:
-    """The standard error of the norm of these deltas together; those of matrices are independent."""
-    parts = [(one.norm, one.norm * one.norm_error) for one in deltas]
+    """The standard error of the norm of these deltas together; the errors of matrices are independent."""
+    parts = [(delta.norm, delta.norm * delta.norm_error) for delta in deltas]
     norm = math.hypot(*(norm for norm, _ in parts))
     return math.hypot(*(error for _, error in parts)) / norm if norm else 0.0
 
@@ -322,10 +324,10 @@ def _command(
     **options: Any,
 ) -> None:
     with call.opened() as atlas:
-        found = atlas.layers(model, base, **options)
+        answer = atlas.layers(model, base, **options)
         if call.file is not None:
-            found.write(call.file, call.theme or "light", of)
-        call.show(replace(found, of=of), file=call.file)
+            answer.write(call.file, call.theme or "light", of)
+        call.show(replace(answer, of=of), file=call.file)
 
 
 @question(
@@ -348,7 +350,7 @@ def layers(
 
     Returns:
         The size and rank of the change of every matrix, layer and family, and of the embedding. Norms of a sample are
-        estimates. By attention head (``query.questions.heads.changes_by_head``) only if asked, which needs the
+        estimates. ``heads``: also by attention head (``query.questions.heads.changes_by_head``), which needs the
         record's factors.
 
     Raises:
@@ -356,32 +358,35 @@ def layers(
             heads.
     """
     resolved = resolve_model(atlas, str(model), base, "input", read)
-    found = layers_of(atlas, resolved)
+    answer = layers_of(atlas, resolved)
     if heads:
-        found = replace(found, heads=_by_head(atlas, resolved))
-    return replace(found, embedding=embedding_of(token_evidence(atlas, resolved)[1]))
+        answer = replace(answer, heads=_by_head(atlas, resolved))
+    return replace(answer, embedding=embedding_of(token_evidence(atlas, resolved)[1]))
 
 
 def _by_head(atlas: AtlasReader, model: ResolvedModel) -> tuple[HeadChange, ...]:
-    """Raises AtlasError if there are none."""
+    """The changes by head. Raises AtlasError if there are none."""
     record = model.record
     if record is None:
         (row,) = atlas.rows("SELECT record_key FROM fine_tunes WHERE model_id = ?", [model.model_id])
         record = RecordStore(atlas.folder).read(row["record_key"])
-    found = changes_by_head(record, json.loads(atlas.base_row(model.base)["config"] or "{}"))
-    if not found:
+    head_changes = changes_by_head(record, json.loads(atlas.base_row(model.base)["config"] or "{}"))
+    if not head_changes:
         reason = "a sample holds a few heads of each matrix" if record.is_sampled else "no attention matrix changed"
         hint = deepening(atlas, model.base, [model.name]) if record.is_sampled else "Leave `heads` out."
         raise AtlasError(f"{model.name} cannot be split by head: {reason}, or its factors are not kept.", hint)
-    return found
+    return head_changes
 
 
 def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
-    """None where rows cannot be compared with the base's, or a tied head moved all (then sizes are not known)."""
+    """The change of the input embedding.
+
+    None if rows cannot be compared with the base's, or if a tied head moved all of them, as sizes are then not known.
+    """
     if evidence is None or evidence.is_share:
         return None
     squares = np.square(np.nan_to_num(sizes_of(evidence.codes)))
-    # Whole stripes are drawn: rows of one stripe are tokens of one kind.
+    # Whole stripes were sampled: rows of one stripe are tokens of one kind.
     stripes = np.searchsorted(
         [stripe.stop for stripe in token_stripes(evidence.base_vocabulary)], evidence.rows, "right"
     )
@@ -402,11 +407,11 @@ def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
 
 
 def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
-    """What ``layers`` says of a model that is already resolved."""
+    """The answer of ``layers`` for a resolved model, without heads and embedding."""
     if model.record is None:
         assert model.model_id is not None
-        found = stored_layers(atlas, model.model_id, model.name, model.base)
-        return replace(found, notes=(*found.notes, *unrelated_notes(model)))
+        answer = stored_layers(atlas, model.model_id, model.name, model.base)
+        return replace(answer, notes=(*answer.notes, *unrelated_notes(model)))
     rows = []
     for delta in model.record.deltas:
         half, most = delta.change_ranks((0.5, 0.9))
@@ -424,30 +429,30 @@ def layers_of(atlas: AtlasReader, model: ResolvedModel) -> Layers:
                 "rows_read": delta.lines,
             }
         )
-    found = _layers(model.name, model.base, rows, model.copy_evidence)
-    notes = [Text(note, " Exact: ", Call(read="full")) for note in found.estimates]
-    return replace(found, notes=(*notes, *unrelated_notes(model)))
+    answer = _layers(model.name, model.base, rows, model.copy_evidence)
+    notes = [Text(note, " Exact: ", Call(read="full")) for note in answer.estimates]
+    return replace(answer, notes=(*notes, *unrelated_notes(model)))
 
 
 def stored_layers(atlas: AtlasReader, model_id: int, model: str, base: str) -> Layers:
-    """What ``layers`` says of an indexed model, by its id; its notes only say what is estimated."""
+    """The answer of ``layers`` for an indexed model, by its id; its notes are only about estimates."""
     rows = atlas.rows(
         "SELECT stack, layer, family, norm, relative_norm, energy, rank_50, rank_90, norm_error, rows_read "
         "FROM deltas WHERE model_id = ?",
         [model_id],
     )
     evidence = atlas.rows("SELECT copy_evidence FROM records WHERE model_id = ?", [model_id])
-    found = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
-    return replace(found, notes=tuple(Text(note, " ", deepening(atlas, base, [model])) for note in found.estimates))
+    answer = _layers(model, base, rows, evidence[0]["copy_evidence"] if evidence else None)
+    return replace(answer, notes=tuple(Text(note, " ", deepening(atlas, base, [model])) for note in answer.estimates))
 
 
 def _layers(model: str, base: str, rows: Sequence[Mapping[str, Any]], copy_evidence: str | None) -> Layers:
-    """From a row for each delta."""
-    total = math.fsum(one["norm"] ** 2 for one in rows)
-    order = sorted(rows, key=lambda one: DeltaKey(one["stack"], one["layer"], one["family"]).sort_key)
+    """The answer from a row for each delta."""
+    total = math.fsum(row["norm"] ** 2 for row in rows)
+    order = sorted(rows, key=lambda row: DeltaKey(row["stack"], row["layer"], row["family"]).sort_key)
     changes = []
-    for one in order:
-        change = Change(**one, share=one["norm"] ** 2 / total if total else 0.0)
-        # The kept singular values hold a larger share of the rows that were read than of δW.
+    for row in order:
+        change = Change(**row, share=row["norm"] ** 2 / total if total else 0.0)
+        # The kept singular values explain a larger share of the rows that were read than of δW.
         changes.append(change if change.rows_read is None else replace(change, energy=None))
     return Layers(model, base, math.sqrt(total), tuple(changes), copy_evidence=copy_evidence)

@@ -1,4 +1,4 @@
-"""Everything the atlas knows of one model."""
+"""All facts about one model in the atlas."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _TABLES = (
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ShownModel(Result, Mapping[str, Any]):
-    """Everything known of one model: a mapping with the keys of the command's JSON."""
+    """All facts about one model: a mapping with the keys of the command's JSON."""
 
     ROWS = "rows"
     SHEET = ("usual_facts", "all_facts")
     SHOW_HEADLINE = True
-    # Facts are columns of the views and tables fine_tunes and records; these are the first to be asked about.
+    # Facts are columns of the views and tables fine_tunes and records; these need an explanation most.
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "status": "indexed, skipped (the model can never be read) or failed (it is tried again).",
         "reason": "Why the model was skipped or failed: a code to group by.",
@@ -135,7 +135,7 @@ class ShownModel(Result, Mapping[str, Any]):
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Whether it is unrelated to its base, whether other models began as it did, and whether any is like it."""
+        """Notes on its relation to the base, on models with the same initialisation, and on similar models."""
         return tuple(self["notes"])
 
     @property
@@ -157,7 +157,7 @@ class ShownModel(Result, Mapping[str, Any]):
 
     @property
     def all_facts(self) -> Annotated[dict[str, Any], Shown(), Detail(), Spread()]:
-        """Everything but the signature and the notes."""
+        """All facts except the signature and the notes."""
         return {name: value for name, value in self.facts.items() if name not in ("signature", "notes")}
 
     @property
@@ -171,16 +171,16 @@ class ShownModel(Result, Mapping[str, Any]):
             "checkpoints": ("model", "step", "distance", "similarity", "eval_loss"),
         }
         tables = {
-            name: [{column: row[column] for column in shown if row[column] != ""} for row in self[name][:_SHOWN]]
-            for name, shown in columns.items()
+            table: [{name: row[name] for name in names if row[name] != ""} for row in self[table][:_SHOWN]]
+            for table, names in columns.items()
         }
         return facts | {name: rows for name, rows in tables.items() if rows}
 
 
 def _command(call: Invocation, **options: Any) -> None:
     with call.opened() as atlas:
-        shown = atlas.show(**options)
-        call.show(shown, rows=[shown.to_dict()] if call.output == "jsonl" else None)
+        answer = atlas.show(**options)
+        call.show(answer, rows=[answer.to_dict()] if call.output == "jsonl" else None)
 
 
 @question(
@@ -192,26 +192,26 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
     """Show what is known of ``model``: the usual facts, or everything (``details``, or any other format).
 
     Returns:
-        A mapping: what the Hub says, its datasets and results, its deltas by family, its neighbours. A model that was
-        skipped or failed is shown with the reason.
+        A mapping: facts from the Hub, datasets and results, deltas by family, neighbours. A model that was skipped or
+        failed is shown with the reason.
 
     Raises:
-        AtlasError: the atlas does not know the model. The message names the closest ids.
+        AtlasError: the atlas does not contain the model. The message has the closest ids.
     """
     model = str(model)
     reference = ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.is_name else model_of_folder(atlas, reference, base)
-    if known is None:
+    indexed = atlas.find(reference, base) if reference.is_name else model_of_folder(atlas, reference, base)
+    if indexed is None:
         raise unknown_model(atlas, model, Text("Add it: ", Call("add", model, base_in_hint(atlas, base))))
-    return shown_model(atlas, known.model_id)
+    return shown_model(atlas, indexed.model_id)
 
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
-    """What ``show`` says of the model with this id. Raises AtlasError if there is none."""
-    found = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
-    if not found:
+    """The answer of ``show`` for the model with this id. Raises AtlasError if there is none."""
+    listed = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
+    if not listed:
         raise AtlasError(f"The atlas holds no model {model_id}.", "")
-    shown, others = found[0], 0
+    facts, other_models = listed[0], 0
     weights = atlas.rows(
         "SELECT * EXCLUDE (model_id, record_key, row_space, token_codes), "
         "(SELECT count(*) FROM records AS other WHERE other.initialisation = records.initialisation "
@@ -220,68 +220,70 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         [model_id],
     )
     if weights:
-        shown |= weights[0]
-        others = shown.pop("others") or 0
-        shown["initialisation"] = shown["initialisation"] if others else None
-        shown["duplicate_of"] = _name(atlas, shown["duplicate_of"])
-        shown["duplicate_group"] = _name(atlas, shown["duplicate_group"])
-        shown["training"] = json.loads(shown["training"]) if shown["training"] else None
-    is_on_hub = shown["claimed_by"] != "folder"
-    shown["page"] = atlas.crawl_of(shown["base"]).page_of(shown["model"]) if is_on_hub else None
-    # What its card and tags say.
-    named = atlas.rows(
+        facts |= weights[0]
+        other_models = facts.pop("others") or 0
+        facts["initialisation"] = facts["initialisation"] if other_models else None
+        facts["duplicate_of"] = _name(atlas, facts["duplicate_of"])
+        facts["duplicate_group"] = _name(atlas, facts["duplicate_group"])
+        facts["training"] = json.loads(facts["training"]) if facts["training"] else None
+    is_on_hub = facts["claimed_by"] != "folder"
+    facts["page"] = atlas.crawl_of(facts["base"]).page_of(facts["model"]) if is_on_hub else None
+    # Datasets, tags and results, from its card and other metadata.
+    dataset_rows = atlas.rows(
         "SELECT dataset, parent, list_sort(list(DISTINCT raw)) AS spellings, list_sort(list(DISTINCT source)) AS "
         "sources FROM model_datasets WHERE model_id = ? GROUP BY dataset, parent ORDER BY dataset",
         [model_id],
     )
-    shown["datasets"] = sorted({row["dataset"] for row in named if row["dataset"]})
-    shown["datasets_as_written"] = named
-    shown["tags"] = [row["tag"] for row in atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [model_id])]
-    shown["evaluations"] = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
-    # Its deltas by family, and the models that are near.
-    shown["families"] = atlas.rows(
+    facts["datasets"] = sorted({row["dataset"] for row in dataset_rows if row["dataset"]})
+    facts["datasets_as_written"] = dataset_rows
+    facts["tags"] = [row["tag"] for row in atlas.rows("SELECT tag FROM tags WHERE model_id = ?", [model_id])]
+    facts["evaluations"] = atlas.rows("SELECT * EXCLUDE (model_id) FROM evaluations WHERE model_id = ?", [model_id])
+    # Its deltas by family, and its neighbours.
+    facts["families"] = atlas.rows(
         "SELECT stack, family, count(*) AS layers, avg(relative_norm) AS relative_norm, "
         "avg(energy) FILTER (rows_read IS NULL) AS energy, "
         "count(*) FILTER (norm = 0) AS untouched, avg(rank_50) AS rank_50, avg(rank_90) AS rank_90 "
         "FROM deltas WHERE model_id = ? GROUP BY stack, family",
         [model_id],
     )
-    shown["families"].sort(key=lambda row: family_order(row["stack"], row["family"]))
-    shown["neighbours"] = atlas.rows(
+    facts["families"].sort(key=lambda row: family_order(row["stack"], row["family"]))
+    facts["neighbours"] = atlas.rows(
         "SELECT rank, model, similarity, author, datasets FROM neighbours "
         "JOIN models ON models.model_id = neighbour_id "
         "WHERE neighbours.model_id = ? AND representation = 'input' AND rank <= ? ORDER BY rank",
         [model_id, _NEIGHBOURS_SHOWN],
     )
-    # Stored answers, each with the time when it was computed.
-    shown["predictions"] = atlas.rows(
+    # Stored answers, each with the time of its computation.
+    facts["predictions"] = atlas.rows(
         "SELECT dataset, probability, votes, authors, declared, calibrated, answered_at FROM predictions "
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
-    shown["checkpoints"] = path_around(atlas, model_id) if shown.get("run_group") is not None else []
-    kept = stored_lineage(atlas, model_id)
-    shown["lineage"] = [] if kept is None else [plain(edge) | {"answered_at": kept.answered_at} for edge in kept.edges]
+    facts["checkpoints"] = path_around(atlas, model_id) if facts.get("run_group") is not None else []
+    lineage = stored_lineage(atlas, model_id)
+    facts["lineage"] = []
+    if lineage is not None:
+        facts["lineage"] = [plain(edge) | {"answered_at": lineage.answered_at} for edge in lineage.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
-    if shown.get("read") == SAMPLE:
+    if facts.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
-        shown["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
-        if shown["copy_evidence"] != CHECKSUM:
-            notes.append(Text("Its norms are estimates. ", deepening(atlas, shown["base"], [shown["model"]])))
-    passed_over = shown.get("passed_over") or []
-    if parts := [one for one in passed_over if not one.endswith(".")]:
+        facts["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
+        if facts["copy_evidence"] != CHECKSUM:
+            notes.append(Text("Its norms are estimates. ", deepening(atlas, facts["base"], [facts["model"]])))
+    passed_over = facts.get("passed_over") or []
+    if parts := [part for part in passed_over if not part.endswith(".")]:
         notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
-    notes += [one for one in passed_over if one.endswith(".")]  # sentences on its settings
-    shown["is_like_none"] = None
-    if shown["neighbours"]:
+    notes += [part for part in passed_over if part.endswith(".")]  # sentences on its settings
+    facts["is_like_none"] = None
+    if facts["neighbours"]:
         near = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
-        shown["is_like_none"] = all(one.is_like_unrelated for one in near)
-    if shown["is_like_none"]:
-        notes.append(f"{nothing_like('it', shown['base'])}: unrelated models are as similar as the nearest.")
-    if others:
-        count = f"{others:,} others" if others > 1 else "another"
+        facts["is_like_none"] = all(neighbour.is_like_unrelated for neighbour in near)
+    if facts["is_like_none"]:
+        notes.append(f"{nothing_like('it', facts['base'])}: unrelated models are as similar as the nearest.")
+    if other_models:
+        count = f"{other_models:,} others" if other_models > 1 else "another"
         notes.append(f"It was made with the same initialisation as {count}: one tool, one seed.")
-    return ShownModel(shown | {"notes": notes})
+    return ShownModel(facts | {"notes": notes})
 
 
 def _name(atlas: AtlasReader, model_id: int | None) -> str | None:

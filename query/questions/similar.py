@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.console.option import Option
+from indexer.console.stdin import STDIN
 from indexer.errors import AtlasError, Call, Text
 from query.contract.columns import (
     BACKGROUND,
@@ -19,6 +20,7 @@ from query.contract.columns import (
     OF_A_BATCH,
     SIMILARITY,
     SIMILARITY_ERROR,
+    AskedModel,
     Author,
     BaseId,
     DatasetList,
@@ -33,7 +35,6 @@ from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If,
 from query.models.lookup import resolve_model
 from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
-from query.models.texts import STDIN
 from query.shared.wording import counted, rarity
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class SimilarModels(Rows[Neighbour]):
     )  # fmt: skip
     SHOW_HEADLINE = True
 
-    model: Annotated[str, Doc("The model asked about.")]
+    model: AskedModel
     base: BaseId
     representation: Vectors
     neighbours: Annotated[tuple[Neighbour, ...], Doc("The models found, nearest first.")]

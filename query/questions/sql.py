@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from indexer.child_processes import bare_environment, start_child
 from indexer.console.messages import say
 from indexer.console.option import Argument, Option
+from indexer.console.stdin import read_stdin, text_of
 from indexer.errors import AtlasError, BadArgument, Call, Text
 from query.contract.columns import Notes
 from query.contract.options import ROWS_ON_A_TERMINAL, Limit
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Listed
-from query.models.texts import read_stdin, text_of
 from query.shared import sandbox
 from query.shared.sandbox.locked import MEMORY
 

@@ -23,6 +23,8 @@ ROWS = {
     "sample": ("reading", "measure_sample", "bytes and seconds of a model, by what is read of it"),
     "vectors": ("vectors", "measure_vectors", "checkpoint on disk to singular triplets: time and accuracy"),
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),
+    "tree": ("trees", "measure_tree", "a folder of 1,000 LoRAs indexed"),
+    "unchanged": ("trees", "measure_unchanged", "a folder of 10,000 adapters in which nothing has changed"),
     "start": ("asking", "measure_start", "a question from the shell"),
     "search": ("asking", "measure_search", "a question in process, against bare FAISS"),
 }
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="DIR",
         default=Path(tempfile.gettempdir()) / "vectors-in-the-wild-bench",
-        help="where large inputs are made once and kept, 6 GB (default: %(default)s)",
+        help="where large inputs are made once and kept, 10 GB (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
     unknown = [row for row in options.rows if row not in ROWS]

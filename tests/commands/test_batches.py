@@ -13,6 +13,7 @@ import duckdb
 import pytest
 
 from indexer.builds.profile_worker import ProfileUnit
+from indexer.console.stdin import read_stdin
 from indexer.errors import AtlasError, ModelError
 from indexer.profiles.single import read_now
 from indexer.profiles.store import ProfileIdentity
@@ -23,7 +24,6 @@ from indexer.sources.registry import ModelRef
 from indexer.upkeep.maintenance import rebuild
 from query import Atlas
 from query.contract.results import plain
-from query.models.texts import read_stdin
 from tests.halves import a_few
 
 

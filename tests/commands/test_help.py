@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,9 +31,9 @@ def test_help_fits_eighty_columns_and_ends_with_an_example(program, command, run
     assert max(map(len, out.splitlines())) <= 80
     assert "..." not in out.replace("[ARGS]...", "").replace("[MODELS]...", "")
     if command:
-        before, _, example = out.partition("Example:")
+        before, _, examples = re.split(r"\n  (Examples?:)\n", out)
         assert before
-        assert example.strip().startswith(f"{program} {command}")
+        assert all(line.strip().startswith(f"{program} {command}") for line in examples.strip().splitlines())
 
 
 def test_representations_come_from_the_registry(run):

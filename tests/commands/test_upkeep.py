@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from indexer.builds.commands import add
+from indexer.builds.add import add
 from indexer.cli import main
 from indexer.listing.listing import Listing
 from indexer.upkeep.maintenance import rebuild

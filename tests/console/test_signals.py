@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from query.models.texts import text_of
+from indexer.console.stdin import text_of
 
 COMMAND = """
 import os, signal, time

@@ -6,6 +6,7 @@ import ast
 import pickle
 import re
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -93,6 +94,24 @@ def test_advice_names_functions_commands_and_options_that_exist():
                 assert {word for word in words if word.startswith("--")} <= known, (path.name, str(call))
                 checked += 1
     assert checked > 10
+
+
+def test_help_names_options_that_exist_and_gives_each_example_a_line():
+    from indexer.cli import main as index
+    from query.faces.cli import main as query
+
+    for group in (index, query):
+        context = click.Context(group)
+        commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
+        known = {
+            text for one in (group, *commands.values()) for p in one.params for text in (*p.opts, *p.secondary_opts)
+        }
+        for name, command in commands.items():
+            page = command.get_help(click.Context(command, info_name=name, terminal_width=400, max_content_width=400))
+            assert "\\b" not in page, name
+            assert set(re.findall(r"(?<!\S)--[a-z][a-z-]+", page)) <= known | {"--help", "--version"}, name
+    page = index.get_command(context, "build").get_help(click.Context(index))
+    assert "\n    index build --base roberta-base --from /data/runs\n    index build --from ~/" in page
 
 
 def test_what_the_questions_raise_names_no_option():

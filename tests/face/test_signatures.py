@@ -77,7 +77,7 @@ FUNCTIONS = {
     "build": ("build", {"bases", "yes", "adopt"}),
     "work": ("work", {"base", "shard"}),
     "publish": ("publish_records", {"bases"}),
-    "add": ("add", {"model", "base"}),
+    "add": ("add", {"models", "base"}),
     "deepen": ("deepen", {"models", "base", "yes"}),
     "starts": ("find_starts", {"models", "base"}),
     "profile": ("profile", {"models", "base", "dry_run"}),

@@ -41,7 +41,7 @@ def odd_atlases():
             {"names", "purity", "map", "clusters", "prediction", "rank", "pairs"},
         ),
         "no datasets": (silent, {"names", "purity", "prediction", "rank"}),
-        "one author": ([replace(model, author="solo") for model in models], {"prediction", "rank", "pairs"}),
+        "one author": ([replace(model, author="solo") for model in models], {"rank", "pairs"}),
         "one dataset": ([replace(model, datasets=("d",)) for model in models], {"rank"}),
         "no ranks": ([replace(model, ranks=None) for model in models], {"rank"}),
         "all alike": ([replace(model, vector=models[0].vector) for model in models], {"rank"}),

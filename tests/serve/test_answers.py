@@ -40,7 +40,7 @@ def test_every_field_of_every_tool_is_described(made):
     _, tools, _ = ask(made, [])
     names = {tool.name for tool in tools}
     assert names == {"bases", "similar", "predict", "show", "trace", "ask", "compare", "layers", "lineage", "purity",
-                     "clusters", "datasets", "sql", "duplicates", "runs", "run_path"}  # fmt: skip
+                     "clusters", "datasets", "identify", "sql", "duplicates", "runs", "run_path"}  # fmt: skip
     for tool in tools:
         for name, field in tool.input_schema["properties"].items():
             assert field.get("description"), (tool.name, name)

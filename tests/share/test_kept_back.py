@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from indexer.atlas import AtlasFolder
-from indexer.builds.commands import add
+from indexer.builds.add import add
 from indexer.errors import AtlasError
 from indexer.listing.listing import Listing
 from indexer.sources.folder import place_of

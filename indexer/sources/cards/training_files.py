@@ -56,6 +56,8 @@ _PRIVATE = re.compile(
     r"|mlflow\.source\..*|mlflow\.user)",
     re.IGNORECASE,
 )
+# Where a run was written. Of another absolute path the last part is kept; of these it may be the name of a team.
+_OUTPUT = re.compile(r"(?:.*[._])?(?:output|logging|log|cache|save)_?(?:dir|path|folder)", re.IGNORECASE)
 # A path within a text, as in a command, and the address of a bucket.
 _INNER_PATH = re.compile(
     r"(?<![\w./:\\])(?:(?!https?:)[a-z][a-z0-9+]{1,9}://[^\s,;'\"]*?|(?:~|[A-Za-z]:)?[/\\][^\s,;'\"]*?[/\\])"
@@ -376,7 +378,10 @@ def _flat(loaded: Mapping[str, Any]) -> Settings:
         if _SECRET.search(key) or _PRIVATE.fullmatch(key):
             continue
         if isinstance(value, str):
-            value = tidy(without_paths(without_user(value[: 4 * _LONGEST_TEXT])))
+            shown = without_paths(without_user(value[: 4 * _LONGEST_TEXT]))
+            if _OUTPUT.fullmatch(key) and (shown != value or "://" in value):
+                continue
+            value = tidy(shown)
             value = tidy(_INNER_PATH.sub(r"./\1", value), _LONGEST_TEXT)
             if not value:
                 continue

@@ -65,7 +65,7 @@ _ODDITIES = {
     "is_unrelated": "unrelated to the base",
     "is_repeat": "repeats an earlier upload",
     "is_partly_frozen": "partly frozen",
-    "deleted_at_hub": "left the Hub",
+    "deleted_at_hub": "left its source",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command `query`: the questions of the registry, and the commands that are no questions."""
+"""The command `query`: the questions of the registry, and the commands that are not questions."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ __all__ = ["QueryGroup", "main"]
 
 
 class Commands(MutableMapping[str, click.Command]):
-    """The commands by name, each made from its question when it is first asked for."""
+    """The commands by name, each made from its question on first use."""
 
     def __init__(self) -> None:
-        self._made: dict[str, click.Command] = {str(one.name): one for one in OTHERS}
+        self._commands: dict[str, click.Command] = {str(command.name): command for command in OTHERS}
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in self._made:
+        if name not in self._commands:
             from query.faces.cli.asking import command_of
 
-            self._made[name] = command_of(name, registry.commands()[name])
-        return self._made[name]
+            self._commands[name] = command_of(name, registry.commands()[name])
+        return self._commands[name]
 
     def __setitem__(self, name: str, command: click.Command) -> None:
-        self._made[name] = command
+        self._commands[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._made[name]
+        del self._commands[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made or name in registry.commands()
+        return name in self._commands or name in registry.commands()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*registry.commands(), *self._made]))
+        return iter(dict.fromkeys([*registry.commands(), *self._commands]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
 
 class QueryGroup(AtlasGroup):
-    """A group whose list of commands imports no question. ``program``: what examples begin with."""
+    """A group whose list of commands imports no question. ``program``: its name at the beginning of examples."""
 
     program = "query"
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from indexer.console.option import Described, Option, click_parameter, described, is_negated
+from indexer.console.stdin import names_on_stdin
 from indexer.console.terminal import DEFAULT_ATLAS, atlas_option, emit, output_options
 from indexer.errors import AtlasError
 from query.contract.options import DETAILS, DRAW, THEME
@@ -94,8 +95,8 @@ class CommandInvocation:
         return generations(atlas).asked(function, *arguments)
 
     def names_on_stdin(self) -> list[str]:
-        """See :func:`query.faces.cli.batch.names_on_stdin`."""
-        return batch.names_on_stdin()
+        """See :func:`indexer.console.stdin.names_on_stdin`."""
+        return names_on_stdin()
 
     def show_many(
         self, found: Iterable[Answered[R]], count: int, rows_of: Callable[[str, R], list[dict[str, Any]]]
@@ -107,9 +108,9 @@ class CommandInvocation:
         """End with a usage error."""
         raise click.UsageError(sentence)
 
-    def fail(self) -> NoReturn:
-        """End with status 1, after everything has been printed."""
-        click.get_current_context().exit(1)
+    def fail(self, status: int = 1) -> NoReturn:
+        """End with this status, after everything has been printed."""
+        click.get_current_context().exit(status)
 
 
 def command_of(name: str, entries: Sequence[Entry]) -> click.Command:

@@ -1,4 +1,4 @@
-"""The command `model-atlas`: the subcommands of `index` and `query`, where other programs have taken these names."""
+"""The command `model-atlas`: the subcommands of `index` and `query`, for machines where other programs are so named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from indexer.cli import main as index
 from indexer.console.terminal import handle_sigterm
 from query.faces.cli import Commands, QueryGroup
 
-_EXAMPLES = {name: f"model-atlas {text.partition(' ')[2]}" for name, text in EXAMPLES.items()}
+_EXAMPLES = {
+    name: "\n".join(f"model-atlas {line.partition(' ')[2]}" for line in lines.splitlines())
+    for name, lines in EXAMPLES.items()
+}
 
 
 class Both(QueryGroup):

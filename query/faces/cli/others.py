@@ -1,4 +1,4 @@
-"""The commands of `query` that are no questions: what words and tables mean, and the faces for agents and browsers."""
+"""The commands of `query` that are not questions: explanations of words and tables, and servers for other faces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METHODS = ("umap", "tsne", "pca")
 
 
 def described_option(name: str, annotation: Any) -> Callable[[Command], Command]:
-    """The option of an argument that questions share; None by default."""
+    """A decorator that adds the option of an argument shared by questions, with the default None."""
 
     def decorated(command: Command) -> Command:
         option = click_parameter(name, annotation.__origin__, annotation.__metadata__[0], None)
@@ -45,13 +45,13 @@ def schema(name: str | None, atlas: str, output: str) -> None:
     if click.get_current_context().get_parameter_source("atlas") is ParameterSource.COMMANDLINE:
         with opened_atlas(atlas):
             pass
-    found = schema_of(name)
+    rows = schema_of(name)
     if output != "table" or not sys.stdout.isatty():
-        emit(found, output)
+        emit(rows, output)
         return
     # A table would cut the comments to the width of the terminal.
     formatter = click.HelpFormatter(max_width=LONGEST_LINE)
-    formatter.write_dl([(" ".join(filter(None, parts)), comment) for *parts, comment in map(dict.values, found)])
+    formatter.write_dl([(" ".join(filter(None, parts)), comment) for *parts, comment in map(dict.values, rows)])
     click.echo(formatter.getvalue(), nl=False)
 
 
@@ -64,9 +64,11 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
     from query.contract.glossary import explained, words
 
     group = context.parent.command if context.parent else None
-    is_command = isinstance(group, click.Group) and word in group.commands  # which imports no question
+    is_command = isinstance(group, click.Group) and word in group.commands  # imports no question
     try:
-        found = explained(word) if word else [{"word": term, "meaning": meaning} for term, meaning in words().items()]
+        explanations = (
+            explained(word) if word else [{"word": term, "meaning": meaning} for term, meaning in words().items()]
+        )
     except AtlasError:
         command = group.get_command(context, word) if isinstance(group, click.Group) and word and is_command else None
         if command is None:
@@ -75,10 +77,11 @@ def explain_word(context: click.Context, word: str | None, output: str) -> None:
             click.echo(command.get_help(inner))
         return
     if output != "table":
-        emit(found, output)
+        emit(explanations, output)
         return
-    for one in found:
-        print_sentence(f"{one['word']}{' (' + one['where'] + ')' if one.get('where') else ''}: {one['meaning']}")
+    for explanation in explanations:
+        where = f" ({explanation['where']})" if explanation.get("where") else ""
+        print_sentence(f"{explanation['word']}{where}: {explanation['meaning']}")
     if is_command:
         say(f"the command {word}: query {word} --help")
 

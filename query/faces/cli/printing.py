@@ -1,4 +1,4 @@
-"""How the questions on the command line print: the opened atlas, the answer, and what --help explains."""
+"""The output of questions on the command line: notes of the atlas, the answer, and the columns in --help."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ LONGEST_LINE = 100  # columns; longer sentences are broken on a wide terminal
 
 
 class QuestionCommand(click.Command):
-    """A command whose help explains the columns of its answers: the classes that ``answers()`` gives.
+    """A command whose help explains the columns of its answers.
 
-    ``example``: a command line without the program.
+    Attributes:
+        example: a command line without the program.
+        answers: returns the classes of the answers.
     """
 
     example = ""
@@ -44,7 +46,7 @@ class QuestionCommand(click.Command):
 def picture_file(out: str | None) -> Path | None:
     """The file of ``--out``, checked before any work is done.
 
-    Raises AtlasError for another suffix, no folder, or if matplotlib is not installed.
+    Raises AtlasError for another suffix, a missing folder, or if matplotlib is not installed.
     """
     from query.contract.figures import checked_output
 
@@ -55,7 +57,7 @@ def picture_file(out: str | None) -> Path | None:
 
 
 def opened_atlas(folder: str) -> Atlas:
-    """The atlas in ``folder``, opened; its notes are printed on stderr."""
+    """Open the atlas in ``folder``, and print its notes on stderr."""
     from query.faces.atlas import Atlas
 
     opened = Atlas(folder)
@@ -75,28 +77,35 @@ def print_result(
     whole: Any = None,
     table: Any = None,
 ) -> None:
-    """Print a result in the format asked for, then its notes on stderr.
+    """Print a result in the format ``output``, then its notes on stderr.
 
-    ``rows``, ``whole`` and ``table``: what CSV and JSON lines, JSON, and a table show instead of the defaults.
-    ``file``: where its picture is; with a ``theme`` it is written here.
+    Args:
+        result: the answer.
+        output: table, json, jsonl or csv.
+        details: show everything in the table.
+        file: the file of its picture, which is printed, too; it is written if there is a ``theme``.
+        theme: the colours of the picture.
+        rows: for CSV and JSON lines, instead of ``result.to_rows()``.
+        whole: for JSON, instead of ``result.to_json()``.
+        table: for a table, instead of ``result.table()``.
     """
     if file is not None and theme is not None:
         cast("Drawn", result).write(file, theme=theme)
-    written = {"file": str(file)} if file else {}
+    extra = {"file": str(file)} if file else {}
     if output == "table":
-        shown = result.table(details=details) if table is None else table
-        if isinstance(shown, dict):
-            shown = {name: value for name, value in shown.items() if name != "notes"}  # they are printed below
+        content = result.table(details=details) if table is None else table
+        if isinstance(content, dict):
+            content = {name: value for name, value in content.items() if name != "notes"}  # they are printed below
         if result.SHOW_HEADLINE and result.headline:
             print_sentence(result.headline)
-        emit({**shown, **written} if isinstance(shown, dict) else shown, output,
-             columns=result.COLUMNS if shown == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
+        emit({**content, **extra} if isinstance(content, dict) else content, output,
+             columns=result.COLUMNS if content == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
     elif output == "json":
         answer = result.to_json() if whole is None else whole
         if isinstance(answer, dict):
             if isinstance(answer.get("notes"), list):
                 answer = answer | {"notes": [for_command_line(note) for note in answer["notes"]]}
-            answer = {**answer, **written}
+            answer = {**answer, **extra}
         emit(answer, output)
     else:
         emit(result.to_rows() if rows is None else rows, output, columns=result.COLUMNS)
@@ -105,7 +114,7 @@ def print_result(
 
 
 def print_sentence(sentence: str) -> None:
-    """Print a sentence and an empty line; broken into lines on a terminal, whole if piped."""
+    """Print a sentence and an empty line. On a terminal the sentence is wrapped."""
     words = clean(for_command_line(sentence).replace("\u00a0", " "))
     is_terminal = sys.stdout.isatty()
     width = min(shutil.get_terminal_size().columns, LONGEST_LINE)

@@ -1,4 +1,4 @@
-"""What agents are given of an answer: its keys with their meaning, as a schema, and no more than they should read."""
+"""Answers for agents: a schema of the keys with their meanings, and a limit on the length."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from query.contract.columns import Authors, BaseId
 from query.contract.results import Column, Doc, If, Shown, columns
 
 MOST_CHARACTERS = 12_000  # of an answer as compact JSON
-_ROOM_FOR_REMARKS = 600  # of these, to say what was left out
+_ROOM_FOR_REMARKS = 600  # of these, for the list of omissions
 _LONGEST_NAME = 80  # characters of a key that is not ours: a column, a field of a struct
-_ROWS_BEFORE_TEXT = 10  # rows that are kept before long texts are kept whole
+_ROWS_BEFORE_TEXT = 10  # so many rows have priority over the full length of texts
 _SMALLEST = 20  # characters; no text is cut to less
 
 
@@ -39,7 +39,7 @@ class Answer(TypedDict):
 
 @dataclass(frozen=True)
 class BaseOfAtlas:
-    """One base model."""
+    """A base model."""
 
     base: BaseId
     indexed: Annotated[int, Doc("Number of fine-tunes whose weights were read.")]
@@ -51,24 +51,29 @@ class BaseOfAtlas:
 def answer_type(
     result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own: Mapping[str, Any]
 ) -> Any:
-    """The type of a tool's answer, whose JSON schema describes each key as the field of the result does.
+    """The type of a tool's answer; its JSON schema has the descriptions of the result's fields.
 
-    ``keys``: those of the result that it has. ``rows``: by key, those of its rows, where an agent is given fewer.
-    ``own``: types of keys that the result does not have.
+    Args:
+        result: the class of the question's answer.
+        keys: the keys of the result in the tool's answer.
+        rows: for some keys, the keys of their rows in the tool's answer; by default all.
+        own: types of keys that the result does not have.
     """
-    known = {one.key: one for one in columns(result)} if is_dataclass(result) else {}
-    parts = {name: _described(known[name], rows.get(name)) for name in keys}
+    columns_by_key = {column.key: column for column in columns(result)} if is_dataclass(result) else {}
+    parts = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
     return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
 
 
 def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
-    """The type of a row; a key that not every row has need not be there."""
-    known = [one for one in columns(row) if one.marker(Shown) is None and (keys is None or one.key in keys)]
-    parts = {
-        one.key: NotRequired[described] if one.marker(If) is not None and not one.marker(If).in_tables else described
-        for one in known
-        for described in [_described(one, None)]
-    }
+    """The type of a row; keys that some rows lack are not required."""
+    parts: dict[str, Any] = {}
+    for column in columns(row):
+        if column.marker(Shown) is not None or (keys is not None and column.key not in keys):
+            continue
+        described = _described(column, None)
+        condition: If | None = column.marker(If)
+        is_required = condition is None or condition.in_tables
+        parts[column.key] = described if is_required else NotRequired[described]
     return TypedDict(row.__name__, parts)  # type: ignore[operator]
 
 
@@ -78,7 +83,7 @@ def _described(column: Column, keys: Sequence[str] | None) -> Any:
 
 
 def _json_type(type_: Any, keys: Sequence[str] | None = None) -> Any:
-    """The type of a value in JSON: of data classes those of their rows, no tuples, times as text."""
+    """The type of a value in JSON: data classes are rows, tuples are lists, and times are texts."""
     parts = get_args(type_)
     origin = get_origin(type_)
     if origin is Annotated:
@@ -112,26 +117,26 @@ def rounded(value: Any) -> Any:
 
 
 def bounded(answer: Answer) -> Answer:
-    """The answer in at most MOST_CHARACTERS of compact JSON; ``shortened`` says what was left out.
+    """The answer in at most MOST_CHARACTERS of compact JSON; ``shortened`` lists the omissions.
 
     Lists keep their first items and texts their beginning; the largest parts are cut first.
     """
     room = MOST_CHARACTERS
-    kept = answer
+    shortened = answer
     cuts: dict[str, str] = {}
-    while len(as_text(kept)) > MOST_CHARACTERS:
+    while len(as_text(shortened)) > MOST_CHARACTERS:
         cuts = {}
         room = room * 9 // 10
-        kept = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
+        shortened = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
         remarks = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
-        kept["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
-    if cuts and "truncated" in kept:
-        kept["truncated"] = True  # type: ignore[typeddict-unknown-key]
-    return kept
+        shortened["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
+    if cuts and "truncated" in shortened:
+        shortened["truncated"] = True  # type: ignore[typeddict-unknown-key]
+    return shortened
 
 
 def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
-    """``value`` in about ``room`` characters. ``cuts`` receives, by path, what is left of each part that was cut."""
+    """``value`` in about ``room`` characters. ``cuts`` receives, by path, a description of each cut."""
     size = len(as_text(value))
     if size <= room:
         return value
@@ -144,33 +149,33 @@ def _fitted(value: Any, room: int, path: str, cuts: dict[str, str]) -> Any:
     if not isinstance(value, list):
         return value
     if path.endswith("[]"):  # a row, whose cells must stay in their columns
-        return list(_fitted_parts({str(place): cell for place, cell in enumerate(value)}, room, path, cuts).values())
+        return list(_fitted_parts({str(index): cell for index, cell in enumerate(value)}, room, path, cuts).values())
     most = max(_SMALLEST, room // min(len(value), _ROWS_BEFORE_TEXT) - 1)
-    kept: list[Any] = []
-    left = room - 2
+    items: list[Any] = []
+    room_left = room - 2
     for item in value:
         fitted = _fitted(item, most, f"{path}[]", cuts)
-        left -= len(as_text(fitted)) + 1
-        if left < 0:
+        room_left -= len(as_text(fitted)) + 1
+        if room_left < 0:
             break
-        kept.append(fitted)
-    if len(kept) < len(value):
-        cuts[path] = f"{len(kept)} of {len(value)}"
-    return kept
+        items.append(fitted)
+    if len(items) < len(value):
+        cuts[path] = f"{len(items)} of {len(value)}"
+    return items
 
 
 def _fitted_parts(parts: dict[str, Any], room: int, path: str, cuts: dict[str, str]) -> dict[str, Any]:
-    """Small parts are kept whole; the room they leave goes to the larger ones."""
+    """``parts`` in about ``room`` characters. Small parts are not cut; the rest of the room goes to larger ones."""
     names = list(parts)
     if path and not path.endswith("[]"):  # an object of the data, which may have many keys
         names = names[: max(1, room // _SMALLEST)]
     if len(names) < len(parts):
         cuts[path] = f"{len(names)} of {len(parts)}"
-    left = room - sum(min(len(name), _LONGEST_NAME) + 4 for name in names)
-    kept: dict[str, Any] = {}
+    room_left = room - sum(min(len(name), _LONGEST_NAME) + 4 for name in names)
+    fitted: dict[str, Any] = {}
     by_size = sorted(names, key=lambda name: len(as_text(parts[name])))
-    for place, name in enumerate(by_size):
+    for index, name in enumerate(by_size):
         inner = f"{path}.{name}" if path else name
-        kept[name] = _fitted(parts[name], max(_SMALLEST, left // (len(names) - place)), inner, cuts)
-        left -= len(as_text(kept[name]))
-    return {name[:_LONGEST_NAME]: kept[name] for name in names}
+        fitted[name] = _fitted(parts[name], max(_SMALLEST, room_left // (len(names) - index)), inner, cuts)
+        room_left -= len(as_text(fitted[name]))
+    return {name[:_LONGEST_NAME]: fitted[name] for name in names}

@@ -1,8 +1,8 @@
 """`query serve`: the atlas as tools of the Model Context Protocol, over stdin and stdout.
 
-The SDK reserves stdout for the protocol; all other output goes to stderr. Every call is answered by a process of its
-own, which is killed if the call is cancelled or the client disconnects: threads cannot be stopped while they run
-DuckDB, FAISS or torch. An idle process is kept for the next call.
+The SDK reserves stdout for the protocol; all other output goes to stderr. Every call runs in a process of its own,
+which is killed if the call is cancelled or the client disconnects: threads cannot be stopped while they run DuckDB,
+FAISS or torch. Idle processes are kept for later calls.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _ABOUT = (
 
 
 def serve(atlas: Atlas, folders: Path | None = None) -> None:
-    """Answer until the client disconnects; models may be read from folders in ``folders``, by default from none.
+    """Answer calls until the client disconnects.
 
-    Raises AtlasError if the SDK is not installed.
+    ``folders``: a folder from whose subfolders models may be read; None: from none. Raises AtlasError if the SDK is not
+    installed.
     """
     require("Serving", "mcp")
     with readable_stdin(), Workers(atlas.path, folders) as workers:
@@ -64,7 +65,7 @@ def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
 
     with opened(atlas) as reader:
         rows = reader.rows("SELECT base, count(*) AS models FROM models GROUP BY base ORDER BY models DESC, base")
-    # Only ids: a name that is not one could contain instructions for the agent.
+    # Only ids of the Hub: other names could contain instructions for the agent.
     bases = [f"{row['base']} ({row['models']} models)" for row in rows if is_listed_id(row["base"])]
     server: MCPServer[Any] = MCPServer(
         "vectors-in-the-wild",
@@ -76,17 +77,17 @@ def _mcp_server(atlas: Atlas, workers: Workers) -> MCPServer[Any]:
 
     @server.resource("atlas://schema", mime_type="text/plain", description="Tables, views and macros for sql.")
     def tables() -> str:
-        return "\n".join(f"{one['kind']} {one['name']}: {one['comment']}" for one in schema())
+        return "\n".join(f"{table['kind']} {table['name']}: {table['comment']}" for table in schema())
 
     @server.resource("atlas://schema/{name}", mime_type="text/plain", description="Columns of one table or view.")
     def columns(name: str) -> str:
-        return "\n".join(f"{one['column']} {one['type']}: {one['comment']}" for one in schema(name))
+        return "\n".join(f"{column['column']} {column['type']}: {column['comment']}" for column in schema(name))
 
     return server
 
 
 def _tool(function: Callable[..., Any], workers: Workers) -> Any:
-    """A tool with the function's signature, which a worker answers; its schemas explain each field."""
+    """A tool with the function's signature, whose calls run in a worker; its schemas explain each field."""
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.mcpserver.tools import Tool
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
@@ -98,7 +99,7 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
         async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
             try:
                 known = self.parameters["properties"]
-                for name in arguments:  # the SDK would ignore an unknown one
+                for name in arguments:  # the SDK would ignore unknown arguments
                     if name not in known:
                         options = ", ".join(known) or "none"
                         raise AtlasError(f"{self.name} has no argument {name[:40]}; it has {options}.")
@@ -119,30 +120,33 @@ def _tool(function: Callable[..., Any], workers: Workers) -> Any:
 def _in_a_line(tool: str, error: ValidationError) -> str:
     """The problems with the arguments in one line."""
     problems = []
-    for one in error.errors():
-        name, context = str(one["loc"][0]), one.get("ctx", {})
-        given = repr(one["input"])[:40]
+    for problem in error.errors():
+        name, context = str(problem["loc"][0]), problem.get("ctx", {})
+        value = repr(problem["input"])[:40]
         problems.append({
             "missing": f"{name} is missing",
-            "greater_than_equal": f"{name} is {given}; it must be at least {context.get('ge')}",
-            "greater_than": f"{name} is {given}; it must be more than {context.get('gt')}",
-            "less_than_equal": f"{name} is {given}; it must be at most {context.get('le')}",
-        }.get(one["type"], f"{name} is {given}; {one['msg'][:1].lower()}{one['msg'][1:]}"))  # fmt: skip
+            "greater_than_equal": f"{name} is {value}; it must be at least {context.get('ge')}",
+            "greater_than": f"{name} is {value}; it must be more than {context.get('gt')}",
+            "less_than_equal": f"{name} is {value}; it must be at most {context.get('le')}",
+        }.get(problem["type"], f"{name} is {value}; {problem['msg'][:1].lower()}{problem['msg'][1:]}"))  # fmt: skip
     return f"{tool}: {'; '.join(problems)}."
 
 
-# ---- the processes that answer
+# ---- the processes that run calls
 
 
 class Workers:
-    """Answers calls on the atlas in ``folder``; models may be read from folders in ``models`` (None: from none)."""
+    """Processes that answer calls on the atlas in ``folder``.
+
+    ``models``: a folder from whose subfolders models may be read; None: from none.
+    """
 
     def __init__(self, folder: Path, models: Path | None) -> None:
         import anyio
 
-        self._place = (folder.resolve(), models.resolve() if models is not None else None)
+        self._folders = (folder.resolve(), models.resolve() if models is not None else None)
         self._turns = anyio.Semaphore(_MOST_AT_ONCE)
-        self._idle = [_Worker(*self._place)]
+        self._idle = [_Worker(*self._folders)]
 
     def __enter__(self) -> Self:
         return self
@@ -156,17 +160,17 @@ class Workers:
         from anyio import to_thread
 
         async with self._turns:
-            worker = self._idle.pop() if self._idle else _Worker(*self._place)
-            is_done = False
+            worker = self._idle.pop() if self._idle else _Worker(*self._folders)
+            has_answered = False
             try:
                 answer, error = await to_thread.run_sync(worker.ask, tool, dict(arguments), abandon_on_cancel=True)
-                is_done = True
+                has_answered = True
             except (EOFError, OSError) as problem:
                 raise AtlasError(
                     "The process that answers was killed, perhaps for lack of memory. Try again."
                 ) from problem
             finally:
-                if is_done and len(self._idle) < KEPT:
+                if has_answered and len(self._idle) < KEPT:
                     self._idle.append(worker)
                 else:
                     worker.end()
@@ -176,14 +180,14 @@ class Workers:
 
 
 class _Worker:
-    """One process, which answers one call at a time."""
+    """A process that answers one call at a time."""
 
     def __init__(self, folder: Path, models: Path | None) -> None:
         context = spawning()
-        self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, folder, models), daemon=True)
+        self._line, child_end = context.Pipe()
+        self._process = context.Process(target=_work, args=(child_end, folder, models), daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
 
     def ask(self, tool: str, arguments: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
         """The answer, or None and an error. Raises EOFError or OSError if the process has ended."""
@@ -191,8 +195,8 @@ class _Worker:
         return self._line.recv()
 
     def end(self) -> None:
-        """Kill it and its children. The pipe stays open: a thread that waits for it gets an EOFError."""
-        with suppress(OSError, AttributeError):  # it has no group yet, or this is Windows
+        """Kill the process and its children. The pipe stays open: a thread that waits for it gets an EOFError."""
+        with suppress(OSError, AttributeError):  # the process has no group yet, or this is Windows
             os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()
         self._process.join()

@@ -1,7 +1,7 @@
-"""What a client of `query serve` writes, as the SDK can read it.
+"""The input of `query serve`, changed so that the SDK can read it.
 
-JSON may name half of a surrogate pair, U+D800 for example, and programs that cut texts do so. The SDK refuses the whole
-line and answers nothing, so that the client waits for ever. Here each is replaced by U+FFFD.
+JSON may contain half of a surrogate pair as an escape, U+D800 for example; programs that cut texts write it. The SDK
+refuses the whole line without an answer, so that the client waits for ever. Here U+FFFD replaces each such half.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 
 def without_halves(line: bytes) -> bytes:
-    """A line of JSON without halves of surrogate pairs; one that is not JSON is returned as it is."""
+    """A line of JSON without halves of surrogate pairs; any other line is returned unchanged."""
     if not _ESCAPE.search(line):
         return line
     try:
@@ -33,14 +33,14 @@ def _mended(value: Any) -> Any:
     if isinstance(value, str):
         return _HALF.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_mended(item) for item in value]
     if isinstance(value, dict):
-        return {_mended(name): _mended(one) for name, one in value.items()}
+        return {_mended(name): _mended(item) for name, item in value.items()}
     return value
 
 
 class Requests(io.RawIOBase):
-    """The lines of a stream, each as ``without_halves`` gives it."""
+    """The lines of a stream after ``without_halves``."""
 
     def __init__(self, lines: IO[bytes]) -> None:
         self._lines, self._rest = lines, b""
@@ -50,7 +50,7 @@ class Requests(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with the next bytes; the number of bytes, 0 at the end."""
+        """Fill ``buffer`` with the next bytes; return their number, 0 at the end."""
         self._rest = self._rest or without_halves(self._lines.readline())
         count = min(len(buffer), len(self._rest))
         buffer[:count], self._rest = self._rest[:count], self._rest[count:]
@@ -59,16 +59,16 @@ class Requests(io.RawIOBase):
 
 @contextmanager
 def readable_stdin() -> Iterator[None]:
-    """In this block ``sys.stdin`` gives requests that the SDK can read, and descriptor 0 nothing to anybody else."""
-    before = sys.stdin
-    kept, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    """Within this block ``sys.stdin`` gives requests that the SDK can read; descriptor 0 is empty for other readers."""
+    former_stdin = sys.stdin
+    descriptor, null = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     try:
-        # Not closed: a thread may still wait for it at the end.
-        lines = os.fdopen(kept, "rb", closefd=False)
+        # The descriptor stays open: a thread may still wait for it at the end.
+        lines = os.fdopen(descriptor, "rb", closefd=False)
         sys.stdin = io.TextIOWrapper(io.BufferedReader(Requests(lines)), encoding="utf-8", errors="replace")
         yield
     finally:
-        os.dup2(kept, 0)
-        sys.stdin = before
+        os.dup2(descriptor, 0)
+        sys.stdin = former_stdin

@@ -1,7 +1,7 @@
 """The questions of an atlas as tools for agents: functions of plain arguments with typed answers.
 
-A tool has the arguments of its question, with the texts and bounds of their options. Here is only what is special for
-agents: smaller bounds, arguments of the tool alone, and which parts of an answer an agent is given.
+A tool has the arguments of its question, with the texts and bounds of their options. This module has the differences:
+smaller bounds, arguments of the tool alone, and the parts of an answer that agents get.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Shape:
-    """How the tool of a question differs from it.
+    """The differences between a question and its tool.
 
     Attributes:
-        keys: those of the result's JSON that the answer has; None for all of them as ``answer``.
-        rows: by key, those keys of its rows, or of its object, that an agent is given; by default all.
+        keys: the keys of the result's JSON in the tool's answer; None for all of them under ``answer``.
+        rows: for some keys, the keys of their rows, or of their object, in the tool's answer; by default all.
         more: the types of keys that the result does not have, by name.
-        parts: the values of these, and those that are not as in the JSON, from the result and the arguments.
+        parts: a function of the result and the arguments: the values of ``more``, and values that differ from the JSON.
         most: upper bounds of arguments.
-        own: arguments that only the tool has, or has otherwise, by name: type, bounds and text, and default.
-        asked: the arguments of the question, from those of the tool.
-        says: whether the answer has the headline and the notes of the result.
+        own: arguments that the question does not have, or has with other bounds, by name: annotation and default.
+        to_question: from the arguments of the tool to those of the question.
+        has_summary: whether the tool's answer has the headline and the notes of the result.
     """
 
     keys: tuple[str, ...] | None = None
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
-    parts: Callable[[Any, Arguments], Arguments] = lambda _found, _arguments: {}
+    parts: Callable[[Any, Arguments], Arguments] = lambda _result, _arguments: {}
     most: Mapping[str, float] = field(default_factory=dict)
     own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    asked: Callable[[Arguments], Arguments] = lambda arguments: arguments
-    says: bool = True
+    to_question: Callable[[Arguments], Arguments] = lambda arguments: arguments
+    has_summary: bool = True
 
     def type_of(self, result: type[Any]) -> Any:
-        """The type of the answer of a question that answers with ``result``."""
+        """The type of the tool's answer, for a question with answers of the class ``result``."""
         return answers.answer_type(result, self.keys or (), self.rows, self.more)
 
-    def known(self, found: Any) -> Arguments:
-        """The keys of the answer from the result's JSON."""
+    def keys_of(self, answer: Any) -> Arguments:
+        """The ``keys`` of a question's answer, with their values in its JSON."""
         if self.keys is None:
-            return {"answer": found.to_dict() if isinstance(found, Result) else found}
-        whole = found.to_dict()
-        return {name: _only(whole[name], self.rows.get(name)) for name in self.keys}
+            return {"answer": answer.to_dict() if isinstance(answer, Result) else answer}
+        values = answer.to_dict()
+        return {name: _only(values[name], self.rows.get(name)) for name in self.keys}
 
 
 def _only(value: Any, keys: tuple[str, ...] | None) -> Any:
@@ -87,40 +87,40 @@ def _without(name: str) -> Callable[[Arguments], Arguments]:
     return lambda arguments: {key: value for key, value in arguments.items() if key != name}
 
 
-def _likely(found: Any, _: Arguments) -> Arguments:
-    return {"answers": [_only(row, _LIKELY) for row in found.to_rows()]}
+def _likely(prediction: Any, _: Arguments) -> Arguments:
+    return {"answers": [_only(row, _LIKELY) for row in prediction.to_rows()]}
 
 
-def _facts(found: Any, _: Arguments) -> Arguments:
-    known = found.to_dict()
-    kept = [name for name in known if name not in _NOT_FOR_AGENTS and known[name] not in (None, [], "")]
-    return {"model": found["model"], "facts": {name: known[name] for name in kept}}
+def _facts(model: Any, _: Arguments) -> Arguments:
+    facts = model.to_dict()
+    names = [name for name in facts if name not in _NOT_FOR_AGENTS and facts[name] not in (None, [], "")]
+    return {"model": model["model"], "facts": {name: facts[name] for name in names}}
 
 
-def _traced(found: Any, _: Arguments) -> Arguments:
+def _traced(trace: Any, _: Arguments) -> Arguments:
     left_out = ("model", "base", "words", "notes")
-    known = {name: value for name, value in found.to_dict().items() if name not in left_out}
-    facts = {name: value for name, value in known.items() if value not in (None, [])}
-    return {"facts": facts, "words": [one.word for one in found.words]}
+    values = {name: value for name, value in trace.to_dict().items() if name not in left_out}
+    facts = {name: value for name, value in values.items() if value not in (None, [])}
+    return {"facts": facts, "words": [entry.word for entry in trace.words]}
 
 
-def _members(found: Any, arguments: Arguments) -> Arguments:
+def _members(clusters: Any, arguments: Arguments) -> Arguments:
     cluster = arguments["members_of"]
-    return {"members": [] if cluster is None else found.names_in(cluster)}
+    return {"members": [] if cluster is None else clusters.names_in(cluster)}
 
 
-def _first(found: Any, arguments: Arguments) -> Arguments:
-    rows, limit = found.to_rows(), arguments["limit"]
+def _first(listed: Any, arguments: Arguments) -> Arguments:
+    rows, limit = listed.to_rows(), arguments["limit"]
     return {"datasets": rows[:limit], "truncated": len(rows) > limit}
 
 
-def _rows(found: Any, _: Arguments) -> Arguments:
-    is_wide = len(found.columns) > MOST_COLUMNS
+def _rows(result: Any, _: Arguments) -> Arguments:
+    is_wide = len(result.columns) > MOST_COLUMNS
     return {
-        "shortened": [f"columns: {MOST_COLUMNS} of {len(found.columns)}"] if is_wide else [],
-        "columns": [name[:80] for name in found.columns[:MOST_COLUMNS]],
-        "rows": Exact(as_plain([row[:MOST_COLUMNS] for row in found.rows])),
-        "truncated": found.truncated or is_wide,
+        "shortened": [f"columns: {MOST_COLUMNS} of {len(result.columns)}"] if is_wide else [],
+        "columns": [name[:80] for name in result.columns[:MOST_COLUMNS]],
+        "rows": Exact(as_plain([row[:MOST_COLUMNS] for row in result.rows])),
+        "truncated": result.truncated or is_wide,
     }
 
 
@@ -144,7 +144,7 @@ _SCORE = (
 )  # fmt: skip
 _TRUNCATED = _key(bool, "Whether there is more than was returned.")
 
-# In the order in which agents see them; the tools of plugins follow.
+# The order of the tools for agents; the tools of plugins follow.
 _SHAPES: dict[str, Shape] = {
     "similar": Shape(("model", "base", "representation", "neighbours"), most={"k": MOST_NEIGHBOURS}),
     "predict": Shape(
@@ -186,7 +186,7 @@ _SHAPES: dict[str, Shape] = {
                 max_length=MOST_TEXTS,
             )
         },
-        asked=lambda arguments: {"file": arguments["texts"], **_without("texts")(arguments)},
+        to_question=lambda arguments: {"file": arguments["texts"], **_without("texts")(arguments)},
     ),
     "compare": Shape(
         ("a", "b"),
@@ -198,7 +198,7 @@ _SHAPES: dict[str, Shape] = {
                 "and families (similarity, norms), and facts of both models side by side.",
             )
         },
-        parts=lambda found, _: {"facts": found.to_dict()},
+        parts=lambda comparison, _: {"facts": comparison.to_dict()},
     ),
     "layers": Shape(("model", "base", "read", "norm", "norm_error", "layers", "families")),
     "lineage": Shape(("model", "base", "verdict", "edges", "bytes_read")),
@@ -217,15 +217,15 @@ _SHAPES: dict[str, Shape] = {
         more={"members": _key(list[str], "Models of the cluster that was asked for.")},
         parts=_members,
         own={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
-        asked=_without("members_of"),
+        to_question=_without("members_of"),
     ),
     "datasets": Shape(
         ("datasets",),
         more={"truncated": _TRUNCATED},
         parts=_first,
         own={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
-        asked=_without("limit"),
-        says=False,
+        to_question=_without("limit"),
+        has_summary=False,
     ),
     "sql": Shape(
         (),
@@ -249,7 +249,7 @@ _SHAPES: dict[str, Shape] = {
 
 
 def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
-    """How the tool of a question differs from it: of a plugin's, that its answer is within one key."""
+    """The shape of a question's tool; for plugins, one with the whole answer under one key."""
     kind = Any if result is None else answers.row_type(result)
     about = "The answer of the question, as the JSON object of its command."
     return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
@@ -264,7 +264,7 @@ _Bases = answers.answer_type(
 
 
 class Tools:
-    """The tools of an atlas, which is opened for the first question and reopened after each publish."""
+    """The tools of an atlas, which is opened for the first call and reopened after each publish."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -273,12 +273,12 @@ class Tools:
     @cached_property
     def all(self) -> dict[str, Callable[..., Any]]:
         """The tools by name. This imports every question."""
-        found = {entry.name: (entry, tool) for entry, tool in tools()}
-        names = [name for name in _SHAPES if name in found] + [name for name in found if name not in _SHAPES]
-        return {"bases": self.bases} | {name: self._tool(*found[name]) for name in names}
+        entries = {entry.name: (entry, tool) for entry, tool in tools()}
+        names = [name for name in _SHAPES if name in entries] + [name for name in entries if name not in _SHAPES]
+        return {"bases": self.bases} | {name: self._tool(*entries[name]) for name in names}
 
     def _named(self, name: str) -> Callable[..., Any]:
-        """One tool; no other question is imported."""
+        """The tool with this name; no other question is imported."""
         if name == "bases" or name not in questions():
             return self.all[name]
         entry = questions()[name]
@@ -286,18 +286,18 @@ class Tools:
         return self.all[name] if tool is None else self._tool(entry, tool)
 
     def _tool(self, entry: Entry, tool: Tool) -> Callable[..., Any]:
-        """A function that answers the question, with the signature and the description of the tool."""
+        """A function that runs the question, with the signature and the description of the tool."""
         function = entry.load()
         result = next(iter(answer_classes(function)), None)
         shape = _shape_of(entry, result)
         kind = shape.type_of(result or Result)
 
         def ask(**arguments: Any) -> Any:
-            given = {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
-            arguments = given | arguments
-            found = getattr(self._atlas, entry.name)(**shape.asked(arguments))
-            parts = shape.known(found) | shape.parts(found, arguments)
-            return self._answer(kind, found if shape.says and isinstance(found, Result) else None, **parts)
+            defaults = {parameter.name: parameter.default for parameter in parameters if not _is_required(parameter)}
+            arguments = defaults | arguments
+            answer = getattr(self._atlas, entry.name)(**shape.to_question(arguments))
+            parts = shape.keys_of(answer) | shape.parts(answer, arguments)
+            return self._answer(kind, answer if shape.has_summary and isinstance(answer, Result) else None, **parts)
 
         parameters = list(_parameters(described(function), tool, shape))
         ask.__signature__ = inspect.Signature(parameters, return_annotation=kind)  # type: ignore[attr-defined]
@@ -308,8 +308,8 @@ class Tools:
     def answer(self, tool: str, arguments: Mapping[str, Any]) -> tuple[answers.Answer | None, str]:
         """The shortened answer of a tool, or None and an error in one line."""
         try:
-            found = self._named(tool)(**arguments)
-            return answers.bounded(found), ""
+            answer = self._named(tool)(**arguments)
+            return answers.bounded(answer), ""
         except AtlasError as error:
             message = self._for_agents(error.message) or for_command_line(error.message)
             # An agent cannot follow advice about the command line.
@@ -345,16 +345,16 @@ class Tools:
             self._opened.refresh()
         return self._opened
 
-    def _answer(self, kind: type[A], found: Result | None, **parts: Any) -> A:
-        """The ``parts``, rounded, with what every answer has; ``summary`` is the headline of the result.
+    def _answer(self, kind: type[A], result: Result | None, **parts: Any) -> A:
+        """An answer of ``parts``, rounded, and the keys of every answer; ``summary`` is the headline of the result.
 
-        Advice in a note that does not call a tool is for the user of the agent: a command.
+        Notes contain calls of tools; a note whose call is not a tool has a command, for the user of the agent.
         """
-        notes = [] if found is None else [self._for_agents(one) or for_command_line(one) for one in found.notes]
-        common = {"summary": "" if found is None else found.headline, "notes": list(dict.fromkeys(notes))}
-        known = {**common, "shortened": [], **parts}
+        notes = [] if result is None else [self._for_agents(note) or for_command_line(note) for note in result.notes]
+        common = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
+        answer = {**common, "shortened": [], **parts}
         rounded = {
-            name: list(value) if isinstance(value := known[name], Exact) else answers.rounded(as_plain(value))
+            name: list(value) if isinstance(value := answer[name], Exact) else answers.rounded(as_plain(value))
             for name in kind.__annotations__
         }
         return cast(A, rounded)
@@ -369,24 +369,30 @@ class Tools:
 
 
 def _parameters(options: Iterable[Described], tool: Tool, shape: Shape) -> Iterable[inspect.Parameter]:
-    """The arguments of a tool: those of the question that agents have, then its own; required ones come first."""
+    """The arguments of a tool: the question's arguments for agents, then the tool's own; required ones come first."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    chosen = [one for one in options if not tool.arguments or one.name in tool.arguments]
-    found = [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=_annotation(one, shape.most.get(one.name)))
-        for one in chosen
-        if one.name not in shape.own
-    ]
-    own = [inspect.Parameter(name, kind, default=one[1], annotation=one[0]) for name, one in shape.own.items()]
-    return sorted([*found, *own], key=lambda one: one.default is not inspect.Parameter.empty)
+    arguments = [argument for argument in options if not tool.arguments or argument.name in tool.arguments]
+    parameters = []
+    for argument in arguments:
+        if argument.name not in shape.own:
+            annotation = _annotation(argument, shape.most.get(argument.name))
+            parameters.append(inspect.Parameter(argument.name, kind, default=argument.default, annotation=annotation))
+    for name, (annotation, default) in shape.own.items():
+        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
+    return sorted(parameters, key=lambda parameter: not _is_required(parameter))
 
 
-def _annotation(one: Described, most: float | None) -> Any:
-    """The type of an argument with its text and bounds, as pydantic has them."""
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+def _annotation(argument: Described, most: float | None) -> Any:
+    """The type of an argument with its text and bounds, for pydantic."""
     bounds: Arguments = {}
-    if isinstance(one.option, Option):
-        bounds = {"gt" if one.option.is_open else "ge": one.option.least, "le": most or one.option.most}
+    if isinstance(argument.option, Option):
+        bounds = {"gt" if argument.option.is_open else "ge": argument.option.least, "le": most or argument.option.most}
         bounds = {name: value for name, value in bounds.items() if value is not None}
-    kind = str | None if type(None) in types_in(one.type) else str
-    is_path = Path in types_in(one.type)
-    return Annotated[kind if is_path else one.type, Field(description=one.option.agents or one.option.text, **bounds)]
+    kind = str | None if type(None) in types_in(argument.type) else str
+    is_path = Path in types_in(argument.type)
+    text = argument.option.agents or argument.option.text
+    return Annotated[kind if is_path else argument.type, Field(description=text, **bounds)]

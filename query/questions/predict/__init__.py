@@ -1,1 +1,1 @@
-"""Predicts the datasets of a model from its nearest neighbours and its head, and evaluates such predictions."""
+"""Predictions of the datasets of a model from its nearest neighbours and its head, and their evaluation."""

@@ -8,18 +8,18 @@ on how certain the first model is. It is fitted on every model twice: as it is, 
 other author had used them. Its intercept is then moved from this even mixture to the true share of models whose dataset
 no other author names (King & Zeng, 2001).
 
-Models lack some evidence: adapters have no head and no vocabulary. The design matrix says what is known. Both models
-are fitted for each set of evidence, on its columns and on the models that have it; a model is predicted by the fit for
-what it has. One fit for all models, with columns for what is known, was worse, as reduced models usually are better
-than filled-in values (Saar-Tsechansky & Provost, 2007): over eight trainings of the demo's family, whose adapters lack
-much, the mean Brier score was .069 in place of .049.
+Some models lack evidence: adapters have no head and no vocabulary. Both logistic models are fitted for each set of
+evidence, on its columns of the design matrix and on the models that have it; a model is predicted by the fit for its
+own set. One fit for all models, with indicator columns for missing evidence, was worse: over eight trainings of the
+demo's family, whose adapters lack much, the mean Brier score was .069 instead of .049. Reduced models are usually
+better than imputed values (Saar-Tsechansky & Provost, 2007).
 
 Both models are regularised towards fixed values with the weight of one model, so that little data changes little.
 
 No weight and no slope may be negative. Each model is used for fitting with its own author left out. That makes exactly
-the right dataset rarer than it is, and hiding datasets leaves fewer to choose from, which increases certainty.
-Unconstrained models would learn from this that being common or having votes is evidence against a dataset, and that
-certainty is evidence for "none of these".
+the right dataset rarer than it is, and hidden datasets leave fewer answers, which increases certainty. From this,
+unconstrained models would conclude that a common dataset, or one with votes, is less probable, and that certainty is
+evidence for "none of these".
 
 A measurement of the second model is clipped, so that extreme values count no more than usual ones. Some adapters have
 almost no direction in common with other models and stand out less than any model whose dataset is hidden: their vector
@@ -91,8 +91,8 @@ class Classifier:
     """Both models for one set of evidence.
 
     Attributes:
-        evidence: its kinds.
-        weights: of the columns of ``OF_ANSWERS`` that need no other evidence.
+        evidence: the kinds of evidence.
+        weights: for the columns of ``OF_ANSWERS`` that need no other evidence.
         novelty: the second model, for an even mixture; None if there were no observations.
     """
 
@@ -101,24 +101,24 @@ class Classifier:
     novelty: NoveltyModel | None = None
 
     def log_given_known(self, design: Design) -> Reals:
-        """(rows, answers): ln of the probability of each answer, given that it is one; -inf if it is not present."""
+        """(rows, answers): ln of the probability of each answer, given that one is right; -inf if it is not present."""
         terms = design.of_answers[columns_of(OF_ANSWERS, self.evidence)]
         return _log_given_known(terms, self.weights, design.present)
 
     def signals(self, design: Design) -> Reals:
-        """(rows, signals) that the dataset is one of the answers; NaN if unknown. The last is the certainty."""
+        """(rows, signals) that the dataset is one of the answers; NaN if unknown. The last signal is the certainty."""
         columns = columns_of(OF_MODELS, self.evidence)
         best = np.clip(np.exp(self.log_given_known(design)).max(axis=1, initial=0), 1e-4, 1 - 1e-4)
         return np.concatenate([design.of_models[columns], np.log(best / (1 - best))[None, :]]).T
 
     def probabilities(self, design: Design, none: float) -> Reals:
         """(rows, answers + 1); rows sum to 1, and the last column is "none of these", whose prior is ``none``."""
-        given = np.exp(self.log_given_known(design))
-        log_odds = np.full(len(given), np.log((1 - none) / none))
+        answer_shares = np.exp(self.log_given_known(design))
+        log_odds = np.full(len(answer_shares), np.log((1 - none) / none))
         if self.novelty is not None:
             log_odds += self.novelty.log_odds(self.signals(design))
-        known = np.where(design.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
-        return np.concatenate([known * given, 1 - known], axis=1)
+        is_answer = np.where(design.present.any(axis=1), 1 / (1 + np.exp(-log_odds)), 0)[:, None]
+        return np.concatenate([is_answer * answer_shares, 1 - is_answer], axis=1)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class FittedClassifiers:
     """The classifiers for every set of evidence.
 
     Attributes:
-        classifiers: those that were fitted; others have the usual weights.
+        classifiers: the fitted classifiers by evidence; sets of evidence that are not here have the usual weights.
         none: the share of models whose dataset no other author names.
         is_calibrated: whether there were enough models to fit on.
     """
@@ -159,28 +159,28 @@ class FittedClassifiers:
 
 
 def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
-    """Fit on the labelled models among ``training.rows``, without those of the authors ``withheld``.
+    """Fit on the labelled models among ``training.rows``, without the models of the authors ``withheld``.
 
-    Models of these authors do not vote either, so that they have no influence at all. A sweep (one author, one set of
+    Models of these authors do not vote either, so they have no influence at all. A sweep (one author, one set of
     datasets) counts as one model.
     """
     sweeps = training.sweeps
-    own = sweeps.of_model[training.rows]
-    places = training_rows(own, np.isin(sweeps.authors[training.rows], withheld))
-    features = training.features(places, withheld)
-    importance = 1 / np.bincount(own[places], minlength=1)[own[places]]
+    sweep_of_row = sweeps.of_model[training.rows]
+    chosen = training_rows(sweep_of_row, np.isin(sweeps.authors[training.rows], withheld))
+    features = training.features(chosen, withheld)
+    importance = 1 / np.bincount(sweep_of_row[chosen], minlength=1)[sweep_of_row[chosen]]
     comparable = features.present.any(axis=1)  # a model without other authors to compare with shows nothing
     none = none_share(features.known[comparable], importance[comparable])
     known = features.known > 0
-    authors = sweeps.authors[training.rows[places[known]]]
+    authors = sweeps.authors[training.rows[chosen[known]]]
     if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < _ENOUGH_AUTHORS:
         return uncalibrated(none)
     shown = design_of(features)
-    hidden = design_of(training.features(places, withheld, is_hidden=True))  # the same models, their datasets hidden
+    hidden = design_of(training.features(chosen, withheld, is_hidden=True))  # the same models, their datasets hidden
     classifiers = {}
     for size in range(1, len(shown.kinds) + 1):
         for kinds in combinations(shown.kinds, size):
-            # Without the sweeps of its datasets a model may have none left to compare its vocabulary with.
+            # With its datasets hidden, a model may have no other sweep to compare its vocabulary with.
             seen, unseen = shown.has(kinds), shown.has(kinds) & hidden.has(kinds)
             if seen.any():
                 cases = (shown.take(seen), importance[seen]), (hidden.take(unseen), importance[unseen])
@@ -189,18 +189,22 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
 
 
 def training_rows(sweep: Integers, is_withheld: Booleans, most: int = _MAX_MODELS) -> Integers:
-    """Places of the labelled models to fit on: all, or ``most``.
+    """Indices of the labelled models to fit on: all, or ``most``.
 
-    First one model of every sweep is taken, then a second one of every sweep, and so on. ``sweep``: the sweep of each
-    model, -1 for one without datasets.
+    The order is one model of every sweep, then a second model of every sweep, and so on.
+
+    Args:
+        sweep: (n,) the sweep of each model; -1: it has no datasets.
+        is_withheld: (n,) models to leave out.
+        most: the largest number of models.
     """
     places = np.flatnonzero((sweep >= 0) & ~is_withheld)
-    taken: dict[int, int] = {}
-    turns = []
+    counts_by_sweep: dict[int, int] = {}
+    order = []
     for number in sweep[places].tolist():
-        turns.append(taken.get(number, 0))
-        taken[number] = turns[-1] + 1
-    return np.sort(places[np.argsort(np.array(turns, dtype=np.intp), kind="stable")[:most]])
+        order.append(counts_by_sweep.get(number, 0))
+        counts_by_sweep[number] = order[-1] + 1
+    return np.sort(places[np.argsort(np.array(order, dtype=np.intp), kind="stable")[:most]])
 
 
 def uncalibrated(none: float) -> FittedClassifiers:
@@ -214,7 +218,7 @@ def none_share(known: Reals, importance: Reals) -> float:
 
 
 def _fitted(evidence: frozenset[str], shown: tuple[Design, Reals], hidden: tuple[Design, Reals]) -> Classifier:
-    """Fit to models as they are and to models whose datasets are hidden, each with how much it counts (rows,)."""
+    """Fit to models as they are and to models whose datasets are hidden, both with their importance (rows,)."""
     seen, importance = shown
     unseen, unseen_importance = hidden
     fitted = Classifier(evidence, _fit_weights(evidence, seen, importance))
@@ -233,7 +237,7 @@ def _log_given_known(terms: Reals, weights: Reals, present: Booleans) -> Reals:
 
     ``terms``: (columns, rows, answers).
     """
-    # Column by column: a product of matrices rounds a model differently among others.
+    # Column by column: in a product of matrices, the rounding of a row depends on the other rows.
     scores = np.where(present, sum(weight * term for weight, term in zip(weights, terms, strict=True)), -np.inf)
     highest = scores.max(axis=1, keepdims=True, initial=-np.inf)
     shifted = scores - np.where(np.isfinite(highest), highest, 0)
@@ -250,10 +254,10 @@ def _fit_weights(evidence: frozenset[str], shown: Design, importance: Reals) -> 
     def loss(weights: Reals) -> tuple[float, Reals]:
         logs = _log_given_known(terms, weights, shown.present)
         likelihood = importance @ np.vecdot(shown.truth, np.where(shown.present, logs, 0))
-        given = np.exp(logs)
-        expected = np.array([known @ np.vecdot(given, term) for term in terms])
-        apart = weights - usual
-        return float(_PENALTY / 2 * apart @ apart - likelihood), expected - observed + _PENALTY * apart
+        probabilities = np.exp(logs)
+        expected = np.array([known @ np.vecdot(probabilities, term) for term in terms])
+        deviation = weights - usual
+        return float(_PENALTY / 2 * deviation @ deviation - likelihood), expected - observed + _PENALTY * deviation
 
     return _minimum(loss, usual, [(0, None)] * len(usual))
 
@@ -293,12 +297,12 @@ def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) ->
 
 def _medians(signals: Reals, weight: Reals) -> Reals:
     """Weighted medians of the columns, ignoring missing values; NaN for a column without any."""
-    found = np.full(signals.shape[1], np.nan)
+    medians = np.full(signals.shape[1], np.nan)
     for column, values in enumerate(signals.T):
-        kept = ~np.isnan(values) & (weight > 0)
-        if kept.any():
-            found[column] = np.quantile(values[kept], 0.5, weights=weight[kept], method="inverted_cdf")
-    return found
+        is_usable = ~np.isnan(values) & (weight > 0)
+        if is_usable.any():
+            medians[column] = np.quantile(values[is_usable], 0.5, weights=weight[is_usable], method="inverted_cdf")
+    return medians
 
 
 def _minimum(

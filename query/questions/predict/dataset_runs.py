@@ -1,4 +1,4 @@
-"""All models of one author with one set of datasets share a vote: the sweeps, labelled by their datasets."""
+"""Sweeps: the models of one author with one set of datasets, which share one vote."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ Reals = NDArray[np.float64]
 class DatasetRuns(AuthorRuns):
     """The sweeps among n models, labelled by their datasets; -1 for a model that names no dataset.
 
-    A model with several datasets gives each an equal share; a collection (``glue``) gets none if one of its tasks
-    (``glue/mrpc``) is named too. ``answers``: all datasets, sorted. ``parents`` maps an answer to the collection it is
-    a task of, if that is an answer too.
+    The datasets of a model have equal shares; a collection (``glue``) has none if one of its tasks (``glue/mrpc``) is
+    named too.
+
+    Attributes:
+        answers: all datasets, sorted.
+        parents: from a task to its collection, as columns of ``answers``, if both are answers.
     """
 
     def __init__(self, authors: Sequence[str], datasets: Sequence[frozenset[str]]) -> None:
@@ -57,9 +60,9 @@ class DatasetRuns(AuthorRuns):
         return (self.shares @ same_or_task @ self.shares.T).tocsr()
 
     def allowed(self, rows: Integers, withheld: Sequence[int], is_hidden: bool = False) -> Booleans:
-        """(rows, sweeps): the sweeps that may vote on each model: not those of its own author or of ``withheld`` ones.
+        """(rows, sweeps): which sweeps may vote on each model: those of other authors who are not ``withheld``.
 
-        ``is_hidden``: also not those that name one of its datasets, as if no other author used them.
+        ``is_hidden``: exclude the sweeps that name one of its datasets, too, as if no other author used them.
         """
         free = ~np.isin(self.author, np.array(withheld, dtype=np.intp))
         allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])

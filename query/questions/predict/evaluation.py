@@ -41,10 +41,10 @@ from query.shared.statistics.neighbours import Integers
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# Groups of authors. More groups leave a little more to predict each from, but take longer.
+# Groups of authors. With more groups, each model is predicted from a few more models, but that takes longer.
 _FOLDS = 10
 
-_MANY = 1000  # with more models, a message says what takes so long
+_MANY = 1000  # with this many models, a message explains the wait
 
 
 @question()
@@ -69,9 +69,18 @@ def evaluate_models(
 ) -> Evaluation:
     """Predict every model from models of other authors; compare that with the commonest dataset and with chance.
 
-    Authors are dealt into ``folds`` groups (one group for each, if they are few). The models of a group are predicted
-    without that group, neither in the parameters nor in the votes. Raises AtlasError if fewer than two authors name a
-    dataset, ValueError on k < 1.
+    The models of each group of authors are predicted without that group, which neither votes nor is used for fitting.
+
+    Args:
+        models: the labelled models.
+        base: the name of the base, for the answer.
+        representation: the name of the representation, for the answer.
+        k: the number of voting neighbours.
+        folds: the number of groups; if there are fewer authors, each is a group.
+
+    Raises:
+        AtlasError: fewer than two authors name a dataset.
+        ValueError: k < 1.
     """
     if k < 1:
         raise ValueError("k must be at least 1")
@@ -95,23 +104,23 @@ def evaluate_models(
     def mean(column: Reals) -> float:
         return float(np.average(column, weights=importance))
 
-    def ranked_apart(name: str) -> float | None:
-        hidden, shown = (one[name]["none"] for one in (trial.hidden, trial.scores))
+    def auroc_of_none(name: str) -> float | None:
+        hidden, shown = (columns[name]["none"] for columns in (trial.hidden, trial.scores))
         return auroc(hidden, shown, (importance * (trial.known > 0), importance * trial.known))
 
-    def right_at(name: str) -> dict[str, float | None]:
-        """The accuracy of a mixture: the models whose dataset another author names, some of them with it hidden."""
+    def accuracies_at(name: str) -> dict[str, float | None]:
+        """The accuracy for mixtures of models whose dataset another author names, with and without it hidden."""
         weights = importance * (trial.known > 0)
         if not weights.sum():
             return {}
-        found: dict[str, float | None] = {}
+        accuracies: dict[str, float | None] = {}
         for share in UNKNOWN_SHARES:
             column = f"accuracy at {share}"
             of_shown, of_hidden = (
-                float(np.average(one[name][column], weights=weights)) for one in (trial.scores, trial.hidden)
+                float(np.average(columns[name][column], weights=weights)) for columns in (trial.scores, trial.hidden)
             )
-            found[f"accuracy_{100 * share:.0f}"] = (1 - share) * of_shown + share * of_hidden
-        return found
+            accuracies[f"accuracy_{100 * share:.0f}"] = (1 - share) * of_shown + share * of_hidden
+        return accuracies
 
     return Evaluation(
         base=base,
@@ -124,7 +133,7 @@ def evaluate_models(
         with_head=sum(head.kind is not None for head in models.heads),
         with_vocabulary=0 if models.vocabulary is None else int(models.vocabulary.any(axis=1).sum()),
         calibrated=trial.is_calibrated,
-        scores=tuple(mean_scores(name, one, importance) for name, one in trial.scores.items()),
+        scores=tuple(mean_scores(name, columns, importance) for name, columns in trial.scores.items()),
         intervals=intervals(trial.scores, importance, of_author),
         none_of_these=tuple(
             NoneScore(
@@ -133,13 +142,13 @@ def evaluate_models(
                 probability=mean(trial.scores[name]["none"]),
                 hidden_probability=mean(trial.hidden[name]["none"]),
                 hidden_accuracy=mean(trial.hidden[name]["accuracy"]),
-                auroc=ranked_apart(name),
-                **right_at(name),
+                auroc=auroc_of_none(name),
+                **accuracies_at(name),
             )
             for name in trial.hidden
         ),
         reliability=tuple(
-            one for name in trial.hidden for one in reliability(name, trial.scores[name], importance, of_author)
+            bin_ for name in trial.hidden for bin_ in reliability(name, trial.scores[name], importance, of_author)
         ),
         notes=notes if authors >= FEWEST_AUTHORS else (*notes, too_few(authors)),
         outcomes=_outcomes(training, trial, importance),
@@ -148,12 +157,13 @@ def evaluate_models(
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Scores by model: ``rows`` of the labelled models, entry i of every column the same model.
+    """Scores by model: entry i of every column belongs to the same model.
 
     Attributes:
+        rows: the index of each model among the labelled models.
         scores: by way of predicting: together, vectors, head, majority, chance, and with vocabulary vectors
             vocabulary, without_vocabulary; see ``score_models``.
-        hidden: the same if models that share a dataset may not vote, so that "none of these" is true.
+        hidden: the same without votes of models that share a dataset, so that "none of these" is true.
         known: the share of the truth that is among the answers.
         is_calibrated: whether every fold had enough models to fit on.
     """
@@ -171,6 +181,10 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     def joined(parts: Sequence[Columns]) -> Columns:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def with_none(features: Features) -> Reals:
+        """(rows, answers + 1): the truth with its share outside the answers."""
+        return np.concatenate([features.truth, 1 - features.known[:, None]], axis=1)
+
     def at_shares(guess: Reals, truth: Reals, none: float) -> Columns:
         return {f"accuracy at {share}": accuracy_at(guess, truth, none, share) for share in UNKNOWN_SHARES}
 
@@ -183,7 +197,7 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     for rows in groups:
         fitted = fit(training, np.unique(authors[rows]).tolist())
         shown, hidden = training.features(rows), training.features(rows, is_hidden=True)
-        truth, hidden_truth = (np.concatenate([one.truth, 1 - one.known[:, None]], axis=1) for one in (shown, hidden))
+        truth, hidden_truth = with_none(shown), with_none(hidden)
         guesses = fitted.probabilities(shown) | {"majority": _majority(training.sweeps, shown, fitted.none)}
         for name, guess in guesses.items():
             scores.setdefault(name, []).append(score_models(guess, truth) | at_shares(guess, truth, fitted.none))
@@ -203,10 +217,10 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
 
 
 def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
-    """Each dataset by its share of all sweeps, whatever the model looks like.
+    """The share of each dataset among all sweeps, as a prediction for every model.
 
-    The model's own sweep is counted too. Without it, exactly the right dataset would be rarer than it is. If all were
-    equally common, this baseline would then never be right, and every method would look good in comparison.
+    The model's own sweep is counted, too. Without it, exactly the right dataset would be rarer than it is: if all were
+    equally common, this baseline would never be right, and every method would look good in comparison.
     """
     share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
@@ -222,12 +236,12 @@ def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) 
             model=models.models[row],
             author=models.authors[row],
             datasets=tuple(sorted(models.datasets[row])),
-            weight=float(importance[place]),
-            answer=names[scores["answer"][place]],
-            probability=float(scores["confidence"][place]),
-            right=float(scores["right"][place]),
-            log_loss=float(scores["log_loss"][place]),
-            none=float(scores["none"][place]),
+            weight=float(importance[index]),
+            answer=names[scores["answer"][index]],
+            probability=float(scores["confidence"][index]),
+            right=float(scores["right"][index]),
+            log_loss=float(scores["log_loss"][index]),
+            none=float(scores["none"][index]),
         )
-        for row, place in enumerate(np.argsort(trial.rows).tolist())
+        for row, index in enumerate(np.argsort(trial.rows).tolist())
     )

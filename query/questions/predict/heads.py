@@ -2,7 +2,8 @@
 
 Naive Bayes by the chain rule: P(head | dataset) = P(kind) · P(number of labels | kind) · P(names | kind, number). Each
 factor is smoothed towards the share among all datasets, so that a dataset with few models is neither favoured nor ruled
-out. Of generic names like LABEL_0 only the number counts. A model without a head, such as an adapter, has no evidence.
+out. If the names are generic, like LABEL_0, only their number counts. A model without a head, such as an adapter, has
+no evidence.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from query.questions.predict.dataset_runs import DatasetRuns
 from query.shared.statistics.neighbours import Booleans, Floats, Integers, codes_of
 
 SMOOTHING = 0.5  # average sweeps added to those of each dataset
-_UNSEEN = 0.1  # sweeps added, among all datasets, to those with a head like this one
+_UNSEEN = 0.1  # added to the number of sweeps, among all datasets, with a head like this one
 
 
 class HeadMatches:
-    """How the heads of ``rows`` match those of all sweeps; ``heads`` has an entry for every model.
+    """How the heads of ``rows`` match those of all sweeps.
 
-    ``is_known`` (rows,): whether anything is known about the head.
+    Args:
+        heads: the head of every model.
+        rows: indices of models.
+        sweeps: the sweeps among all models.
+
+    Attributes:
+        is_known: (rows,) whether anything is known about the head.
     """
 
     def __init__(self, heads: Sequence[Head], rows: Integers, sweeps: DatasetRuns) -> None:
@@ -37,7 +44,7 @@ class HeadMatches:
         is_named = [(head.kind, head.labels) if head.kind and head.names else None for head in heads]
         names = [(head.kind, head.labels, head.names) if head.kind and head.names else None for head in heads]
         same_kind = _matching(kinds, rows, sweeps)
-        # For each factor of the chain, (rows, sweeps): the shares of the members that can be compared, and that match.
+        # For each factor, two (rows, sweeps): the shares of a sweep's members that can be compared, and that match.
         self._links = (
             (_matching(has_kind, rows, sweeps), same_kind),
             (same_kind, _matching(counts, rows, sweeps)),
@@ -71,7 +78,7 @@ def _matching(
 ) -> Floats:
     """(rows, sweeps): the share of a sweep's members that have the value of the row; None matches nothing.
 
-    ``similarity`` of the distinct values, from 0 to 1, if it is not only equal or not.
+    ``similarity``: a function for the similarity of the distinct values, from 0 to 1; by default 1 if they are equal.
     """
     from scipy.sparse import csr_array
 
@@ -87,15 +94,15 @@ def _matching(
     return np.concatenate([table, nothing])[codes[rows]]
 
 
-def _jaccard(named: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
+def _jaccard(heads: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
     """Jaccard's index of the label names of (kind, number, names); 0 if kind or number differ."""
     from scipy.sparse import csr_array
 
-    words = {word: number for number, word in enumerate(sorted({word for *_, names in named for word in names}))}
-    row = np.repeat(np.arange(len(named)), [len(names) for *_, names in named])
-    column = np.array([words[word] for *_, names in named for word in names], dtype=np.intp)
-    incidence = csr_array((np.ones(len(row), np.float32), (row, column)), (len(named), len(words)))
+    words = {word: number for number, word in enumerate(sorted({word for *_, names in heads for word in names}))}
+    row = np.repeat(np.arange(len(heads)), [len(names) for *_, names in heads])
+    column = np.array([words[word] for *_, names in heads for word in names], dtype=np.intp)
+    incidence = csr_array((np.ones(len(row), np.float32), (row, column)), (len(heads), len(words)))
     common = (incidence @ incidence.T).toarray()
     sizes = common.diagonal()
-    codes = codes_of([entry[:2] for entry in named])
+    codes = codes_of([entry[:2] for entry in heads])
     return common / (sizes[:, None] + sizes[None, :] - common) * (codes[:, None] == codes[None, :])

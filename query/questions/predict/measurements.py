@@ -1,9 +1,8 @@
-"""The design matrix of predictions: what is measured of a model and a dataset, and what kind of evidence that is.
+"""The design matrix of predictions: measurements of a model and a dataset, by kind of evidence.
 
-To add a measurement, add a line to ``OF_ANSWERS`` (what it says of each dataset) or ``OF_MODELS`` (what it says of
-whether any of the datasets is right). To add a kind of evidence, add a line to ``EVIDENCE`` too; fits, probabilities
-by this evidence alone and scores follow from that. What is measured comes from
-``query.questions.predict.training_set.Features``.
+To add a measurement, add a line to ``OF_ANSWERS`` (evidence for each dataset) or ``OF_MODELS`` (evidence that any of
+the datasets is right). To add a kind of evidence, add a line to ``EVIDENCE`` too; fits, probabilities by this evidence
+alone and scores follow from that. Measurements are made from ``query.questions.predict.training_set.Features``.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ class Evidence:
 
     Attributes:
         name: as in answers and scores.
-        words: what a prediction is judged by.
-        reason: why it says something of the data.
+        words: its name in sentences.
+        reason: its relation to the training data, in words.
         frequency: the usual weight, beside this evidence, of how common a dataset is.
-        is_known: (rows,): which models have it; None if no labelled model has.
-        is_optional: whether scores also show what the other evidence gives without it.
+        is_known: a function that returns (rows,) which models have it; None if no labelled model has.
+        is_optional: whether there are scores without it, too.
     """
 
     name: str
@@ -44,10 +43,10 @@ class Measurement:
     """A column of the design matrix.
 
     Attributes:
-        evidence: the name of the kind of evidence it belongs to; None if it is known of every model.
-        values: (rows, answers), or (rows,) of a measurement of models; NaN where it is not known. Its docstring says
-            what is measured.
-        usual: the weight that fits are regularised towards; of how common a dataset is, see ``Evidence``.
+        evidence: the name of its kind of evidence; None if it is known for every model.
+        values: a function that returns (rows, answers), or for a measurement of models (rows,); NaN where it is not
+            known. Its docstring describes the measurement.
+        usual: the weight that fits are regularised towards; for ``frequency`` see ``Evidence``.
     """
 
     evidence: str | None
@@ -56,7 +55,7 @@ class Measurement:
 
 
 def _vocabulary(features: Features) -> Votes:
-    assert features.vocabulary is not None  # a measurement is only asked for where its evidence is known
+    assert features.vocabulary is not None  # a measurement is only made where its evidence is known
     return features.vocabulary
 
 
@@ -88,7 +87,7 @@ def ways(kinds: Collection[str]) -> dict[str, frozenset[str]]:
 
 
 def way_in_words(way: str) -> str:
-    """What a way of predicting uses, as a person reads it."""
+    """The evidence that a way of predicting uses, in words."""
     for kind in EVIDENCE:
         if way == kind.name:
             return f"the {kind.name} alone: {kind.reason}"
@@ -101,9 +100,9 @@ def way_in_words(way: str) -> str:
 
 
 def evidence_of(features: Features, row: int) -> list[str]:
-    """The kinds of evidence that a model has."""
+    """The kinds of evidence of a model."""
     known = {kind.name: kind.is_known(features) for kind in EVIDENCE}
-    return [name for name, has in known.items() if has is not None and has[row]]
+    return [name for name, is_known in known.items() if is_known is not None and is_known[row]]
 
 
 def in_words(kinds: Collection[str]) -> str:
@@ -195,7 +194,7 @@ class Design:
         known: (rows, kinds of ``EVIDENCE``): which evidence a model has.
         of_answers: (columns, rows, answers), in the order of ``OF_ANSWERS``; 0 where the evidence is not known.
         of_models: (columns, rows), in the order of ``OF_MODELS``; NaN where they are not known.
-        present: (rows, answers): which answers another model names.
+        present: (rows, answers): which answers are named by a model of another author.
         truth: (rows, answers): see ``Features``.
     """
 
@@ -220,24 +219,28 @@ class Design:
 
 
 def design_of(features: Features) -> Design:
-    """Measure everything of these models."""
-    found = {kind.name: kind.is_known(features) for kind in EVIDENCE}
+    """All measurements of these models."""
+    is_known_by_kind = {kind.name: kind.is_known(features) for kind in EVIDENCE}
     rows = len(features.places)
-    known = {name: np.zeros(rows, dtype=bool) if has is None else has for name, has in found.items()}
+    known = {
+        name: np.zeros(rows, dtype=bool) if is_known is None else is_known
+        for name, is_known in is_known_by_kind.items()
+    }
 
     def values(measurement: Measurement, shape: tuple[int, ...]) -> Reals:
         if measurement.evidence is None:
             return measurement.values(features)
-        has = known[measurement.evidence]
-        if not has.any():
+        has_evidence = known[measurement.evidence]
+        if not has_evidence.any():
             return np.full(shape, np.nan)
-        return np.where(has if len(shape) == 1 else has[:, None], measurement.values(features), np.nan)
+        mask = has_evidence if len(shape) == 1 else has_evidence[:, None]
+        return np.where(mask, measurement.values(features), np.nan)
 
     return Design(
-        kinds=tuple(name for name, has in found.items() if has is not None),
+        kinds=tuple(name for name, is_known in is_known_by_kind.items() if is_known is not None),
         known=np.stack(list(known.values()), axis=1),
-        of_answers=np.nan_to_num(np.stack([values(one, features.present.shape) for one in OF_ANSWERS])),
-        of_models=np.stack([values(one, (rows,)) for one in OF_MODELS]),
+        of_answers=np.nan_to_num(np.stack([values(measurement, features.present.shape) for measurement in OF_ANSWERS])),
+        of_models=np.stack([values(measurement, (rows,)) for measurement in OF_MODELS]),
         present=features.present,
         truth=features.truth,
     )
@@ -245,11 +248,13 @@ def design_of(features: Features) -> Design:
 
 def columns_of(measurements: Collection[Measurement], evidence: Collection[str]) -> Integers:
     """The columns of the measurements that need no other evidence than this."""
-    return np.flatnonzero([one.evidence is None or one.evidence in evidence for one in measurements])
+    return np.flatnonzero(
+        [measurement.evidence is None or measurement.evidence in evidence for measurement in measurements]
+    )
 
 
 def usual_weights(evidence: Collection[str]) -> Reals:
     """The weights of the columns of ``OF_ANSWERS`` for this evidence that fits are regularised towards."""
     of_frequency = max((kind.frequency for kind in EVIDENCE if kind.name in evidence), default=1.0)
     used = [OF_ANSWERS[column] for column in columns_of(OF_ANSWERS, evidence)]
-    return np.array([of_frequency if one.evidence is None else one.usual for one in used])
+    return np.array([of_frequency if measurement.evidence is None else measurement.usual for measurement in used])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from indexer.console.option import Option
+from indexer.console.stdin import STDIN
 from indexer.console.terminal import Progress, emit, say
 from indexer.errors import AtlasError, Call, Text
 from indexer.records.difference import (
@@ -43,7 +44,6 @@ from query.models.resolved import (
     thresholds,
     vector_of_record,
 )
-from query.models.texts import STDIN
 from query.questions.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
 from query.questions.predict.measurements import EVIDENCE, TOGETHER, evidence_of, in_words
 from query.questions.predict.result import Answer, Duplicate, NeighbourVote, Prediction, ranked
@@ -406,6 +406,7 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
             [asked.base, asked.model_id],
         )
         if row["read"] != asked.read  # an estimated and an exact norm differ, whatever the models are
+        or None in (row["delta_norm"], facts["delta_norm"])  # an adapter whose strength is not known
         or relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
@@ -420,7 +421,8 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
         try:  # the test of a publish
             is_duplicate = difference_of(asked.record, store.read(row["record_key"])) <= within
         except AtlasError:  # the atlas has no records: by norm and signature alone
-            is_close = relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
+            norms = row["delta_norm"], facts["delta_norm"]
+            is_close = None not in norms and relative_difference(*norms) <= within
             is_duplicate = cosine >= 1 - within and is_close
         if is_duplicate:
             found.append(Duplicate(row["model"], tuple(row["datasets"])))
@@ -431,17 +433,18 @@ def predict_target(
     target: Target, models: LabelledModels, *, k: int, representation: str = "", fits: Fits | None = None
 ) -> Prediction:
     """Predict from labelled models, which must not include the target itself. ``fits``: kept for the next target."""
-    if not any(author != target.author for author in models.authors):
+    own = models.voter(target.author, target.name)
+    if not any(author != own for author in models.authors):
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
             f"{target.author or 'its own'} to compare with.",
             Text("Index more models: ", Call("build", target.base)),
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
-    everyone = models.with_unlabelled(vector, target.name, target.author, target.head, target.vocabulary, target.start)
+    everyone = models.with_unlabelled(vector, target.name, own, target.head, target.vocabulary, target.start)
     training = TrainingSet(everyone, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
-    fitted = _fitted_without(models, target.author, k, {} if fits is None else fits)
+    fitted = _fitted_without(models, own, k, {} if fits is None else fits)
     probabilities = {way: each[0] for way, each in fitted.probabilities(features).items()}
     # A model without a vector is only asked about if its config.json names labels.
     kinds = evidence_of(features, 0) or ["head"]
@@ -479,15 +482,16 @@ def predict_target(
             "Adapters that began at the same random numbers have no vote for data that another model names: here the "
             "data go with these numbers, and the same seed makes adapters alike."
         )
-    own_models = [row for row, name in enumerate(models.authors) if name == target.author]
+    own_models = [row for row, name in enumerate(models.authors) if name == own]
     if target.vector is not None and own_models:
         similarity = target.vector.similarities(models.table.take(own_models))[0]
         nearest = own_models[int(np.argmax(similarity))]
+        kin = "of the same run" if models.by_run else "by the same author"
         if similarity.max() > max((voter.similarity for voter in voters), default=-1.0):
             notes.append(
                 f"The closest model overall, {models.models[nearest]} ({similarity.max():.2f}, trained on "
-                f"{', '.join(own_datasets(models.datasets[nearest]))}), is by the same author and was excluded, "
-                "because the calibration excludes models by the same author."
+                f"{', '.join(own_datasets(models.datasets[nearest]))}), is {kin} and was excluded, "
+                f"because the calibration excludes models {kin}."
             )
     if not fitted.is_calibrated:
         notes.append(TOO_FEW)

@@ -1,4 +1,4 @@
-"""The results of predictions: for one model, and how often they are right for all labelled models of a base."""
+"""The results of predictions: for one model, and their scores for all labelled models of a base."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CALIBRATED = Doc("Whether the probabilities were fitted to this atlas. They are
 # Answers with at least this probability or vote are printed, and never fewer than this many.
 _MIN_SHOWN = 0.01
 _FEWEST = 3
-_FEW_CASES = 30  # sweeps of an evaluation: with fewer, the interval of a share is a fifth or wider
+_FEW_CASES = 30  # sweeps of an evaluation; with fewer, the interval of a share is at least 0.2 wide
 _PROBABILITIES = ("probability", "vectors", "head", "vocabulary")
 _SMALLEST, _LARGEST = 6.0, 55.0  # area of a point of the picture, in square points
 _PANEL = 2.4, 3.55  # inches
@@ -82,10 +82,10 @@ class Answer:
     """One dataset, or "none of these".
 
     Attributes:
-        votes: of the k nearest sweeps; the nearest one's is 1.
+        votes: the votes of the k nearest sweeps; the nearest sweep's vote is 1.
         authors: number of authors of these sweeps.
-        vectors, head, vocabulary: the probability by each alone; None if the model lacks it.
-        declared: whether the model names the dataset itself, which is not used for the prediction.
+        vectors, head, vocabulary: the probability by this evidence alone; None if the model lacks it.
+        declared: whether the model's card names the dataset, which is not used for the prediction.
         models: the models that voted for it, the largest vote first.
     """
 
@@ -127,8 +127,8 @@ class Answer:
 
 
 def ranked(answers: Iterable[Answer]) -> tuple[Answer, ...]:
-    """The most probable first."""
-    return tuple(sorted(answers, key=lambda one: (-one.probability, -one.votes, one.dataset)))
+    """The answers, the most probable first."""
+    return tuple(sorted(answers, key=lambda answer: (-answer.probability, -answer.votes, answer.dataset)))
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Prediction(Listed[Answer]):
     """
 
     ROWS = "answers"
-    FRAME = "answers"  # also those that are too improbable to be printed
+    FRAME = "answers"  # including answers that are too improbable for the table
     EACH_ROW = ("calibrated",)
     TABLE_COLUMNS: ClassVar[Mapping[str, str]] = {
         "agreement": "Share of all votes that name the dataset, from 0 to 1."
@@ -192,14 +192,14 @@ class Prediction(Listed[Answer]):
         """The answers with a probability or vote of 0.01 or more, at least three, and "none of these"."""
         return [
             answer
-            for place, answer in enumerate(self.answers)
-            if max(answer.votes, answer.probability) >= _MIN_SHOWN or place < _FEWEST or answer.dataset == NONE_OF_THESE
+            for rank, answer in enumerate(self.answers)
+            if max(answer.votes, answer.probability) >= _MIN_SHOWN or rank < _FEWEST or answer.dataset == NONE_OF_THESE
         ]
 
     def with_unknown_share(self, share: float) -> Prediction:
         """The same if ``share`` of the models are tuned on data that no other author names.
 
-        It starts from the probabilities as they were fitted: those at a share of 0 or 1 have lost the evidence.
+        It is computed from the fitted probabilities, because probabilities at a share of 0 or 1 have lost the evidence.
         """
         fitted = self.fitted or (self.answers, self.unknown_share)
         ordered = sorted(fitted[0], key=lambda answer: answer.dataset == NONE_OF_THESE)
@@ -213,9 +213,9 @@ class Prediction(Listed[Answer]):
 
     @property
     def best(self) -> BestAnswer:
-        """The most probable answer, as a row among those of other models."""
-        first = self.answers[0]
-        return BestAnswer(self.model, first.dataset, first.probability, self.agreement(first), first.authors)
+        """The most probable answer as a row, for tables with several models."""
+        best = self.answers[0]
+        return BestAnswer(self.model, best.dataset, best.probability, self.agreement(best), best.authors)
 
     def agreement(self, answer: Answer) -> float:
         """The share of all votes that name a dataset, from 0 to 1; 0 without votes."""
@@ -240,9 +240,11 @@ class Prediction(Listed[Answer]):
 class NoneScore:
     """The scores of "none of these".
 
-    Where it is hidden, models that share a dataset with the predicted one may not vote. ``auroc``: None without hidden
-    models and models whose dataset another author names. ``accuracy_0`` … ``accuracy_75``: the prior of "none of these"
-    is that share.
+    A model's dataset is hidden if models that share a dataset with it may not vote.
+
+    Attributes:
+        auroc: None if no model has a dataset that another author names.
+        accuracy_0 … accuracy_75: with this share, in percent, as the prior of "none of these".
     """
 
     evidence: Annotated[str, MADE_FROM]
@@ -290,10 +292,7 @@ class NoneScore:
 
 @dataclass(frozen=True)
 class PredictedModel:
-    """One labelled model, predicted by all kinds of evidence together; ``weight``: how much it counts in the means.
-
-    ``answer``: the most probable one, with its ``probability`` and its share of the truth, ``right``.
-    """
+    """A labelled model, predicted by all kinds of evidence together; see the descriptions of its fields."""
 
     model: ModelId
     author: Author
@@ -315,9 +314,11 @@ class PredictedModel:
 class Evaluation(Drawn):
     """Out-of-author predictions of all labelled models of a base, and their scores.
 
-    ``sweeps``: sets of models by one author on the same datasets; each counts as one model in every mean.
-    ``with_head``: models whose config.json describes a head; the others are predicted without one. ``with_vocabulary``:
-    models with a vocabulary vector; if there are any, "together" uses it, and "without_vocabulary" does not.
+    Attributes:
+        sweeps: sets of models by one author on the same datasets; each counts as one model in every mean.
+        with_head: number of models whose config.json describes a head; the others are predicted without a head.
+        with_vocabulary: number of models with a vocabulary vector. If there are any, "together" uses these vectors, and
+            "without_vocabulary" does not.
     """
 
     ROWS = "outcomes"
@@ -346,7 +347,7 @@ class Evaluation(Drawn):
 
     @property
     def headline(self) -> str:
-        """How often the best answer is right, and how often the commonest dataset would be."""
+        """The accuracy of the best answer, and that of the commonest dataset as an answer."""
         majority = self._score("majority")
         than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
         case = "A sweep counts as one case."
@@ -361,20 +362,20 @@ class Evaluation(Drawn):
 
     @property
     def is_small(self) -> bool:
-        """Whether there are so few cases that a percentage would say more than is known."""
+        """Whether there are too few cases for a percentage."""
         return self.sweeps < _FEW_CASES or self._between is None
 
     @property
     def share_right(self) -> str:
-        """How often the best answer is right: in percent, or of a small evaluation as "4 of 5"."""
+        """How often the best answer is right: in percent, or for a small evaluation as "4 of 5"."""
         if not self.is_small:
             together = self._score("together")
             return percent(together.accuracy if together else None)
-        return f"{sum(one.right > 0 for one in self.outcomes):,} of {self.models:,}"
+        return f"{sum(outcome.right > 0 for outcome in self.outcomes):,} of {self.models:,}"
 
     @property
     def key_number(self) -> tuple[str, str]:
-        """The same as a number with its meaning."""
+        """``share_right`` with its meaning."""
         majority = self._score("majority")
         models = counted(self.models, "model") + f" by {counted(self.authors, 'author')}"
         than = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
@@ -385,11 +386,11 @@ class Evaluation(Drawn):
         )
 
     def _score(self, evidence: str) -> PredictionScore | None:
-        return next((one for one in self.scores if one.evidence == evidence), None)
+        return next((score for score in self.scores if score.evidence == evidence), None)
 
     @property
     def _between(self) -> tuple[float, float] | None:
-        return next((one.accuracy for one in self.intervals if one.evidence == "together"), None)
+        return next((interval.accuracy for interval in self.intervals if interval.evidence == "together"), None)
 
     @property
     def _interval_in_words(self) -> str:
@@ -408,20 +409,20 @@ class Evaluation(Drawn):
         return self._with_intervals(MEASURES)
 
     def _with_intervals(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        of = {one.evidence: one for one in self.intervals}
-        rows = [plain(one, table=True) for one in self.scores]
+        intervals = {interval.evidence: interval for interval in self.intervals}
+        rows = [plain(score, table=True) for score in self.scores]
         for row in rows:
             for name in names:
-                between = getattr(of.get(row["evidence"]), name, None)
+                between = getattr(intervals.get(row["evidence"]), name, None)
                 row[name] = str(row[name]) + (f" ({span(*between)})" if between else "")
         return rows
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """The reliability diagram: how often answers are right, by probability, for vectors, head and both together.
 
-        A point is the models whose best answer is equally probable, to a tenth. A calibrated prediction has its points
-        on the diagonal, within their 95 % intervals over authors, which need at least five authors. Bars show the share
-        of the models; the area of a point grows with it.
+        A point is a bin of models, by the probability of their best answer in steps of a tenth. The points of a
+        calibrated prediction lie on the diagonal, within their 95 % intervals over authors, which need at least five
+        authors. Bars show the share of the models; the area of a point grows with it.
         """
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
@@ -432,18 +433,18 @@ class Evaluation(Drawn):
         diagonal: dict[str, Any] = {"color": colours.rest, "linestyle": (0, (4, 3))}
         by_evidence = {score.evidence: score for score in self.scores}
         for panel, (evidence, title), colour in zip(panels, _TITLES.items(), colours.palette, strict=False):
-            for one in self.reliability:
-                if one.evidence != evidence:
+            for bin_ in self.reliability:
+                if bin_.evidence != evidence:
                     continue
-                middle = (min(int(one.probability * BINS), BINS - 1) + 0.5) / BINS
-                panel.bar(middle, one.share, 0.86 / BINS, color=colours.faint, zorder=1)
-                if one.low is not None and one.high is not None:
+                middle = (min(int(bin_.probability * BINS), BINS - 1) + 0.5) / BINS
+                panel.bar(middle, bin_.share, 0.86 / BINS, color=colours.faint, zorder=1)
+                if bin_.low is not None and bin_.high is not None:
                     panel.plot(
-                        [one.probability] * 2, [one.low, one.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
+                        [bin_.probability] * 2, [bin_.low, bin_.high], color=colour, linewidth=1.2, alpha=0.6, zorder=3
                     )
-                size = _SMALLEST + (_LARGEST - _SMALLEST) * one.share  # its area grows with the number of models
+                size = _SMALLEST + (_LARGEST - _SMALLEST) * bin_.share  # its area grows with the number of models
                 panel.scatter(
-                    [one.probability], [one.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
+                    [bin_.probability], [bin_.right], s=size, color=colour, zorder=4, clip_on=False, linewidths=0
                 )
             panel.plot([0, 1], [0, 1], linewidth=1, zorder=2, **diagonal)
             panel.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")

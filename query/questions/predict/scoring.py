@@ -1,4 +1,4 @@
-"""How good probabilities are: accuracy, top three, Brier score, log loss, calibration error, reliability."""
+"""Scores of probabilities: accuracy, top three, Brier score, log loss, calibration error, reliability."""
 
 from __future__ import annotations
 
@@ -35,10 +35,17 @@ Columns = dict[str, NDArray[Any]]
 def score_models(probabilities: Reals, truth: Reals) -> Columns:
     """Compare (rows, answers + 1) probabilities with the truth, whose rows sum to 1 too; ties go to the first.
 
-    A model's truth may be several datasets. Columns: ``answer``, the most probable one, as a column of the
-    probabilities, with its probability ``confidence`` and its share of the truth ``right``; ``accuracy`` and ``top3``,
-    1 if it, or one of the first three, is true at all; ``brier``, Σ (p - truth)² over all answers, from 0 to 2;
-    ``log_loss``, -Σ truth · ln p; ``none``, the probability of "none of these".
+    The truth of a model may be several datasets.
+
+    Columns of the result:
+        answer: the most probable answer, as a column of ``probabilities``.
+        confidence: its probability.
+        right: its share of the truth.
+        accuracy: 1 if its share of the truth is not 0, else 0.
+        top3: the same for any of the three most probable answers.
+        brier: Σ (p - truth)² over all answers, from 0 to 2.
+        log_loss: -Σ truth · ln p.
+        none: the probability of "none of these".
     """
     rows = np.arange(len(truth))
     ranked = np.argsort(-probabilities, axis=1, kind="stable")[:, :_TOP]
@@ -57,24 +64,26 @@ def score_models(probabilities: Reals, truth: Reals) -> Columns:
 
 UNKNOWN_SHARES = (0.0, 0.25, 0.5, 0.75)
 _GRID = 1000  # shares at which the likelihood is computed
-_PRIOR_MODELS = 2.0  # models that the atlas's own share of unknown data counts as
+_PRIOR_MODELS = 2.0  # the weight, in models, of the atlas's own share of unknown data
 
 
 def accuracy_at(probabilities: Reals, truth: Reals, none: float, share: float) -> Reals:
-    """(rows,): whether the best answer is right if the prior of "none of these", the last one, is not ``none``.
+    """(rows,): whether the best answer is right if the prior of "none of these" is ``share`` instead of ``none``.
 
-    It is ``share`` instead, as if it were known how many of the models were tuned on data that no other author names.
+    For an evaluation where the share of models tuned on data that no other author names is known. "None of these" is
+    the last column.
     """
     top = with_prior(probabilities, none, share).argmax(axis=1)
     return (truth[np.arange(len(truth)), top] > 0).astype(np.float64)
 
 
 def with_prior(probabilities: Reals, none: float | Reals, share: float) -> Reals:
-    """(rows, answers + 1) if the prior of "none of these", the last one, is ``share`` and not ``none``.
+    """(rows, answers + 1): the probabilities if the prior of "none of these", the last column, is ``share``.
 
-    Odds are multiplied by the ratio of the prior odds. That is right if models of unknown data, and those of known
-    data, look the same whatever their share is (prior shift; Saerens, Latinne & Decaestecker, 2002). Raises ValueError
-    if ``none`` is 0 or 1: such probabilities hold no evidence against it.
+    ``none``: the prior of ``probabilities``. Odds are multiplied by the ratio of the prior odds. That is right if the
+    measurements of models of known data, and those of models of unknown data, do not depend on their shares (prior
+    shift; Saerens, Latinne & Decaestecker, 2002). Raises ValueError if ``none`` is 0 or 1: such probabilities have lost
+    the evidence.
     """
     if np.any((np.asarray(none) <= 0) | (np.asarray(none) >= 1)):
         raise ValueError("the prior of the probabilities must be between 0 and 1")
@@ -87,22 +96,26 @@ def with_prior(probabilities: Reals, none: float | Reals, share: float) -> Reals
 
 
 def estimated_share(none: Reals, prior: Reals, weights: Reals | None = None) -> float:
-    """The share of models among these whose data set is none of the answers: its mean given the evidence of all.
+    """The share of models whose dataset is none of the answers: its posterior mean given the evidence of all models.
 
-    ``none`` (n,): the probability of that for each model if the share is its ``prior`` (n,), which is neither 0 nor 1.
-    Before the evidence, the share has a beta distribution around the mean prior that counts as much as two models. So
-    one model keeps its prior, and so do many about which nothing is known. ``weights`` (n,): how often each model
-    counts. Saerens, Latinne & Decaestecker (2002) iterate to the most likely share instead.
+    The prior of the share is a beta distribution around the mean prior with the weight of two models. So one model
+    keeps its prior, and so do many without evidence. Saerens, Latinne & Decaestecker (2002) iterate to the most likely
+    share instead.
+
+    Args:
+        none: (n,) the probability of "none of these" for each model if the share is its ``prior``.
+        prior: (n,) greater than 0 and less than 1.
+        weights: (n,) how often each model counts; by default once.
     """
     from scipy.special import betainc
 
     counted = np.ones(len(none)) if weights is None else weights
     middle = float(np.average(prior, weights=counted))
-    first, second = _PRIOR_MODELS * middle, _PRIOR_MODELS * (1 - middle)
+    alpha, beta = _PRIOR_MODELS * middle, _PRIOR_MODELS * (1 - middle)
     # Near 0 and 1 the density may be infinite: each cell of the grid has its mass and its mean.
     edges = np.linspace(0, 1, _GRID + 1)
-    mass = np.maximum(np.diff(betainc(first, second, edges)), 1e-300)
-    shares = np.clip(middle * np.diff(betainc(first + 1, second, edges)) / mass, edges[:-1], edges[1:])
+    mass = np.maximum(np.diff(betainc(alpha, beta, edges)), 1e-300)
+    shares = np.clip(middle * np.diff(betainc(alpha + 1, beta, edges)) / mass, edges[:-1], edges[1:])
     # The likelihood ratio of a model does not depend on the prior.
     of_none, of_known = (none / prior)[:, None], ((1 - none) / (1 - prior))[:, None]
     logs = np.log(mass) + counted @ np.log(np.maximum(shares * of_none + (1 - shares) * of_known, 1e-300))
@@ -110,19 +123,19 @@ def estimated_share(none: Reals, prior: Reals, weights: Reals | None = None) -> 
 
 
 def auroc(positive: Reals, negative: Reals, weights: tuple[Reals, Reals]) -> float | None:
-    """The probability that a positive scores higher than a negative, ties counted half; None if there are none."""
+    """The probability that a positive scores higher than a negative, ties counted half; None if either is missing."""
     totals = weights[0].sum() * weights[1].sum()
     if not totals:
         return None
-    scores, place = np.unique(np.round(np.concatenate([positive, negative]), 12), return_inverse=True)
-    of_positive = np.bincount(place[: len(positive)], weights=weights[0], minlength=len(scores))
-    of_negative = np.bincount(place[len(positive) :], weights=weights[1], minlength=len(scores))
+    scores, score_index = np.unique(np.round(np.concatenate([positive, negative]), 12), return_inverse=True)
+    of_positive = np.bincount(score_index[: len(positive)], weights=weights[0], minlength=len(scores))
+    of_negative = np.bincount(score_index[len(positive) :], weights=weights[1], minlength=len(scores))
     below = np.cumsum(of_negative) - of_negative / 2
     return float(of_positive @ below / totals)
 
 
 def chance_scores(present: Booleans, truth: Reals) -> Columns:
-    """The expected scores of drawing at random from the answers present and "none of these"."""
+    """The expected scores of a random draw from the answers present and "none of these"."""
     answers = present.sum(axis=1) + 1.0
     right = (truth > 0).sum(axis=1)
     missed = np.ones(len(truth))
@@ -160,9 +173,10 @@ class PredictionScore:
 class Interval:
     """95 % intervals (low, high) of a score over authors (``query.shared.statistics.authors``).
 
-    All None if there are fewer than five authors; ``reason`` is then ``too_few_authors``. The intervals take the fitted
-    parameters and the votes as given: when whole atlases were simulated, accuracy and Brier score were inside at least
-    as often as they should, but the log loss, which depends on a few confident mistakes, mostly .82 to .90 of the time.
+    All None if there are fewer than five authors; ``reason`` is then ``too_few_authors``. The intervals ignore the
+    uncertainty of the fitted parameters and of the votes. In simulations of whole atlases, they contained the accuracy
+    and the Brier score at least as often as they should, but the log loss, which depends on a few confident mistakes,
+    mostly .82 to .90 of the time.
     """
 
     evidence: Annotated[str, MADE_FROM]
@@ -177,8 +191,11 @@ class Interval:
 class Bin:
     """Models whose best answer is about equally probable, to a tenth.
 
-    ``share``: of all models; ``probability``: the mean of the best answer; ``right``: how often it is true, with a
-    95 % interval over authors, None if there are fewer than five.
+    Attributes:
+        share: the share of all models.
+        probability: the mean probability of the best answer.
+        right: how often the best answer is true.
+        low, high: the 95 % interval of ``right`` over authors; None if there are fewer than five.
     """
 
     evidence: Annotated[str, MADE_FROM]
@@ -207,11 +224,11 @@ def calibration_error(scores: Columns, importance: Reals) -> float:
 
 def reliability(evidence: str, scores: Columns, importance: Reals, authors: Integers) -> tuple[Bin, ...]:
     """The bins of one way of predicting, the least probable first."""
-    found = []
+    bins = []
     for members in _bins(scores["confidence"]):
         weights, right = importance[members], scores["right"][members]
         low, high = _interval(right, weights, authors[members]) or (None, None)
-        found.append(
+        bins.append(
             Bin(
                 evidence,
                 models=int(members.sum()),
@@ -222,42 +239,45 @@ def reliability(evidence: str, scores: Columns, importance: Reals, authors: Inte
                 high=high,
             )
         )
-    return tuple(found)
+    return tuple(bins)
 
 
 def _bins(confidence: Reals) -> list[Booleans]:
     """Masks of the bins that contain a model, the least probable first; the last one includes 1."""
-    place = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
-    return [place == number for number in np.unique(place)]
+    bin_of = np.minimum((confidence * BINS).astype(np.intp), BINS - 1)
+    return [bin_of == number for number in np.unique(bin_of)]
 
 
 def intervals(scores: Mapping[str, Columns], importance: Reals, authors: Integers) -> tuple[Interval, ...]:
     """The intervals of all measures; ``importance``: how much each model counts."""
-    found = []
-    for evidence, one in scores.items():
-        of_half = _interval(one["brier"] / 2, importance, authors)
-        found.append(
+    scored_intervals = []
+    for evidence, columns in scores.items():
+        of_half = _interval(columns["brier"] / 2, importance, authors)
+        scored_intervals.append(
             Interval(
                 evidence,
-                accuracy=_interval(one["accuracy"], importance, authors),
-                top3=_interval(one["top3"], importance, authors),
+                accuracy=_interval(columns["accuracy"], importance, authors),
+                top3=_interval(columns["top3"], importance, authors),
                 brier=(2 * of_half[0], 2 * of_half[1]) if of_half else None,
-                log_loss=_interval(one["log_loss"], importance, authors, is_share=False),
+                log_loss=_interval(columns["log_loss"], importance, authors, is_share=False),
                 reason=None if of_half else TOO_FEW_AUTHORS,
             )
         )
-    return tuple(found)
+    return tuple(scored_intervals)
 
 
 def _interval(values: Reals, importance: Reals, authors: Integers, is_share: bool = True) -> Ends | None:
-    """The interval over authors of the mean of values from 0 to 1, or (else) not negative; None for few authors."""
+    """The interval over authors of the mean of ``values``; None for few authors.
+
+    ``is_share``: whether the values are from 0 to 1; if not, they are not negative.
+    """
     codes = codes_of(authors.tolist())
     if codes.max() + 1 < FEWEST_AUTHORS:
         return None
     mean = float(np.average(values, weights=importance))
     if is_share and np.ptp(values) == 0 and 0 < mean < 1:
-        return mean, mean  # that of chance, which is not observed
+        return mean, mean  # chance, which is computed, not observed
     weights = np.bincount(codes, weights=importance) / importance.sum()
     sums = np.bincount(codes, weights=importance * values) / importance.sum()
-    found = uncertainty(weights, independent_changes(weights, sums, mean))
-    return found.of_share(mean, importance.sum()) if is_share else found.of_loss(mean)
+    estimate = uncertainty(weights, independent_changes(weights, sums, mean))
+    return estimate.of_share(mean, importance.sum()) if is_share else estimate.of_loss(mean)

@@ -15,9 +15,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.names import run_name, voters
 from indexer.vectors.masks import changed_blocks, shared_blocks
 from indexer.vectors.table import VectorTable
-from query.models.population import START, Head, Population, distinct, head_of, notes_on_sampled, read_population
+from query.models.population import (
+    BY_RUN,
+    START,
+    Head,
+    Population,
+    distinct,
+    head_of,
+    notes_on_sampled,
+    read_population,
+)
 from query.questions.predict.dataset_runs import DatasetRuns, Reals
 from query.questions.predict.heads import HeadMatches
 from query.shared.statistics.neighbours import Booleans, Floats, Integers
@@ -44,6 +54,7 @@ class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
     ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
+    ``authors``: whose vote each is part of; with ``by_run`` its run's, as all are by one author.
     ``starts``: where adapters began (``query.models.population.START``), None for others and if it is not known.
     ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representations.vocabulary``), whose two
     blocks are compared one by one; None if there are none.
@@ -56,6 +67,11 @@ class LabelledModels:
     heads: list[Head]
     vocabulary: Floats | None = None
     starts: list[str | None] | None = None
+    by_run: bool = False
+
+    def voter(self, author: str, model: str) -> str:
+        """Whose vote a further model would be part of."""
+        return run_name(model) if self.by_run else author
 
     @property
     def vectors(self) -> Floats:
@@ -89,6 +105,7 @@ class LabelledModels:
             heads=[*self.heads, head],
             vocabulary=met,
             starts=None if self.starts is None else [*self.starts, start],
+            by_run=self.by_run,
         )
 
 
@@ -121,10 +138,16 @@ class LabelledModelReader:
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
         rows = [row for row, names in enumerate(chosen.datasets) if names]
         self.notes = notes_on_sampled(self._atlas, population)
+        models, authors = ([column[row] for row in rows] for column in (chosen.models, chosen.authors))
+        votes = voters(authors, models)
+        by_run = votes != authors
+        if by_run and len(set(votes)) > 1:
+            self.notes += (BY_RUN,)
         return LabelledModels(
             table=chosen.table.take(rows),
-            models=[chosen.models[row] for row in rows],
-            authors=[chosen.authors[row] for row in rows],
+            models=models,
+            authors=votes,
+            by_run=by_run,
             datasets=[chosen.datasets[row] for row in rows],
             heads=[heads[int(chosen.ids[row])] for row in rows],
             vocabulary=self._vocabulary(base, chosen.ids[rows]),

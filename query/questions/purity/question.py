@@ -1,4 +1,4 @@
-"""Purity of a base's fine-tunes, and what qualifies it: the question as a user asks it."""
+"""The question ``purity``: purity of a base's fine-tunes, with notes on habits that may explain it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _command(
 ) -> None:
     file = call.picture(out)
     with call.opened() as atlas:
-        found = atlas.purity(
+        result = atlas.purity(
             base, representation=representation, k=k, kin=kin, within=within, confusions=confusions,
             by="task" if by == "task" else "dataset",
         )  # fmt: skip
-        whole = found.to_dict(by_model=by == "model", confusions=confusions)
+        object_ = result.to_dict(by_model=by == "model", confusions=confusions)
         by = "confusion" if confusions else by
-        table = found.table(details=call.details, by=by)
-        call.show(found, drawn=file, rows=found.lines(by), whole=whole, table=table)
+        table = result.table(details=call.details, by=by)
+        call.show(result, drawn=file, rows=result.lines(by), whole=object_, table=table)
 
 
 @question(
@@ -90,15 +90,15 @@ def purity(
 
     Note:
         ``k``: the number of neighbours; by default as many as share a dataset with the model.
-        ``kin``: whether models of the same family tree count, which are close whatever they were tuned on.
-        ``within``: also the chance level if only models of the same head, language, author, length (of the longest
-            input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or dataset
-            exchange labels; a note says which habits go with the labels.
+        ``kin``: whether models of the same family tree count, which are close whatever their training data.
+        ``within``: also compute the chance level if only models of the same head, language, author, length (of the
+            longest input, see ``trace``), norm (of δW, to a factor of two), seed (of the factors of adapters) or
+            dataset exchange labels; a note names the habits that are confounded with the labels.
         ``confusions``: also compute which datasets are mistaken for which.
         ``draws``: permutations for p; by default all, if they are few, else 1,000, and more if hardly any of them
             reaches the observed purity.
-        ``by``: task to ask whether models of one task (``query.models.population.tasks_of``) are close; then the chance
-            level within dataset says whether they are closer than their data make them.
+        ``by``: task to measure whether models of one task (``query.models.population.tasks_of``) are close; compare
+            that with the chance level within dataset, which is due to their data.
 
     Returns:
         Purity, chance and intervals are shares from 0 to 1; see :func:`query.questions.purity.study.purity`.
@@ -114,9 +114,9 @@ def purity(
         population = replace(population, datasets=tasks)
     trees = None if kin else family_trees(atlas, population)
     strata = study.strata_of(atlas, population, within)
-    found = study.purity(
+    result = study.purity(
         population, k=k, draws=draws, seed=seed, trees=trees, confusions=confusions, within=strata, by=by
     )
     habits = [name for name in study.HABITS if (name, by) != ("head", "task")]  # a head shows the task
-    noted = study.habits_with_labels(population, study.strata_of(atlas, population, habits))
-    return replace(found, on_sampled=notes_on_sampled(atlas, population), on_habits=noted)
+    habits_in_words = study.habits_with_labels(population, study.strata_of(atlas, population, habits))
+    return replace(result, on_sampled=notes_on_sampled(atlas, population), on_habits=habits_in_words)

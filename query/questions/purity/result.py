@@ -29,7 +29,7 @@ _EFFECT = Doc("How many standard deviations the number lies above its mean over 
 _SHOWN = 15  # datasets, models or pairs on a terminal
 _DRAWN = 40  # datasets in a picture
 _WIDTH, _ROW, _FRAME = 7.2, 0.42, 1.05  # inches
-_APART = 0.16  # of a row, between the two forms
+_OFFSET = 0.16  # of the two forms from the middle of a row, as a share of its height
 _CONFUSED = "taken for each other more often than by chance, in both directions"
 _WIDE = ("datasets", "cross_author_models", "cross_author_neighbours", "cross_author_chance")
 
@@ -54,9 +54,12 @@ class DatasetPurity:
 class Confusion:
     """Two datasets, and how often models of one have neighbours from the other instead of their own.
 
-    ``neighbours``: how many of the neighbours that purity counts for models of ``dataset`` share no dataset with the
-    model and name ``taken_for``; ``share``: of all neighbours that share no dataset. ``back_…``: from ``taken_for`` to
-    ``dataset``. Two datasets with the same text are notable: both shares are above chance.
+    Attributes:
+        neighbours: the number of neighbours of models of ``dataset`` that share no dataset with the model and name
+            ``taken_for``, among those that purity counts.
+        share: their share among all neighbours that share no dataset.
+        back_neighbours, back_share, back_chance: the same in the other direction, from ``taken_for`` to ``dataset``.
+        is_notable: both shares are above chance, as for two datasets with the same text.
     """
 
     dataset: Dataset
@@ -85,12 +88,17 @@ class ModelPurity:
 
 @dataclass(frozen=True)
 class WithinScore:
-    """What purity would be by chance if sweeps exchanged labels only with those of equal ``within`` (head, author …).
+    """The chance level if sweeps exchange labels only with sweeps of equal ``within`` (head, author …).
 
-    Whole sweeps exchange labels, so among all models this chance includes the matches within sweeps.
-    ``strata``: the number of different values. ``movable``: the models whose label can become another. If habits
-    explain purity, as where each dataset has its own head, this chance is as high. None if no label can move. The rest
-    as in PurityScore.
+    Whole sweeps exchange labels, so among all models this chance includes the matches within sweeps. If habits explain
+    purity, as where each dataset has its own head, this chance is as high as purity.
+
+    Attributes:
+        strata: the number of different values.
+        movable: the number of models whose label can change.
+        chance: None if no label can change.
+
+    The other fields are as in PurityScore.
     """
 
     within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
@@ -106,15 +114,19 @@ class WithinScore:
 
 @dataclass(frozen=True)
 class PurityScore:
-    """Purity in one of its two forms. Undefined numbers are None, and ``note`` says why.
+    """Purity in one of its two forms. Undefined numbers are None, with the reason in ``note``.
 
-    ``models``: the scored models, which have at least one match among their candidates. ``datasets``: the datasets
-    (rows of ``by_dataset``) with at least one scored model. ``candidates``: the possible neighbours. ``authors``: those
-    of scored models. ``p_value``: the share of permutations of the sweeps' labels after which models match other
-    authors' as much, of all that there are (``is_exact``) or, drawn at random, (1 + ``reached``)/(1 +
-    ``permutations``): with none reached a bound (``query.questions.purity.study``). ``effect``: how many standard
-    deviations of the permutations the observed value is above their mean. ``ci_reason``: ``too_few_authors`` if
-    there is no interval for that reason, else None. ``confusions``: only on request.
+    Attributes:
+        models: the number of scored models, which have at least one match among their candidates.
+        candidates: the number of possible neighbours.
+        datasets: the number of datasets (rows of ``by_dataset``) with at least one scored model.
+        ci_reason: ``too_few_authors`` if there is no interval for that reason, else None.
+        p_value: the share of permutations of the sweeps' labels after which models match other authors' at least as
+            often. If all arrangements were tried (``is_exact``), it is their share; else (1 + ``reached``)/(1 +
+            ``permutations``), which is only a bound if ``reached`` is 0 (``query.questions.purity.study``).
+        effect: how many standard deviations of the permutations the observed value is above their mean.
+        authors: the number of authors of scored models.
+        confusions: only on request.
     """
 
     models: Models
@@ -234,9 +246,9 @@ class PurityResult(Drawn, PurityScore):
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
-        others = {one.dataset: one for one in self.cross_author.by_dataset}
-        datasets = sorted(self.by_dataset, key=lambda one: (-one.purity, one.dataset))[:_DRAWN]
-        rows = [(one.dataset, one, others.get(one.dataset)) for one in datasets]
+        cross_author_rows = {row.dataset: row for row in self.cross_author.by_dataset}
+        datasets = sorted(self.by_dataset, key=lambda row: (-row.purity, row.dataset))[:_DRAWN]
+        rows = [(row.dataset, row, cross_author_rows.get(row.dataset)) for row in datasets]
         return purity_figure([("all models", self, self.cross_author), *rows], theme, ax, self.by)
 
     def named(self, key: str) -> str:
@@ -253,10 +265,11 @@ class PurityResult(Drawn, PurityScore):
         """The same for each scored model."""
         return self._rows_with_others("model", ("neighbours", "purity", "chance"))
 
-    def _rows_with_others(self, by: str, again: Sequence[str]) -> list[dict[str, Any]]:
-        others = {getattr(row, by): row for row in getattr(self.cross_author, f"by_{by}")}
+    def _rows_with_others(self, by: str, repeated: Sequence[str]) -> list[dict[str, Any]]:
+        cross_author_rows = {getattr(row, by): row for row in getattr(self.cross_author, f"by_{by}")}
         return [
-            plain(row) | {f"cross_author_{key}": getattr(others.get(getattr(row, by)), key, None) for key in again}
+            plain(row)
+            | {f"cross_author_{key}": getattr(cross_author_rows.get(getattr(row, by)), key, None) for key in repeated}
             for row in getattr(self, f"by_{by}")
         ]
 
@@ -267,17 +280,17 @@ class PurityResult(Drawn, PurityScore):
         return [{"among": among} | plain(pair) for among, pairs in forms.items() for pair in pairs]
 
     def lines(self, by: str = "dataset") -> list[dict[str, Any]]:
-        """What CSV and JSON lines print: a row for all models (``part`` is ``all``), then :meth:`to_rows`."""
+        """The rows of CSV and JSON lines: one for all models (``part`` is ``all``), then :meth:`to_rows`."""
         rows = self.to_rows(by)
         if by == "confusion":
             return rows
         numbers = ("ci_low", "ci_high", "p_value")
         names = ("models", "purity", "chance", *numbers)
-        whole = {"part": "all", by: "", **{name: getattr(self, name) for name in names}}
-        whole |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
-        return [whole, *({"part": by, **row} for row in rows)]
+        totals = {"part": "all", by: "", **{name: getattr(self, name) for name in names}}
+        totals |= {f"cross_author_{name}": getattr(self.cross_author, name) for name in names}
+        return [totals, *({"part": by, **row} for row in rows)]
 
-    # Two rows of numbers, then the first datasets, models or pairs, or with details all of them with all columns.
+    # The table: two rows of numbers, then the first datasets, models or pairs; with details all, with all columns.
 
     @property
     def has_no_score(self) -> bool:
@@ -286,18 +299,18 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def possible_neighbours(self) -> Annotated[int, Shown("candidates"), If("has_no_score")]:
-        """All that is known then."""
+        """The number of candidates, for an answer without a score."""
         return self.candidates
 
     @property
     def forms(self) -> Annotated[list[dict[str, Any]], Shown("neighbours"), If("purity")]:
-        """Purity among all models and among other authors', and what it would be if labels were exchanged within."""
+        """Purity among all models and among other authors', then both chance levels within each stratum."""
         forms = (("all", self), ("by other authors", self.cross_author))
         neighbours = [_form(among, score, score, score.models) for among, score in forms]
         return neighbours + [
-            _form(f"{among}, labels exchanged within {one.within}", score, one, one.movable)
+            _form(f"{among}, labels exchanged within {level.within}", score, level, level.movable)
             for among, score in forms
-            for one in score.within
+            for level in score.within
         ]
 
     def _in_short(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -342,8 +355,8 @@ class PurityResult(Drawn, PurityScore):
     def notable_confusions(
         self,
     ) -> Annotated[list[dict[str, Any]], Shown(_CONFUSED, _SHOWN, in_details=False), OnRequest(("confusion",)), If()]:
-        """Of the neighbours on other data, the share on the other dataset, in both directions."""
-        others = "by other authors" if self.cross_author.confusions else "all"
+        """The notable pairs, with the shares in both directions."""
+        among = "by other authors" if self.cross_author.confusions else "all"
         return self._in_short(
             {
                 "dataset": row["dataset"],
@@ -355,7 +368,7 @@ class PurityResult(Drawn, PurityScore):
                 "neighbours": row["neighbours"] + row["back_neighbours"],
             }
             for row in self.confusion_rows
-            if row["among"] == others and row["is_notable"]
+            if row["among"] == among and row["is_notable"]
         )
 
     @property
@@ -386,7 +399,11 @@ def purity_figure(
 ) -> Figure:
     """Dots with intervals and chance: a row for each name, filled for all neighbours, hollow for other authors'.
 
-    ``rows``: a name, its purity, and its purity among other authors' models (a PurityScore or a DatasetPurity).
+    Args:
+        rows: a name, its purity, and its purity among other authors' models (a PurityScore or a DatasetPurity).
+        theme: light or dark.
+        ax: an axes to replace, as in ``Drawn.figure``.
+        by: dataset or task, for the label of the axis.
     """
     figure, axes = new_figure(_WIDTH, _FRAME + _ROW * len(rows), theme, ax)
     from matplotlib.lines import Line2D
@@ -396,10 +413,10 @@ def purity_figure(
     dot: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 5.5}
     tick: dict[str, Any] = {"color": colours.rest, "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
     for row, (_, *scores) in enumerate(rows):
-        for score, apart, fill in zip(scores, (-_APART, _APART), (colour, colours.background), strict=True):
+        for score, offset, fill in zip(scores, (-_OFFSET, _OFFSET), (colour, colours.background), strict=True):
             if score is None or score.purity is None:
                 continue
-            y = row + apart
+            y = row + offset
             low, high = getattr(score, "ci_low", None), getattr(score, "ci_high", None)
             if low is not None and high is not None:
                 axes.plot([low, high], [y, y], color=colour, linewidth=1.4, zorder=2)
@@ -426,7 +443,7 @@ def purity_figure(
 
 
 def _p_in_words(score: PurityScore | WithinScore) -> str:
-    """The p-value in two digits; as "< 1e-05" if none of the random permutations reached purity."""
+    """The p-value with two digits; "< 1e-05" if none of the random permutations reached purity."""
     if score.p_value is None:
         return ""
     is_bound = not score.is_exact and not score.reached and score.permutations
@@ -434,45 +451,45 @@ def _p_in_words(score: PurityScore | WithinScore) -> str:
 
 
 def verdict(result: PurityResult) -> list[str]:
-    """What the numbers mean, in sentences for readers who are new to them."""
+    """The interpretation of the numbers, in sentences for readers without experience with them."""
     if result.purity is None:
         return [f"Purity cannot be computed. {result.note}"]
-    other = result.cross_author
+    cross_author = result.cross_author
     of_data = result.by == "dataset"
     neighbours = "share a training dataset with it" if of_data else f"have the {result.by} that it has"
     alike = "tuned on the same data" if of_data else f"of the same {result.by}"
-    known = "depend on the data" if of_data else f"depend on the {result.by}"
+    depend = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
         f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
         f"This is the mean over {counted(result.models, 'model')} that share a {result.by} with another."
     ]
-    if other.purity is None:
-        sentences.append(f"It cannot be computed across authors. {other.note}")
+    if cross_author.purity is None:
+        sentences.append(f"It cannot be computed across authors. {cross_author.note}")
     else:
         sentences.append(
-            f"Among models by other authors only, it is {percent(other.purity)}; by chance it would be "
-            f"{percent(other.chance)}."
+            f"Among models by other authors only, it is {percent(cross_author.purity)}; by chance it would be "
+            f"{percent(cross_author.chance)}."
         )
-    if other.is_more_than_chance:
+    if cross_author.is_more_than_chance:
         judgement = f"So models {alike} do lie together, and not only because one person made them."
-    elif other.purity is None and result.chance is not None and result.purity > result.chance:
-        judgement = f"So it remains open whether the vectors {known} or only on whose scripts were used."
+    elif cross_author.purity is None and result.chance is not None and result.purity > result.chance:
+        judgement = f"So it remains open whether the vectors {depend} or only on whose scripts were used."
     elif not result.is_more_than_chance:
-        judgement = f"This may be chance: these numbers do not show that the vectors {known}."
+        judgement = f"This may be chance: these numbers do not show that the vectors {depend}."
     else:
         judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
         judgement += " But a habit goes with the labels, and may be the reason."
     sentences[-1] += " " + judgement
-    for among, score in (("", result), (" among other authors' models", other)):
-        for one in score.within:
-            if one.chance is None:
-                sentences.append(f"Within {one.within}{among} no label can be exchanged: the two always go together.")
+    for among, score in (("", result), (" among other authors' models", cross_author)):
+        for level in score.within:
+            if level.chance is None:
+                sentences.append(f"Within {level.within}{among} no label can be exchanged: the two always go together.")
                 continue
-            can = f"the label of {counted(one.movable, 'model')} can change"
+            can = f"the label of {counted(level.movable, 'model')} can change"
             sentences.append(
-                f"If only sweeps of the same {one.within} exchange labels, chance{among} is {percent(one.chance)} "
-                f"(p {_p_in_words(one)}; {can})."
+                f"If only sweeps of the same {level.within} exchange labels, chance{among} is {percent(level.chance)} "
+                f"(p {_p_in_words(level)}; {can})."
             )
     return sentences

@@ -27,9 +27,9 @@ from query.shared.statistics.neighbours import Integers, by_width, codes_of, lea
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-_MANY = 2_000  # models from which a draw takes longer than handing it to a thread
+_MANY = 2_000  # with this many models a draw takes longer than passing it to a thread
 _BLOCK = 1 << 19  # entries of the table of neighbours in memory at a time
-# What ``within`` may name, as an expression of SQL. Models without a value form one stratum.
+# The names that ``within`` accepts, each with its SQL expression. Models without a value form one stratum.
 _STRATA = {
     "head": "concat(head_class, ' ', label_count)",
     "language": "array_to_string(list_sort(languages), ' ')",
@@ -37,7 +37,7 @@ _STRATA = {
     "length": "position_rows",
     "norm": "round(log2(nullif(delta_norm, 0)))",  # to a factor of two: rates and steps show in it
     "seed": START,
-    # A model that names none is alone: it may have been tuned on anything.
+    # A model that names no dataset is a stratum of its own: it may have been tuned on anything.
     "dataset": "coalesce((SELECT string_agg(DISTINCT dataset, ' ' ORDER BY dataset) FROM model_datasets AS named "
     "WHERE named.model_id = fine_tunes.model_id), concat('model ', fine_tunes.model_id))",
 }
@@ -46,14 +46,14 @@ _CHANCE_DRAWS = 200  # for the chance level within strata, and for the effect in
 _DRAWS = 1000
 _HABIT_DRAWS = 20
 _FEW_WAYS = 20  # permutations below which p cannot be small
-_MOST_COUNTED = 20_000  # arrangements that are all tried; more are drawn from, which is faster
-# If fewer permutations than this reach the observed value, ten times as many are drawn, up to _MOST_DRAWS and as far as
-# they look at no more neighbours than _LOOKS, which takes a second or two.
+_MOST_COUNTED = 20_000  # up to this many arrangements all are tried; of more, a sample is drawn, which is faster
+# If fewer permutations than this reach the observed value, ten times as many are drawn. The limits are _MOST_DRAWS
+# permutations, and _LOOKS neighbours to look at, which takes a second or two.
 ENOUGH = 10
 _MOST_DRAWS = 100_000
 _LOOKS = 1e8
 _AT_ONCE = 1 << 21  # neighbours looked at in one step
-_TIE = 1e-12  # smaller differences of means come from summing in another order
+_TIE = 1e-12  # smaller differences of means come from another order of summation
 
 
 def purity(
@@ -69,29 +69,36 @@ def purity(
 ) -> PurityResult:
     """Purity of ``population``, plain and cross-author, with intervals over authors and permutation p-values.
 
-    ``by``: what its ``datasets`` are, as the answer calls them: ``dataset``, or ``task`` if they are tasks.
-    ``trees``: the family tree of every model of the population; models of one tree are then not candidates for each
-    other, and their label sets are permuted as an author's are. ``confusions``: also list confused datasets.
-    ``within``: by name, a value for every model of the population; for each also the chance level and p if labels are
-    permuted only among models of equal value (Good, 2005, "Permutation, Parametric, and Bootstrap Tests", 3.4).
-    ``k``: use the k nearest instead of the m_f nearest (all candidates if there are fewer).
+    Args:
+        population: the models with their vectors, authors and datasets.
+        k: use the k nearest instead of the m_f nearest (all candidates if there are fewer).
+        draws: the number of permutations; None for as many as p needs (``null_distribution``).
+        seed: of the permutations.
+        trees: the family tree of every model of the population. Models of one tree are then not candidates for each
+            other, and their label sets are permuted as those of one author.
+        confusions: also list confused datasets.
+        within: by name, a value for every model of the population. Each adds the chance level and p if labels are
+            permuted only among models of equal value (Good, 2005, "Permutation, Parametric, and Bootstrap Tests", 3.4).
+        by: the name of the labels in the answer: ``dataset``, or ``task`` if the ``datasets`` of the population are
+            tasks.
+
+    Raises:
+        ValueError: vectors that are not finite, repeated ids, columns of different lengths, k < 1 or draws < 1.
+
     Similarities are computed in float64 and compared in steps of 2^-32 (2.3e-10). That is far finer than float32, and
     far coarser than the effect of the order of summation, so equal similarities stay equal whatever the block size;
-    ties go to the lower id (``query.shared.statistics.neighbours``). Raises ValueError on vectors that are not finite,
-    repeated ids, columns of different lengths, k < 1 or draws < 1.
+    ties go to the lower id (``query.shared.statistics.neighbours``).
 
-    Interval: 95 %, from how purity changes when each author in turn is left out (``interval``); None if the scored
-    models are by fewer than five authors.
+    The 95 % interval comes from how purity changes when each author in turn is left out (``interval``). It is None if
+    the scored models are by fewer than five authors.
 
-    ``draws``: the number of permutations; None for as many as p needs (``null_distribution``).
-
-    p: models of one author with one label set (a sweep) are one decision, never independent, so whole sweeps are
-    permuted (``AuthorRuns.permuted``), in both forms. The test is exact for the hypothesis that an author's labels are
+    The permutations behind p move whole sweeps (``AuthorRuns.permuted``), in both forms: the models of one author with
+    one label set are one decision, never independent. The test is exact for the hypothesis that an author's labels are
     unrelated to the vectors of the sweeps, whatever the sizes of the sweeps and however similar the vectors of one
-    author. The statistic, cross-author, is purity minus chance, because a popular dataset assigned to a large sweep
-    raises both. Plain, it is the same among the models of others: an author's own models, which match whatever is
-    permuted, count neither for nor against (``LabelledOrder.excess``). If no author has two models, it is purity minus
-    chance too; if nobody else shares a dataset, p is 1.
+    author. The cross-author statistic is purity minus chance, because a popular dataset assigned to a large sweep
+    raises both. The plain statistic is the same among the models of others: an author's own models match whatever is
+    permuted, so they count neither for nor against (``LabelledOrder.excess``). If no author has two models, it is
+    purity minus chance, too; if nobody else shares a dataset, p is 1.
     """
     if (k is not None and k < 1) or (draws is not None and draws < 1):
         raise ValueError("k and draws must be at least 1")
@@ -101,7 +108,7 @@ def purity(
     if len(rows):
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
-        # Leaving out a model's author also leaves out the model, so one table serves both in turn.
+        # To leave out a model's author is to leave out the model, too, so one table serves both forms in turn.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors
         if trees is not None:  # models joined by an author or a family tree, directly or through others
@@ -118,26 +125,32 @@ def purity(
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
 
         def score(excluded: Integers) -> PurityScore:
-            """The score of the lists as they are now, with the chance levels within strata, without any p."""
+            """The score of the present lists, with the chance levels within strata, without p."""
             trial = LabelledOrder(order, excluded, labels, k, owners=families)
-            found = _score(trial, authors, names)
-            if not found.models:
-                return found
+            plain_score = _score(trial, authors, names)
+            if not plain_score.models:
+                return plain_score
             levels = tuple(
                 _within(name, LabelledOrder(order, excluded, labels, k, codes, by == "task", owners=families), seed)
                 for name, codes in strata.items()
             )
-            return replace(found, confusions=confused_pairs(trial) if confusions else (), within=levels)
+            return replace(plain_score, confusions=confused_pairs(trial) if confusions else (), within=levels)
 
         leave_out(order, kin)
         plain = score(kin)
         own = OwnPlaces(order, kin, families)
         leave_out(order, families)
         scores = [
-            _with_p(found, partial(LabelledOrder, order, families, labels, k, own=taken), strata, by == "task", draws,
-                    [seed, form])
-            for form, (found, taken) in enumerate(((plain, own), (score(families), None)))
-        ]  # fmt: skip
+            _with_p(
+                form_score,
+                partial(LabelledOrder, order, families, labels, k, own=own_places),
+                strata,
+                by == "task",
+                draws,
+                [seed, form],
+            )
+            for form, (form_score, own_places) in enumerate(((plain, own), (score(families), None)))
+        ]
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     scores = [replace(score, note=score.note.replace("dataset", by)) for score in scores]
@@ -152,8 +165,8 @@ def purity(
 
 
 def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) -> dict[str, list[Hashable]]:
-    """For each of ``names``, keys of _STRATA, the value of every model. Raises BadArgument for another name."""
-    found: dict[str, list[Hashable]] = {}
+    """The value of every model by name, for ``names`` of _STRATA. Raises BadArgument for another name."""
+    values_by_name: dict[str, list[Hashable]] = {}
     for name in dict.fromkeys(names):
         if name not in _STRATA:
             raise BadArgument(f"Labels cannot be exchanged within {name!r}.", f"Choose {', '.join(_STRATA)}.")
@@ -162,22 +175,22 @@ def strata_of(atlas: AtlasReader, population: Population, names: Sequence[str]) 
             [population.base],
         )
         values = {row["model_id"]: row["value"] for row in rows}
-        found[name] = [values.get(int(model_id)) for model_id in population.ids]
-    return found
+        values_by_name[name] = [values.get(int(model_id)) for model_id in population.ids]
+    return values_by_name
 
 
 def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Hashable]]) -> tuple[str, ...]:
-    """A note on each habit (a name of ``strata``) that goes with the labels, so that purity may be due to it.
+    """A note on each habit (a name of ``strata``) that is confounded with the labels, so that purity may be due to it.
 
-    It goes with them if fewer than half as many models as by chance share its value with a model of another label.
+    It is confounded if fewer than half as many models as by chance share its value with a model of another label.
     """
     rows, datasets = representatives(population)
     holders = Counter(datasets)
-    kept = [place for place, names in enumerate(datasets) if names and holders[names] > 1]
-    labels, rng = codes_of([datasets[place] for place in kept]), np.random.default_rng(0)
+    indices = [index for index, names in enumerate(datasets) if names and holders[names] > 1]
+    labels, rng = codes_of([datasets[index] for index in indices]), np.random.default_rng(0)
     notes = []
     for name, values in strata.items():
-        codes = codes_of([values[rows[place]] for place in kept])
+        codes = codes_of([values[rows[index]] for index in indices])
 
         def mixed(labels: Integers, codes: Integers = codes) -> int:
             """How many models are in a stratum with several labels."""
@@ -185,11 +198,12 @@ def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Has
             several = np.bincount(pairs[0]) > 1
             return int(several[codes].sum())
 
-        expected = float(np.mean([mixed(rng.permutation(labels)) for _ in range(_HABIT_DRAWS)])) if kept else 0.0
+        expected = float(np.mean([mixed(rng.permutation(labels)) for _ in range(_HABIT_DRAWS)])) if indices else 0.0
         if mixed(labels) < expected / 2:
             notes.append(
-                f"Labels and {name} are confounded: only {mixed(labels)} of {len(kept)} models share the {name} with a "
-                f"model of another label ({expected:.0f} expected), so purity may be due to it (--within {name})."
+                f"Labels and {name} are confounded: only {mixed(labels)} of {len(indices)} models share the {name} "
+                f"with a model of another label ({expected:.0f} expected), "
+                f"so purity may be due to it (--within {name})."
             )
     return tuple(notes)
 
@@ -197,50 +211,52 @@ def habits_with_labels(population: Population, strata: Mapping[str, Sequence[Has
 def null_distribution(trial: LabelledOrder, draws: int | None, rng: np.random.Generator) -> dict[str, Any]:
     """Compare ``LabelledOrder.excess`` of the observed labels with that of permutations of the sweeps' labels.
 
-    Returns these fields of ``PurityScore``: ``p_value``; ``permutations``, and how many ``reached`` the observed value;
-    ``is_exact``: whether these are all that there are, each counted once, otherwise they were drawn; ``effect``: how
-    many standard deviations of the permutations the observed value is above their mean; None if all of them are equal.
-
     If there are few arrangements of the labels (20,000, or ``draws``), each is tried, and p is the share that reaches
-    the observed value, itself included. Otherwise p is (1 + reached)/(1 + permutations) of random ones:
-    of ``draws``, or (None) of 1,000 and, while fewer than ENOUGH reach the value, of ten times as many, those before
-    included. To stop early does not make p too small (Besag & Clifford, 1991, "Sequential Monte Carlo p-values"): a p
-    that stops at n permutations is at least (1 + ENOUGH)/(1 + n), and is the one that n permutations give.
+    the observed value, itself included. Otherwise p is (1 + reached)/(1 + permutations) of random permutations. Their
+    number is ``draws``; if that is None, 1,000, then ten times as many (the earlier ones included) as long as fewer
+    than ENOUGH reach the value. This early stopping does not make p too small (Besag & Clifford, 1991, "Sequential
+    Monte Carlo p-values"): a p that stops at n permutations is at least (1 + ENOUGH)/(1 + n), and equals the p of n
+    permutations.
+
+    Returns:
+        These fields of ``PurityScore``: ``p_value``; ``permutations``: their number; ``reached``: how many reach the
+        observed value; ``is_exact``: whether every arrangement was tried once; ``effect``: how many standard deviations
+        of the permutations the observed value is above their mean, None if all of them are equal.
     """
     carried, sweeps = trial.sweep_kinds, trial.sweeps
     observed = trial.excess(carried) - _TIE
-    looks = max(1, len(trial.order) * int(trial.asked(carried)[2].max(initial=1)))
+    looks = max(1, len(trial.order) * int(trial.neighbour_counts(carried)[2].max(initial=1)))
     most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
     is_small, is_exact = looks * _DRAWS <= _LOOKS, False
     step = max(1, _AT_ONCE // looks)
-    reached, done, values = 0, 0, np.zeros(0)
+    reached, drawn, values = 0, 0, np.zeros(0)
     if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
         arrangements = sweeps.every(carried)
         parts = iter(lambda: list(islice(arrangements, step)), [])
         values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
-        reached, done, is_exact = int((values >= observed).sum()), outcomes, True
+        reached, drawn, is_exact = int((values >= observed).sum()), outcomes, True
     elif is_small:
         target = _DRAWS if draws is None else draws
         while True:
-            counts = [min(step, target - start) for start in range(done, target, step)]
-            found = [trial.excesses(sweeps.permuted(carried, rng, count)) for count in counts]
-            values = np.concatenate([values, *found])
-            done, reached = target, int((values >= observed).sum())
-            if draws is not None or reached >= ENOUGH or 10 * done > most:
+            counts = [min(step, target - start) for start in range(drawn, target, step)]
+            new_values = [trial.excesses(sweeps.permuted(carried, rng, count)) for count in counts]
+            values = np.concatenate([values, *new_values])
+            drawn, reached = target, int((values >= observed).sum())
+            if draws is not None or reached >= ENOUGH or 10 * drawn > most:
                 break
-            target = 10 * done
+            target = 10 * drawn
     else:
-        done = _DRAWS if draws is None else draws
+        drawn = _DRAWS if draws is None else draws
         is_long = len(trial.order) >= _MANY
-        moves = (sweeps.permuted(carried, rng) for _ in range(done))
-        first = list(islice(moves, _CHANCE_DRAWS))
-        values = np.array(map_parts(trial.excess, first, is_long=is_long))
-        rest = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
-        reached = int((values >= observed).sum()) + sum(rest)
+        moves = (sweeps.permuted(carried, rng) for _ in range(drawn))
+        first_moves = list(islice(moves, _CHANCE_DRAWS))
+        values = np.array(map_parts(trial.excess, first_moves, is_long=is_long))
+        are_reached = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
+        reached = int((values >= observed).sum()) + sum(are_reached)
     spread = float(values.std())
     return {
-        "p_value": reached / done if is_exact else (1 + reached) / (1 + done),
-        "permutations": done,
+        "p_value": reached / drawn if is_exact else (1 + reached) / (1 + drawn),
+        "permutations": drawn,
         "reached": reached,
         "is_exact": is_exact,
         "effect": (observed - float(values.mean())) / spread if spread > _TIE else None,
@@ -288,9 +304,9 @@ def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> Pur
 def _within(name: str, trial: LabelledOrder, seed: int) -> WithinScore:
     """The chance level if sweeps exchange labels only within the strata of ``trial``, without p."""
     codes, movable = trial.sweeps.stratum, len(trial.sweeps.movable(trial.sweep_kinds))
-    found = WithinScore(name, len(np.unique(codes)), movable)
+    level = WithinScore(name, len(np.unique(codes)), movable)
     if not movable:
-        return found
+        return level
     rng = np.random.default_rng([seed, len(name), 1])
 
     def mean_purity(kinds: Integers) -> float:
@@ -298,7 +314,7 @@ def _within(name: str, trial: LabelledOrder, seed: int) -> WithinScore:
 
     moves = (trial.sweeps.permuted(trial.sweep_kinds, rng) for _ in range(_CHANCE_DRAWS))
     chance = map_parts(mean_purity, moves, is_long=len(trial.order) >= _MANY)
-    return replace(found, chance=float(np.mean(chance)))
+    return replace(level, chance=float(np.mean(chance)))
 
 
 def _with_p(
@@ -309,7 +325,10 @@ def _with_p(
     draws: int | None,
     seeds: Sequence[int],
 ) -> PurityScore:
-    """The score with its p, also within ``strata``; ``trial_of(codes, is_split)``: on the lists without own models."""
+    """The score with its p, and that within each of ``strata``.
+
+    ``trial_of(codes, is_split)``: makes the order of the lists without the models of a model's own author.
+    """
     if not score.models:
         return score
     trial, note = trial_of(), score.note
@@ -320,9 +339,9 @@ def _with_p(
     within = []
     for level in score.within:
         if level.movable:
-            parted = trial_of(strata[level.within], is_split)
+            split_trial = trial_of(strata[level.within], is_split)
             level = replace(
-                level, **null_distribution(parted, draws, np.random.default_rng([seeds[0], len(level.within)]))
+                level, **null_distribution(split_trial, draws, np.random.default_rng([seeds[0], len(level.within)]))
             )
         within.append(level)
     null = null_distribution(trial, draws, np.random.default_rng(seeds))
@@ -342,26 +361,26 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
     if len(np.unique(authors[scored])) < FEWEST_AUTHORS:
         return None
     units = units_of(authors.tolist(), MOST_UNITS)
-    left = means_without(trial, units)
+    means = means_without(trial, units)
     mean = float(purity.mean())
-    changes = np.array([mean - one for one in left if one is not None])
-    if len(changes) < len(left):
+    changes = np.array([mean - without for without in means if without is not None])
+    if len(changes) < len(means):
         return None
-    weights = np.bincount(units[scored], minlength=len(left)) / len(scored)
+    weights = np.bincount(units[scored], minlength=len(means)) / len(scored)
     return uncertainty(weights, changes).of_share(mean, len(scored))
 
 
 def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     """Mean purity without the models of each unit in turn; None if none of the others can be scored."""
     count, gone = int(units.max()) + 1, np.arange(len(units))
-    limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column belongs to no unit
+    limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column is for no unit
     for unit in range(count):
         stays = units != unit
         matching = trial.matching(trial.sweep_kinds, stays)
         pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
         looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
         limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)
-    reach = limits[:, :-1] + np.bincount(units)  # no more of the list is needed
+    reach = limits[:, :-1] + np.bincount(units)  # the part of the list that is needed
     widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
     hits = np.zeros(limits.shape, dtype=np.intp)
 
@@ -387,16 +406,16 @@ def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits:
     count = limits.shape[1]
     unit_of = np.append(units, count - 1).astype(np.uint8)
     matches = trial.matches(trial.kinds)(rows, lists)
-    first = np.arange(len(rows))[:, None]
-    places = np.argsort(unit_of[lists], axis=1, kind="stable")  # of each unit's models, in order
-    cells = first * count + unit_of[np.take_along_axis(lists, places, axis=1)]
+    row_index = np.arange(len(rows))[:, None]
+    turns = np.argsort(unit_of[lists], axis=1, kind="stable")  # of each unit's models, in order
+    cells = row_index * count + unit_of[np.take_along_axis(lists, turns, axis=1)]
     sizes = np.bincount(cells.ravel(), minlength=len(rows) * count).reshape(-1, count)
     begins = np.cumsum(sizes, axis=1) - sizes
-    turn = np.arange(width) - begins.ravel()[cells]
-    is_passed = places - turn < limits.ravel()[cells]
+    earlier_in_unit = np.arange(width) - begins.ravel()[cells]
+    is_passed = turns - earlier_in_unit < limits.ravel()[cells]
     passed = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
-    is_passed &= np.take_along_axis(matches, places, axis=1)
-    lost = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
+    is_passed &= np.take_along_axis(matches, turns, axis=1)
+    unit_matches = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
     before = np.zeros((len(rows), width + 1), dtype=np.int32)
     np.cumsum(matches, axis=1, out=before[:, 1:])
-    return before[first, limits + passed] - lost
+    return before[row_index, limits + passed] - unit_matches

@@ -1,0 +1,232 @@
+"""What the files of a model in a tree say of it: its version, a listing row, and what names its base."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files as resources
+from typing import Any
+
+from indexer.errors import Failed, ModelError
+from indexer.names import with_dots
+from indexer.network.byterange import ByteSource
+from indexer.sources.cards.paths import without_paths
+from indexer.sources.cards.readme import MAX_README, card_facts, sentence_bases
+from indexer.sources.claims import YES, classify_path, hub_id_in, out_of_caches, untyped_relation
+from indexer.sources.file_systems import FileSystem
+from indexer.sources.folder import HASHED, digest_of_files, facts_in_files, json_object, sample_digest
+from indexer.sources.source import Row
+from indexer.sources.tree import TreeFile, TreeModel
+from indexer.untrusted import load_json, tidy
+
+_LARGEST_CONFIG = 4 << 20
+_MOST_HEADER = 16 << 20
+_WHOLE = 2 << 20  # of a file of so many bytes all are hashed
+_PIECE = 64 << 10  # of the head and the tail of a file at an address
+_LONGEST_NAME = 500
+_MOST_NAMED = 20
+_ADAPTER = re.compile(r"lora|lokr|loha|hada|oft_|\.dora|\.alpha$|ia3|boft|glora|vera_", re.IGNORECASE)
+_LISTED_BY_TRAINERS = ("ss_base_model_version", "ss_sd_model_name", "modelspec.architecture", "base_model",
+                       "base_model_name_or_path")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TreeFacts:
+    """Of one model: its ``version`` (40 hex digits, the same wherever it lies), and what names its base, best first.
+
+    ``named``: (what names it, the name); ``relation``: adapter or finetune, by the files.
+    """
+
+    version: str
+    named: tuple[tuple[str, str], ...]
+    relation: str
+
+
+def described(model: TreeModel, files: FileSystem) -> tuple[TreeFacts, Row]:
+    """What the files of a model say, and its listing row, which has no id yet. Raises ModelError if one has changed."""
+    row, named, is_adapter = _row(model, files)
+    relation = untyped_relation(row) if is_adapter is None else "adapter" if is_adapter else "finetune"
+    version = model.commit or _version(model, files)
+    return TreeFacts(version, tuple(named[:_MOST_NAMED]), relation), {**row, "sha": version}
+
+
+def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]], bool | None]:
+    readme = _text(model, files, "README.md", MAX_README)
+    config, adapter = (json_object(_text(model, files, name, _LARGEST_CONFIG)) for name in
+                       ("config.json", "adapter_config.json"))  # fmt: skip
+    times = [_time(one) for one in model.files.values()]
+    modified = datetime.fromtimestamp(max((one for one in times if one is not None), default=0.0), UTC).isoformat()
+    row = facts_in_files(model.files, readme, config, adapter, modified) | {"createdAt": modified}
+    is_adapter = None
+    metadata: Mapping[str, Any] = {}
+    weights = [name for name in model.files if name.endswith(".safetensors")]
+    if len(weights) == 1 and "config.json" not in model.files and "adapter_config.json" not in model.files:
+        metadata, names = _header(model.files[weights[0]], files)
+        if names:
+            is_adapter = any(_ADAPTER.search(name) for name in names)
+    named: list[tuple[str, Any]] = [
+        ("adapter_config.json", adapter.get("base_model_name_or_path")),
+        ("config.json", config.get("_name_or_path")),
+    ]
+    for key in _LISTED_BY_TRAINERS:
+        value = metadata.get(key)
+        named += [(key, one) for one in _image_bases(value)] or [(key, value)]
+    stated = card_facts(readme).get("base_model")
+    named += [("the card", one) for one in (stated if isinstance(stated, list) else [stated])]
+    named += [("the card", one) for one in sentence_bases(readme)]
+    found = [
+        (what, str(without_paths(with_dots(out_of_caches(tidy(one, _LONGEST_NAME))))))
+        for what, one in named
+        if isinstance(one, str) and one.strip()
+    ]
+    return row, list(dict.fromkeys(found)), is_adapter
+
+
+def _text(model: TreeModel, files: FileSystem, name: str, limit: int) -> str:
+    """A small file of a model; "" if it has none, or more than ``limit`` bytes. Raises ModelError if it has changed."""
+    listed = model.files.get(name)
+    if listed is None or listed.facts.size > limit:
+        return ""
+    try:
+        with closing(files.open(listed.path, name)) as file:
+            return bytes(file.read(0, file.size)).decode("utf-8", errors="replace") if file.size <= limit else ""
+    except Failed as error:
+        if error.reason == "not_found":  # no permission, or gone: reading the weights says so
+            return ""
+        raise
+
+
+def _header(listed: TreeFile, files: FileSystem) -> tuple[Mapping[str, Any], Collection[str]]:
+    """The metadata and the names of the tensors of a safetensors file; nothing if its header cannot be read."""
+    try:
+        with closing(files.open(listed.path, "its weights")) as file:
+            if file.size < 10:
+                return {}, ()
+            length = int.from_bytes(file.read(0, 8), "little")
+            if not 2 <= length <= min(_MOST_HEADER, file.size - 8):
+                return {}, ()
+            found = load_json(bytes(file.read(8, 8 + length)))
+    except (ModelError, ValueError):
+        return {}, ()
+    if not isinstance(found, dict):
+        return {}, ()
+    metadata = found.pop("__metadata__", {})
+    return (metadata if isinstance(metadata, dict) else {}), found.keys()
+
+
+def _version(model: TreeModel, files: FileSystem) -> str:
+    """A hash of the content of the files: of their names, sizes and samples here, of sizes and ETags at an address.
+
+    The times of files that are not hashed whole count too. The first half is that of a folder that is read alone.
+    """
+    samples: dict[str, str] = {}
+    marks: list[str] = []
+    for name, one in sorted(model.files.items()):
+        known = "weights" if model.is_file else name
+        if not known.endswith(HASHED) and not model.is_file:
+            continue
+        if one.facts.mark.startswith("etag:"):
+            samples[known] = f"{one.facts.size} {one.facts.mark}"
+            continue
+        try:
+            with closing(files.open(one.path, name)) as file:
+                samples[known] = _ends(file) if files.is_remote else sample_digest(_Reader(file))
+        except Failed as error:
+            if error.reason != "not_found":
+                raise
+            samples[known] = "unreadable"
+        if one.facts.size > _WHOLE:
+            marks.append(f"{known} {one.facts.mark}")
+    first = digest_of_files(samples)
+    return first + hashlib.sha1("\n".join([first, *marks]).encode(), usedforsecurity=False).hexdigest()[:20]
+
+
+def _ends(file: ByteSource) -> str:
+    """The size of a file, and a hash of its head and its tail."""
+    found = hashlib.sha256(file.read(0, min(file.size, _PIECE)))
+    if file.size > _PIECE:
+        found.update(file.read(max(_PIECE, file.size - _PIECE), file.size))
+    return f"{file.size} {found.hexdigest()}"
+
+
+class _Reader(io.RawIOBase):
+    """A source of ranges as a file."""
+
+    def __init__(self, source: ByteSource) -> None:
+        self._source, self._at = source, 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte."""
+        self._at = self._source.size + offset if whence == io.SEEK_END else offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes."""
+        stop = self._source.size if size < 0 else min(self._source.size, self._at + size)
+        found = bytes(self._source.read(min(self._at, stop), stop))
+        self._at += len(found)
+        return found
+
+
+def _time(one: TreeFile) -> float | None:
+    mark = one.facts.mark
+    try:
+        if mark.isdigit():
+            return int(mark) / 1e9
+        return datetime.fromisoformat(mark.removeprefix("time:")).timestamp() if mark.startswith("time:") else None
+    except (ValueError, OverflowError):
+        return None
+
+
+# ---- bases
+
+
+@cache
+def _image_table() -> Mapping[str, list[str]]:
+    text = resources("indexer.sources").joinpath("image_bases.toml").read_text(encoding="utf-8")
+    return {name: list(ids) for name, ids in tomllib.loads(text).items()}
+
+
+def _image_bases(name: Any) -> list[str]:
+    """Ids of the base that a trainer of image LoRAs calls so."""
+    if not isinstance(name, str):
+        return []
+    last = name.lower().replace("\\", "/")
+    last = last.removesuffix("/lora").removesuffix("/lokr").rpartition("/")[2]
+    return _image_table().get(last.removesuffix(".safetensors").removesuffix(".ckpt"), [])
+
+
+def base_among(
+    facts: TreeFacts, identifier: str, bases: Mapping[str, Collection[str]]
+) -> tuple[str | None, str | None]:
+    """(the base of a model, another that it names): by what names it, the best first; ``bases`` with all their ids.
+
+    Neither if nothing names a model that could be a base.
+    """
+    other = None
+    for what, name in facts.named:
+        verdicts = {base: classify_path(name, identifier, ids) for base, ids in bases.items()}
+        if found := next((base for base, verdict in verdicts.items() if verdict == YES), None):
+            return found, None
+        if other is None and (named := hub_id_in(name, identifier)) is not None:
+            other = named
+            if what in ("adapter_config.json", "config.json"):
+                break
+    return None, other
+
+
+def bases_named(all_facts: Iterable[TreeFacts]) -> list[str]:
+    """The ids that models give as their bases, the most frequent first."""
+    counts: dict[str, int] = {}
+    for facts in all_facts:
+        _, named = base_among(facts, "", {})
+        if named is not None:
+            counts[named] = counts.get(named, 0) + 1
+    return sorted(counts, key=lambda name: (-counts[name], name))
