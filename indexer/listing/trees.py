@@ -27,7 +27,8 @@ QUESTION = "tree:"  # how the questions of trees begin in ``claims`` of a listin
 
 @cache
 def _schema() -> Schema:
-    return Schema(files("indexer.listing").joinpath("trees.sql").read_text(encoding="utf-8"), _KIND, _VERSION)
+    sql = files("indexer.listing").joinpath("trees.sql").read_text(encoding="utf-8")
+    return Schema(sql, _KIND, _VERSION, name="list of trees", writer="index build", repair=_REPAIR)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class KnownTrees:
     """The trees of an atlas. Raises AtlasError if the file cannot be read or written."""
 
     def __init__(self, folder: AtlasFolder) -> None:
-        self.database = SmallDatabase(folder.trees, _schema(), "list of trees", _REPAIR)
+        self.database = SmallDatabase(folder.trees, _schema())
 
     def trees(self) -> list[KnownTree]:
         """All trees, in the order in which they were first listed."""
