@@ -97,7 +97,7 @@ def load_json(
 
 @contextmanager
 def malformed(as_error: Callable[[str], Exception]) -> Iterator[None]:
-    """Within the block, what values of the wrong kind raise becomes ``ours(why)``; ``why`` is printable and short."""
+    """Within the block, errors of values of the wrong kind become ``as_error(why)``; ``why`` is printable and short."""
     try:
         yield
     except WRONG_KINDS as error:

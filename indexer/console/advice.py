@@ -51,14 +51,14 @@ def as_command(call: Call) -> str:
     options = (*_POSITIONAL.get(call.function, ()), *[""] * len(call.places))
     for option, value in zip(options, call.places, strict=False):
         values = value if isinstance(value, list) else [value]
-        words += [*([option] if option else []), *(shlex.quote(str(one)) for one in values)]
+        words += [*([option] if option else []), *(shlex.quote(str(text)) for text in values)]
     for name, value in call.named.items():
         if (call.function, name) == ("lineages", "store"):  # `query lineage --all` always stores
             continue
         words.append(option_of(name, value))
         if not isinstance(value, bool):
             values = value if isinstance(value, list) else [value]
-            words += [shlex.quote(str(one)) for one in values]
+            words += [shlex.quote(str(text)) for text in values]
     return " ".join(words)
 
 

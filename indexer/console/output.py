@@ -181,7 +181,9 @@ def _table(
         values = [row[name] for row in rows if row.get(name) is not None]
         of_head, of_cells = _width(columns[name][0]), max(map(_width, columns[name][1:]), default=0)
         # Ids are copied from the terminal. Unlike plain words, at least one of them has an owner before a slash.
-        are_ids = all(isinstance(one, str) and is_model_id(one) for one in values) and any("/" in one for one in values)
+        are_ids = all(isinstance(each, str) and is_model_id(each) for each in values) and any(
+            "/" in each for each in values
+        )
         if all(type(value) in (int, float) for value in values):
             numbers.add(name)
             narrowest[name] = max(_NARROWEST_TEXT, of_cells)
@@ -190,9 +192,9 @@ def _table(
     if sys.stdout.isatty():
         terminal = shutil.get_terminal_size().columns
         for name in optional_columns:
-            if sum(preferred[one] + 2 for one in shown_names) - 2 <= terminal:
+            if sum(preferred[each] + 2 for each in shown_names) - 2 <= terminal:
                 break
-            shown_names = [one for one in shown_names if one != name] or shown_names
+            shown_names = [each for each in shown_names if each != name] or shown_names
         room = terminal - 2 * (len(shown_names) - 1)
         # The widest text is cut first.
         most = max((widths[name] for name in shown_names), default=0)

@@ -142,7 +142,9 @@ class AtlasGroup(click.Group):
         command = super().get_command(ctx, cmd_name)
         if command is not None and all(option.name != "debug" for option in command.params):
             used_options = {text for option in command.params for text in option.opts}
-            command.params += [one for one in _verbosity_options(hidden=True) if not used_options & set(one.opts)]
+            command.params += [
+                verbosity for verbosity in _verbosity_options(hidden=True) if not used_options & set(verbosity.opts)
+            ]
         if command is not None and command.epilog is None and cmd_name in self.examples:
             examples = self.examples[cmd_name].splitlines()
             title = "Example:" if len(examples) == 1 else "Examples:"

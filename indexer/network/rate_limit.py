@@ -224,10 +224,10 @@ class RateLimiter:
                     return
                 self._limits.pop(key, None)
                 while len(self._limits) >= self.MOST_LIMITS:
-                    del self._limits[min(self._limits, key=lambda one: self._limits[one].next_free)]
+                    del self._limits[min(self._limits, key=lambda key_of_limit: self._limits[key_of_limit].next_free)]
                 self._limits[key] = limit
                 if self._file is not None:
-                    limits = {name: astuple(one) for name, one in self._limits.items()}
+                    limits = {name: astuple(key_of_limit) for name, key_of_limit in self._limits.items()}
                     content = json.dumps({"boot": _boot_id(), "limits": limits}).encode()
                     try:
                         os.pwrite(self._file, content, 0)

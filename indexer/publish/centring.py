@@ -105,15 +105,15 @@ class Centring:
         means = {}
         for group in self.due:
             ids = np.array(self.members[group], dtype=np.int64)
-            changed = np.array([new.changed[rows[one]] for one in self.members[group]], dtype=bool)
-            authors = [self.models[one].author for one in self.members[group]]
+            changed = np.array([new.changed[rows[member]] for member in self.members[group]], dtype=bool)
+            authors = [self.models[member].author for member in self.members[group]]
             means[group] = Mean(ids, authors, changed.reshape(len(ids), new.blocks), new.length // new.blocks)
         for mean in means.values():
             for take in (mean.compare, mean.add):
                 for _, ids, vectors in new.chunks():
                     take(ids, vectors)
         moved = {
-            name: replace(mean.centre(), datasets=len({self.models[one].data for one in self.members[name]}))
+            name: replace(mean.centre(), datasets=len({self.models[member].data for member in self.members[name]}))
             for name, mean in means.items()
         }
         return Centre({**self.stored.groups, **moved})

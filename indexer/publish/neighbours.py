@@ -79,11 +79,11 @@ def nearest(
     k: int,
     existing: tuple[Ids, NDArray[np.float32]] | None = None,
 ) -> tuple[Pairs, Pairs]:
-    """The k nearest neighbours of every asked model; and for ``existing`` lists, the asked models that enter them.
+    """The k nearest neighbours of every query; and the pairs (owner, query) by which queries enter ``existing`` lists.
 
-    ``queries``: input sides of models of the index. ``existing``: owners of existing lists (ascending), and the
-    similarity of the last entry, −2 if the list is not full. The models that enter them are pairs (owner, asked model)
-    at least as similar. Asked models have no known lists.
+    - ``queries``: input sides of models of the index, which have no existing lists.
+    - ``existing``: owners of lists (ascending), and the similarity of the last entry of each, −2 if the list is not
+      full. A query enters a list if it is at least as similar as the last entry.
     """
     sides = [_Columns(index)] if index.outputs is None else [_Columns(index), _Columns(index.outputs)]
     lists: list[Pairs] = []
@@ -117,7 +117,7 @@ class _Columns:
         self.kinds = self.masks.kinds_of(self.vectors.ids)
 
     def edges(self, existing: tuple[Ids, NDArray[np.float32]] | None) -> NDArray[np.float32] | None:
-        """(columns,) the similarity needed to enter the list of each column; infinite if there is no known list."""
+        """(columns,) the similarity needed to enter the list of each column; infinite without an existing list."""
         if existing is None:
             return None
         owners, last = existing
@@ -125,9 +125,9 @@ class _Columns:
         edges = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
             places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
-            is_known = owners[places] == ids
+            has_list = owners[places] == ids
             # Not −inf, which marks pairs that are not neighbours.
-            edges[is_known] = np.maximum(last[places[is_known]] - NEAR, _NOT_FULL)
+            edges[has_list] = np.maximum(last[places[has_list]] - NEAR, _NOT_FULL)
         return edges
 
     def tiles(

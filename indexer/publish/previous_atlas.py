@@ -206,14 +206,14 @@ def check_rank(folder: AtlasFolder, base: str, rank: int) -> None:
         )
 
 
-def rank_to_publish(folder: AtlasFolder, base: StoredBase, asked: int | None) -> int:
-    """The rank ``asked`` for, else the published one, else that of the records.
+def rank_to_publish(folder: AtlasFolder, base: StoredBase, requested: int | None) -> int:
+    """The rank that was ``requested``, else the published one, else that of the records.
 
-    Raises AtlasError if the rank asked for is not the published one, or if none was asked for and the records differ.
+    Raises AtlasError if that is not the published one, or if none was requested and the records differ.
     """
-    if asked is not None:
-        check_rank(folder, base.base, asked)
-        return asked
+    if requested is not None:
+        check_rank(folder, base.base, requested)
+        return requested
     published = published_rank(folder, base.base)
     if published is not None:
         return published.rank

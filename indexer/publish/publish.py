@@ -250,7 +250,7 @@ class _Publisher:
                 continue
             model_id = ids[entry.listed.id]
             try:
-                rows_by_table, found = record_rows(
+                rows_by_table, vectors_of_model = record_rows(
                     model_id, entry.record_key, self.publication.base, self.store, representations
                 )
             except InvalidValue as why:
@@ -258,7 +258,7 @@ class _Publisher:
                 continue
             for table, waiting in rows.items():
                 waiting.extend(rows_by_table[table])
-            updates.add(of_new, model_id, found, is_sampled=rows_by_table["records"][0]["read"] == "sample")
+            updates.add(of_new, model_id, vectors_of_model, is_sampled=rows_by_table["records"][0]["read"] == "sample")
             if len(rows["deltas"]) > _DELTAS_AT_ONCE:
                 self._insert_all(rows)
         self._insert_all(rows)

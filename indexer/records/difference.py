@@ -81,26 +81,37 @@ def distance_from(norm: float, other: float, cosine: float) -> float:
     return math.sqrt(max(square, 0.0)) / max(norm, other, math.ulp(0.0))
 
 
-def _is_rounding_apart(one: Record, other: Record, cosine: float | None) -> bool:
+def _is_rounding_apart(first_record: Record, second_record: Record, cosine: float | None) -> bool:
     """Whether two checkpoints have one origin and differ only by casts to other dtypes, by their sampled weights.
 
     The samples must agree to within half a unit in the last place of the narrowest dtypes that hold them, and the norms
     must differ by no more than rounding adds. If hardly any weight was changed, samples may agree by chance; then the
     ``cosine`` of the deltas (None if unknown) must be as large as rounding leaves it.
     """
-    if one.sample is None or other.sample is None or not one.precision or not other.precision:
+    if (
+        first_record.sample is None
+        or second_record.sample is None
+        or not first_record.precision
+        or not second_record.precision
+    ):
         return False  # adapters
-    if one.identity.spec.version != other.identity.spec.version:
+    if first_record.identity.spec.version != second_record.identity.spec.version:
         return False  # their weights may have been taken at other positions
-    if not agree(one.sample, one.precision, other.sample, other.precision):
+    if not agree(first_record.sample, first_record.precision, second_record.sample, second_record.precision):
         return False
     # An estimate and an exact norm differ, whatever the models are.
-    alike = [(mine, other_delta) for mine, other_delta in _pairs(one, other) if mine.lines == other_delta.lines]
-    if not all(norms_fit(mine.norm, other_delta.norm, mine.base_norm) for mine, other_delta in alike):
+    alike = [
+        (first_delta, second_delta)
+        for first_delta, second_delta in _pairs(first_record, second_record)
+        if first_delta.lines == second_delta.lines
+    ]
+    if not all(
+        norms_fit(first_delta.norm, second_delta.norm, first_delta.base_norm) for first_delta, second_delta in alike
+    ):
         return False
-    if min(one.moved, other.moved) >= _FEWEST_MOVED:
+    if min(first_record.moved, second_record.moved) >= _FEWEST_MOVED:
         return True
-    first, second = (math.hypot(*(delta.norm for delta in record.deltas)) for record in (one, other))
+    first, second = (math.hypot(*(delta.norm for delta in record.deltas)) for record in (first_record, second_record))
     return cosine is not None and cosine >= _OF_THAT_COSINE * min(first, second) / max(first, second, math.ulp(0.0))
 
 

@@ -107,24 +107,24 @@ def from_texts(texts: Sequence[str], matrices: int) -> Sketches:
     return sketches
 
 
-def agreement(sketches: Sketches, others: Sketches) -> NDArray[np.float32]:
+def agreement(sketches: Sketches, other_sketches: Sketches) -> NDArray[np.float32]:
     """(a, n): the agreement of the row spaces of (a, K, 1 + m) and (n, K, 1 + m) sketches, over shared matrices.
 
     1: the smaller space of each pair lies in the larger one; 0: like spaces drawn independently. Also 0 if two models
     share fewer than FEWEST_SHARED matrices (or all, if there are fewer), or if the hashes may explain the agreement.
     """
-    step = max(1, _CELLS // max(1, len(others)))
+    step = max(1, _CELLS // max(1, len(other_sketches)))
     return np.concatenate(
-        [_agreement(sketches[start : start + step], others) for start in range(0, len(sketches), step)]
-        or [np.zeros((0, len(others)), np.float32)]
+        [_agreement(sketches[start : start + step], other_sketches) for start in range(0, len(sketches), step)]
+        or [np.zeros((0, len(other_sketches)), np.float32)]
     )
 
 
-def _agreement(sketches: Sketches, others: Sketches) -> NDArray[np.float32]:
-    shape = (len(sketches), len(others))
+def _agreement(sketches: Sketches, other_sketches: Sketches) -> NDArray[np.float32]:
+    shape = (len(sketches), len(other_sketches))
     product, most, chance, shared = (np.zeros(shape, np.float32) for _ in range(4))
     for matrix in range(sketches.shape[1]):
-        first, second = sketches[:, matrix], others[:, matrix]
+        first, second = sketches[:, matrix], other_sketches[:, matrix]
         are_present = (first[:, :1] > 0) & (second[:, 0] > 0)
         product += np.where(are_present, first[:, 1:] @ second[:, 1:].T, 0)
         most += np.where(are_present, np.minimum(first[:, :1], second[:, 0]), 0)

@@ -170,9 +170,11 @@ def _checked_manifest(remote: RemoteCommit, with_records: bool) -> Manifest:
             f"{where} has schema {manifest.schema}; this version reads schema {SCHEMA_VERSION}.",
             "Upgrade vectors-in-the-wild." if is_newer else "Ask for a newer push, or choose another tag.",
         )
-    for one in manifest.files_of(*_ALLOWED):
-        if not _ALLOWED[one.part].fullmatch(one.path):
-            raise AtlasError(f"{NAME} of {where} names {one.path}, which is not a file of an atlas.", "Do not use it.")
+    for listed in manifest.files_of(*_ALLOWED):
+        if not _ALLOWED[listed.part].fullmatch(listed.path):
+            raise AtlasError(
+                f"{NAME} of {where} names {listed.path}, which is not a file of an atlas.", "Do not use it."
+            )
     entry = manifest.file(DATABASE)
     if entry is None or entry.part != ATLAS:
         raise AtlasError(f"{where} is incomplete: it lacks {DATABASE}.", _ASK)

@@ -130,8 +130,8 @@ def resolve(address: Address) -> str:
             row = get_json(f"/api/datasets/{address.name}/revision/{revision}").value
         except RevisionNotFoundError as error:
             try:
-                known = sorted(tags(address.name))
-                names = ", ".join(printable(tag, 40) for tag in known[-10:]) or "none"
+                existing = sorted(tags(address.name))
+                names = ", ".join(printable(tag, 40) for tag in existing[-10:]) or "none"
             except AtlasError:
                 names = "unknown"
             raise AtlasError(f"{address.name} has no revision {address.revision!r}.", f"Its tags: {names}") from error

@@ -151,7 +151,7 @@ class _Comparison:
 
     def run(self) -> Iterator[Disagreement]:
         """Yield every difference."""
-        copy = self.root / "held.duckdb"
+        copy = self.root / "published.duckdb"
         copy_file(self.folder.database, copy, through_links=True)
         republished = self.folder.with_database_in(self.root)
         copy_file(copy, republished.database, through_links=True)  # the publisher keeps its ids
@@ -163,7 +163,7 @@ class _Comparison:
                 attached_for_writing(
                     self.root / "compared.duckdb",
                     settings=[f"SET temp_directory = '{self.root}/spill'"],
-                    others={"held": copy, "made": republished.database},
+                    others={"published": copy, "republished": republished.database},
                 ) as connection_of_both,
             ):
                 yield from _compare_tables(connection_of_both)
@@ -315,15 +315,16 @@ def _names(connection: Connection, ids: Sequence[int]) -> list[str]:
 
 
 def _compare_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[Disagreement]:
-    """Compare the tables of two databases, ``held`` and ``made``."""
+    """Compare the tables of two databases, ``published`` and ``republished``."""
     connection.execute(
-        "CREATE TABLE indexed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
-        "JOIN made.main.fine_tunes AS made USING (model_id) WHERE held.status = 'indexed' AND made.status = 'indexed'"
+        "CREATE TABLE indexed AS SELECT model_id, published.model FROM published.main.fine_tunes AS published "
+        "JOIN republished.main.fine_tunes AS republished USING (model_id) "
+        "WHERE published.status = 'indexed' AND republished.status = 'indexed'"
     )
     # Models whose row was made from the line that the listing has now.
     connection.execute(
-        "CREATE TABLE listed AS SELECT model_id, held.model FROM held.main.fine_tunes AS held "
-        "JOIN made.main.fine_tunes AS made USING (model_id, fingerprint)"
+        "CREATE TABLE listed AS SELECT model_id, published.model FROM published.main.fine_tunes AS published "
+        "JOIN republished.main.fine_tunes AS republished USING (model_id, fingerprint)"
     )
     for base, columns in _differing(connection, "bases", ("base",), _OF_USERS):
         yield Disagreement("row", base, f"bases differs from its matrices in {', '.join(columns)}")
@@ -336,9 +337,9 @@ def _compare_tables(connection: duckdb.DuckDBPyConnection) -> Iterator[Disagreem
     for table in ("profiles", "profile_layers"):
         columns = ", ".join(f'"{name}"' for name in _columns(connection, table))
         ((count,),) = connection.execute(
-            f"SELECT (SELECT count(*) FROM (SELECT {columns} FROM held.main.{table} EXCEPT ALL "
-            f"SELECT {columns} FROM made.main.{table})) + (SELECT count(*) FROM (SELECT {columns} "
-            f"FROM made.main.{table} EXCEPT ALL SELECT {columns} FROM held.main.{table}))"
+            f"SELECT (SELECT count(*) FROM (SELECT {columns} FROM published.main.{table} EXCEPT ALL "
+            f"SELECT {columns} FROM republished.main.{table})) + (SELECT count(*) FROM (SELECT {columns} "
+            f"FROM republished.main.{table} EXCEPT ALL SELECT {columns} FROM published.main.{table}))"
         ).fetchall()
         if count:
             yield Disagreement("profile", table, f"{count} rows differ from those that the profiles make")
@@ -358,10 +359,10 @@ def _compare_models(
         "GROUP BY ALL)"
     )
     odd = connection.execute(
-        f"SELECT model_id, model, coalesce(held.rows, 0), coalesce(made.rows, 0) FROM {models} "
-        f"LEFT JOIN {counts.format('held')} AS held USING (model_id) "
-        f"LEFT JOIN {counts.format('made')} AS made USING (model_id) "
-        "WHERE held.rows IS DISTINCT FROM made.rows ORDER BY model_id"
+        f"SELECT model_id, model, coalesce(published.rows, 0), coalesce(republished.rows, 0) FROM {models} "
+        f"LEFT JOIN {counts.format('published')} AS published USING (model_id) "
+        f"LEFT JOIN {counts.format('republished')} AS republished USING (model_id) "
+        "WHERE published.rows IS DISTINCT FROM republished.rows ORDER BY model_id"
     ).fetchall()
     for _, model, rows, expected in odd:
         why = f"has {rows} rows in {table}; its {source} makes {expected}"
@@ -371,9 +372,10 @@ def _compare_models(
     for model_id, *_, columns in _differing(connection, table, keys, left_out, models):
         columns_by_model[model_id] |= set(columns)
     # A row with another key has no counterpart.
-    on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
+    on = " AND ".join(f'published."{key}" IS NOT DISTINCT FROM republished."{key}"' for key in keys)
     for (model_id,) in connection.execute(
-        f"SELECT DISTINCT model_id FROM held.main.{table} AS held ANTI JOIN made.main.{table} AS made ON {on} "
+        f"SELECT DISTINCT model_id FROM published.main.{table} AS published "
+        f"ANTI JOIN republished.main.{table} AS republished ON {on} "
         f"WHERE model_id IN (SELECT model_id FROM {models})"
     ).fetchall():
         columns_by_model[model_id] |= set(keys[1:])
@@ -392,7 +394,7 @@ def _differing(
     models: str | None = None,
 ) -> list[tuple[Any, ...]]:
     """The rows with the same ``keys`` of which some columns differ: the keys, and the names of these columns."""
-    on = " AND ".join(f'held."{key}" IS NOT DISTINCT FROM made."{key}"' for key in keys)
+    on = " AND ".join(f'published."{key}" IS NOT DISTINCT FROM republished."{key}"' for key in keys)
     cases = [
         f"CASE WHEN NOT coalesce({_is_same(name, kind)}, false) THEN '{name}' END"
         for name, kind in sorted(_columns(connection, table).items())
@@ -400,11 +402,11 @@ def _differing(
     ]
     if not cases:
         return []
-    where = "" if models is None else f" WHERE held.model_id IN (SELECT model_id FROM {models})"
-    named = ", ".join(f'held."{key}"' for key in keys)
+    where = "" if models is None else f" WHERE published.model_id IN (SELECT model_id FROM {models})"
+    named = ", ".join(f'published."{key}"' for key in keys)
     return connection.execute(
         f"SELECT * FROM (SELECT {named}, list_filter([{', '.join(cases)}], lambda one: one IS NOT NULL) AS differing "
-        f"FROM held.main.{table} AS held JOIN made.main.{table} AS made ON {on}{where}) "
+        f"FROM published.main.{table} AS published JOIN republished.main.{table} AS republished ON {on}{where}) "
         "WHERE len(differing) > 0 ORDER BY ALL"
     ).fetchall()
 
@@ -413,7 +415,7 @@ def _columns(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str
     """Names and types of the columns of a table, as schema.sql has them."""
     return dict(
         connection.execute(
-            "SELECT column_name, data_type FROM system.main.duckdb_columns() WHERE database_name = 'made' "
+            "SELECT column_name, data_type FROM system.main.duckdb_columns() WHERE database_name = 'republished' "
             "AND schema_name = 'main' AND table_name = ? ORDER BY column_index",
             [table],
         ).fetchall()
@@ -422,7 +424,7 @@ def _columns(connection: duckdb.DuckDBPyConnection, table: str) -> dict[str, str
 
 def _is_same(name: str, kind: str) -> str:
     """An SQL condition: whether a column has the same value in both, except for rounding."""
-    published, republished = f'held."{name}"', f'made."{name}"'
+    published, republished = f'published."{name}"', f'republished."{name}"'
     equal = f"{published} IS NOT DISTINCT FROM {republished}"
     close = "abs({0} - {1}) <= greatest(" + f"{_ABSOLUTE}, {_RELATIVE}" + " * greatest(abs({0}), abs({1})))"
     if kind in ("FLOAT", "DOUBLE"):
@@ -525,4 +527,4 @@ def _centre_from(folder: AtlasFolder, published: Published, members: list[dict[s
             return None
     if any(len(vector) != length for vector in vectors):
         return None
-    return centre_of(np.stack(vectors), [one["vote"] for one in members], blocks)
+    return centre_of(np.stack(vectors), [row["vote"] for row in members], blocks)

@@ -51,7 +51,7 @@ def remove(
 def finish_removals(
     folder: AtlasFolder, bases: Iterable[str] | None = None, say: Callable[[str], None] = lambda sentence: None
 ) -> dict[str, int]:
-    """Finish what was begun and interrupted, of ``bases`` or of all; returns the number of records removed, by model.
+    """Finish interrupted removals from ``bases``, by default from all; return the number of records removed, by model.
 
     The caller holds the lock of the writer. Raises AtlasError if the atlas cannot be read or written.
     """

@@ -95,11 +95,11 @@ def write_index(
             file.flush()
             sync_file(file.fileno())
         sha256 = digest.hexdigest()
-        found = VectorFile(
+        vector_file = VectorFile(
             f"{file_name(base)}.{representation}.{sha256[:16]}.faiss", sha256, size, len(ids), length, factory
         )
         check_format(temporary, factory, len(ids), length)
-        target = root / found.name
+        target = root / vector_file.name
         try:
             is_there = file_sha256(target) == sha256
         except OSError:
@@ -107,10 +107,10 @@ def write_index(
         if not is_there:
             temporary.replace(target)
         # What was written need not be hashed again by whoever opens it.
-        check_once(target, _stamp(target.stat(), found), lambda: True, recheck=True)
+        check_once(target, _stamp(target.stat(), vector_file), lambda: True, recheck=True)
     finally:
         temporary.unlink(missing_ok=True)
-    return found
+    return vector_file
 
 
 def stored_form(rows: NDArray[np.floating[Any]], factory: str = HALF) -> NDArray[np.floating[Any]]:

@@ -130,14 +130,14 @@ class VectorIndex:
             return []
         parts = self._compared(query, k, chosen)
         ids, similarities = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        kept, _, similarities = nearest_first(
+        nearest_pairs, _, similarities = nearest_first(
             np.zeros(len(ids), np.int64),
             ids,
             similarities,
             k,
             lambda rows, near: self._exact_side(query[None], rows, near),
         )
-        return list(zip(ids[kept].tolist(), similarities.tolist(), strict=True))
+        return list(zip(ids[nearest_pairs].tolist(), similarities.tolist(), strict=True))
 
     def exact(self, queries: VectorTable, rows: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """(n,) similarities of the models at ``rows`` of ``queries`` with models ``ids`` that all have a vector.
@@ -183,7 +183,7 @@ class VectorIndex:
         if self.masks.blocks:
             divisors = self.masks.divisors_by_kind(query[None, :])[0]
             different = np.unique(divisors)
-            classes = [(float(one), None if len(different) == 1 else divisors == one) for one in different]
+            classes = [(float(value), None if len(different) == 1 else divisors == value) for value in different]
         opened = self.opened
         parts = [(divisor, kinds, part) for divisor, kinds in classes for part in _parts(opened)]
 

@@ -123,15 +123,17 @@ def write_vectors(root: Path, base: str, representation: str, vectors: Vectors, 
     return write_index(root, base, representation, vectors.ids, vectors.length, parts, factory)
 
 
-def read_rows(file: IO[bytes], begin: int, places: Iterable[int], length: int, kind: DTypeLike) -> NDArray[np.floating]:
-    """Rows (n, ``length``) at these places of a matrix of numbers that begins at byte ``begin`` of a file.
+def read_rows(
+    file: IO[bytes], begin: int, row_numbers: Iterable[int], length: int, kind: DTypeLike
+) -> NDArray[np.floating]:
+    """Rows (n, ``length``) of these numbers of a matrix that begins at byte ``begin`` of a file.
 
     Raises OSError if the file is too short.
     """
-    positions = list(places)
+    positions = list(row_numbers)
     rows = np.empty((len(positions), length), dtype=kind)
-    for row, place in zip(rows, positions, strict=True):
-        if os.preadv(file.fileno(), [row.view(np.uint8).data], begin + int(place) * row.nbytes) != row.nbytes:
+    for row, number in zip(rows, positions, strict=True):
+        if os.preadv(file.fileno(), [row.view(np.uint8).data], begin + int(number) * row.nbytes) != row.nbytes:
             raise OSError(errno.EIO, "cannot be read to its end", file.name)
     return rows
 

@@ -32,28 +32,31 @@ def pair_products(
     other_vectors: NDArray[np.float32],
     columns: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """(n,) inner products of the vectors ``mine[rows]`` with ``theirs[columns]``, the same for a pair in any call.
+    """(n,) inner products of ``vectors[rows]`` with ``other_vectors[columns]``, the same for a pair in any call.
 
     Products of numbers in single precision are exact in double precision, and the order in which NumPy sums them
     depends on the length of a vector alone.
     """
-    found = np.empty(len(rows))
+    sums = np.empty(len(rows))
     step = max(1, _PRODUCTS // max(1, vectors.shape[1]))
     for start in range(0, len(rows), step):
         some = slice(start, start + step)
         products = vectors[rows[some]].astype(np.float64)
         products *= other_vectors[columns[some]]
-        found[some] = products.sum(axis=1)
-    return found
+        sums[some] = products.sum(axis=1)
+    return sums
 
 
 def nearest_first(
     rows: NDArray[np.int64], ids: NDArray[np.int64], similarities: NDArray[np.float32], k: int, exact: Exact
 ) -> tuple[NDArray[np.intp], NDArray[np.int32], NDArray[np.float32]]:
-    """The k most similar of each row: the places of these pairs, by row and rank, their ranks from 1 and similarities.
+    """The k most similar of each row: positions of these pairs, by row and rank, ranks from 1, and similarities.
 
-    ``rows`` and ``ids`` (n,): the pairs; ``similarities`` (n,): theirs in single precision, which say which pairs may
-    be among the first k. The similarities of these are computed by ``exact``. Ties are in order of id.
+    - ``rows``, ``ids`` (n,): the pairs.
+    - ``similarities`` (n,): single precision. Only pairs that may be among the first k by these are computed again.
+    - ``exact``: computes similarities in double precision.
+
+    Ties are in order of id.
     """
     order = np.lexsort((ids, -similarities, rows))
     row, value = rows[order], similarities[order]
