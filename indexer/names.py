@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -142,26 +141,13 @@ class DeltaKey:
         return DeltaKey(stack[0] if stack else "", int(layer), family)
 
 
-# How the name of a checkpoint ends whose run has several.
-_CHECKPOINT = re.compile(
-    r"[-_/.](?:(?:checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?\d+|final|last|best|model|output)$", re.IGNORECASE
-)
-
-
-def run_name(model: str) -> str:
-    """The training run that a model belongs to, by its name: without the number of its checkpoint."""
-    while (shorter := _CHECKPOINT.sub("", model)) != model and shorter:
-        model = shorter
-    return model
-
-
 def voters(authors: Sequence[str], models: Sequence[str]) -> list[str]:
-    """Whose vote each model is part of: its author's or, where all are by one author, its run's.
+    """Whose vote each model is part of: its author's or, where all are by one author, its own.
 
     Statistics take voters as independent. Runs of one author are less so than authors are, but one's own models have
-    nothing else.
+    nothing else. ``models`` holds no two checkpoints of one run (``is_earlier_checkpoint``).
     """
-    return list(authors) if len(set(authors)) != 1 else [run_name(model) for model in models]
+    return list(authors) if len(set(authors)) != 1 else list(models)
 
 
 def with_dots(name: str) -> str:

@@ -21,7 +21,14 @@ from indexer.publish.runs import _is_same_log
 from indexer.records.identity import Identity, Spec
 from indexer.records.store import RecordStore
 from indexer.sources.cards.training_files import read_training
-from indexer.sources.runs import Checkpoint, checkpoint_at, checkpoint_named, checkpoints_of_files, run_of
+from indexer.sources.runs import (
+    Checkpoint,
+    checkpoint_at,
+    checkpoint_named,
+    checkpoints_of_files,
+    is_named_in_run,
+    run_of,
+)
 from indexer.sources.source import BaseFacts
 from indexer.upkeep.deep_verification import verify_deeply
 from query import Atlas
@@ -52,6 +59,15 @@ STEPS = (500, 1000, 1500)
 )
 def test_checkpoints_are_known_by_their_folders(path, beside, inside, expected):
     assert checkpoint_at(path, beside, inside) == expected
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [("checkpoint-500", True), ("global_step10", True), ("Final", True), ("best", True), ("output", True),
+     ("lr3e-5", False), ("my-model", False), ("run-7", False)],
+)  # fmt: skip
+def test_a_folder_may_be_named_by_its_part_in_a_run_alone(folder, expected):
+    assert is_named_in_run(folder) is expected
 
 
 def test_and_by_the_names_of_files_and_repositories():

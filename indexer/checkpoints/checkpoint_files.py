@@ -34,6 +34,7 @@ from typing import Any, Literal
 from indexer.checkpoints.repository import Repository
 from indexer.errors import Skipped
 from indexer.formats import NOT_WEIGHTS, SAVE_AGAIN, other_formats
+from indexer.sources.runs import FINALS, NUMBERED
 from indexer.untrusted import shown
 
 Kind = Literal["full", "adapter"]
@@ -51,9 +52,7 @@ _STEP = re.compile(r"(?P<stem>.+?)[-_](?:step-?|epoch-?|e|s)?(?P<step>\d{2,15})"
 _SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.(safetensors|bin)", re.ASCII)
 # Files that mlx-lm saves during training.
 _UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
-_NUMBERED = re.compile(r"(checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?(\d{1,15})", re.ASCII | re.IGNORECASE)
 _SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
-_LAST = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
 _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
@@ -118,7 +117,7 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
 
 def _likeliest(folders: Collection[str]) -> str | None:
     """The folder of the finished model or of the last checkpoint, or the only folder; None if none is clear."""
-    finals = [folder for folder in folders if folder[:-1].lower() in _LAST]
+    finals = [folder for folder in folders if folder[:-1].lower() in FINALS]
     if len(finals) == 1:
         return finals[0]
     for depth in range(1, _DEPTH + 1):
@@ -126,13 +125,13 @@ def _likeliest(folders: Collection[str]) -> str | None:
         series: dict[tuple[str, ...], list[tuple[tuple[int, ...], str]]] = {}
         for folder in folders:
             parts = folder[:-1].split("/")
-            matches = [_NUMBERED.fullmatch(part) for part in parts]
+            matches = [NUMBERED.fullmatch(part) for part in parts]
             if len(parts) == depth and any(matches):
                 path = tuple(
-                    match[1].lower().replace("_", "") if match else part
+                    re.sub(r"[_\-]", "", match[1].lower()) if match else part
                     for match, part in zip(matches, parts, strict=True)
                 )
-                series.setdefault(path, []).append((tuple(int(match[2]) for match in matches if match), folder))
+                series.setdefault(path, []).append((tuple(int(match[3]) for match in matches if match), folder))
         if depth == 1:
             series = dict(sorted(series.items(), key=lambda item: _SERIES.index(item[0][0]))[:1])
         if len(series) == 1:

@@ -29,10 +29,10 @@ from indexer.sources.cards.readme import SENTENCE, card_facts, sentence_datasets
 from indexer.sources.cards.sentence import lacks_sentence
 from indexer.sources.cards.training_files import is_training_file
 from indexer.sources.claims import BY_FOLDER, out_of_caches
-from indexer.sources.local_names import LOCAL, RUN_FOLDER, free_name, hash_of, name_of_words
+from indexer.sources.local_names import LOCAL, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import as_of_hub
-from indexer.sources.runs import RUN, Checkpoint, checkpoint_at, checkpoints_of_files
+from indexer.sources.runs import RUN, Checkpoint, checkpoint_at, checkpoints_of_files, is_named_in_run
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
@@ -246,7 +246,7 @@ def facts_in_files(
 
 def _settings_above(folder: Path, beneath: Path | None) -> dict[str, Callable[[], ByteSource]]:
     """How to open what a training tool wrote of the run that the checkpoint in ``folder`` belongs to, by name."""
-    if not RUN_FOLDER.fullmatch(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
+    if not is_named_in_run(folder.name) or (beneath is not None and not folder.parent.is_relative_to(beneath)):
         return {}
     run = folder.parent
     try:

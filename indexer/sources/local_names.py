@@ -6,9 +6,10 @@ import hashlib
 import re
 from collections.abc import Container, Sequence
 
+from indexer.sources.runs import is_named_in_run
+
 LOCAL = "local:"
 _LONGEST_NAME = 80
-RUN_FOLDER = re.compile(r"(checkpoint|step|epoch)[-_]?\d+|final|best|last|model|output", re.IGNORECASE)
 
 
 def hash_of(path: str) -> str:
@@ -18,7 +19,7 @@ def hash_of(path: str) -> str:
 
 def name_of_words(words: Sequence[str], more: int = 0) -> str:
     """``local:NAME`` by the last of ``words`` (of a path), the checkpoint of a run by the last two, and ``more``."""
-    count = (2 if RUN_FOLDER.fullmatch(words[-1]) else 1) + more
+    count = (2 if is_named_in_run(words[-1]) else 1) + more
     joined = "-".join(filter(None, words[-count:]))
     plain = re.sub(r"[^\w.\-]+", "-", joined, flags=re.ASCII)
     plain = re.sub(r"\.{2,}", ".", plain).strip("-.") or "model"

@@ -14,13 +14,16 @@ RUN = "run"
 _LONGEST_KEY = 250  # characters: an id serves
 _MOST = 1 << 53
 
-_SERIES = r"(?:checkpoint|ckpt|global[_\-]?step|step|iter|epoch)"
-_NUMBERED = re.compile(rf"{_SERIES}[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
+_SERIES = r"checkpoint|ckpt|global[_\-]?step|step|iter|epoch"
+# The name of a numbered folder: what is counted, a plural, the number.
+NUMBERED = re.compile(rf"({_SERIES})(s?)[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
+# The folder of a finished model.
+FINALS = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
+_UNNAMED = FINALS | {"best", "model", "output"}
 # Not "epochs-3", which is how far a whole training went.
-_NAMED = re.compile(rf"(.+?)[_\-.]{_SERIES}[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
+_NAMED = re.compile(rf"(.+?)[_\-.](?:{_SERIES})[_\-]?(\d{{1,15}})", re.ASCII | re.IGNORECASE)
 # sd-scripts and ai-toolkit: "cats-000004", "cats_000001250"; the last file has no number.
 _OF_FILE = re.compile(r"(.+?)[_\-](0\d{5,14})", re.ASCII)
-_FINALS = frozenset(("final", "final_model", "final-model", "final_checkpoint", "final-checkpoint", "last"))
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,29 @@ class Checkpoint:
     number: int | None
 
 
+def is_named_in_run(folder: str) -> bool:
+    """Whether the name of a folder says only which part of a run it is: ``checkpoint-500``, ``final``, ``best``."""
+    return NUMBERED.fullmatch(folder) is not None or folder.lower() in _UNNAMED
+
+
+def _number(folder: str) -> int | None:
+    """The number of a checkpoint in the name of its folder. Folders ``epochs-3`` and ``epochs-5`` are of two runs."""
+    match = NUMBERED.fullmatch(folder)
+    return int(match[3]) if match and not match[2] else None
+
+
 def checkpoint_at(path: str, beside: Collection[str] = (), inside: Collection[str] = ()) -> Checkpoint | None:
     """The checkpoint that lies in a folder, by its path with "/"; None if it is none of a run.
 
     ``beside``: the names of the other folders there; ``inside``: those of the folders in it.
     """
     parent, _, name = path.rpartition("/")
-    if match := _NUMBERED.fullmatch(name):
-        return Checkpoint(parent, int(match[1]))
-    if name.lower() in _FINALS and any(map(_NUMBERED.fullmatch, beside)):
+    if (number := _number(name)) is not None:
+        return Checkpoint(parent, number)
+    if name.lower() in FINALS and any(_number(other) is not None for other in beside):
         return Checkpoint(parent, None)
     # The folder of a run, in which its checkpoints lie.
-    return Checkpoint(path, None) if any(map(_NUMBERED.fullmatch, inside)) else None
+    return Checkpoint(path, None) if any(_number(inner) is not None for inner in inside) else None
 
 
 def checkpoints_of_files(folder: str, names: Collection[str]) -> dict[str, Checkpoint]:

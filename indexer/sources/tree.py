@@ -26,9 +26,8 @@ from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.training_files import is_training_file
 from indexer.sources.claims import BY_FOLDER, out_of_caches
 from indexer.sources.file_systems import NOT_READ, VANISHED, FileFacts, FileSystem, FolderContent, Problems, in_order
-from indexer.sources.local_names import RUN_FOLDER
 from indexer.sources.registry import ModelRef
-from indexer.sources.runs import Checkpoint, checkpoint_at, checkpoints_of_files
+from indexer.sources.runs import NUMBERED, Checkpoint, checkpoint_at, checkpoints_of_files, is_named_in_run
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import COMMIT, load_json, shown
 
@@ -41,8 +40,6 @@ _USUAL = re.compile(
 )
 _NO_MODEL = re.compile(r"consolidated.*\.safetensors|\d+_adapters\.safetensors", re.ASCII)
 _LISTS_PARTS = ("model_index.json", "modules.json")
-# Folders in which checkpoints of the same model lie, and not parts of it.
-_NUMBERED = re.compile(r"(checkpoint|ckpt|global_?step|step|iter|epoch)s?[-_]?\d+", re.ASCII | re.IGNORECASE)
 _PART_DEPTH = 2
 
 # Files that are kept beside the weights. Of a folder with more files than MOST_BESIDE only those of these names are.
@@ -149,7 +146,7 @@ class _Walk:
         parent, _, name = model.path.rpartition("/")
         beside = self._numbered.get(parent, ()) if model.path else ()
         checkpoint = checkpoint_at(model.path, beside, self._numbered.get(model.path, ()))
-        above = self._training_files.get(parent, ()) if model.path and RUN_FOLDER.fullmatch(name) else ()
+        above = self._training_files.get(parent, ()) if model.path and is_named_in_run(name) else ()
         if checkpoint is None and not above:
             return model
         return replace(model, checkpoint=checkpoint, above={name: _joined(parent, name) for name in sorted(above)})
@@ -162,10 +159,10 @@ class _Walk:
         name = path.rpartition("/")[2] or self._own_name
         if _is_atlas(content):
             return
-        if numbered := [one for one in content.folders if _NUMBERED.fullmatch(one)]:
+        if numbered := [one for one in content.folders if NUMBERED.fullmatch(one)]:
             self._numbered[path] = numbered
             self._training_files[path] = [one for one in content.files if is_training_file(one)]
-        elif any(RUN_FOLDER.fullmatch(one) for one in content.folders):
+        elif any(is_named_in_run(one) for one in content.folders):
             self._training_files[path] = [one for one in content.files if is_training_file(one)]
         if "snapshots" in content.folders and (cached := _OF_HUB.fullmatch(name)):
             self._cached_model(path, cached)
@@ -179,7 +176,7 @@ class _Walk:
             return
         parts: list[str] = []
         if not content.files.keys().isdisjoint(_LISTS_PARTS):
-            parts = [one for one in content.folders if not _NUMBERED.fullmatch(one)]
+            parts = [one for one in content.folders if not NUMBERED.fullmatch(one)]
             members = dict.fromkeys(self._kept(content))
             inner: dict[str, TreeFile] = {}
             for part in parts:

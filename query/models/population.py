@@ -332,13 +332,15 @@ def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
 
 
 def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
-    """The parents and the children of a model in the stored lineage.
+    """The parents and the children of a model in the stored lineage, and the other checkpoints of its run.
 
     Steps with a probability below one half are ignored: a run with the same data and seed explains them as well.
     """
     rows = atlas.rows(
         f"SELECT parent_id AS other FROM lineage WHERE model_id = $1 AND parent_id IS NOT NULL AND {_PROBABLE} "
-        f"UNION SELECT model_id FROM lineage WHERE parent_id = $1 AND {_PROBABLE}",
+        f"UNION SELECT model_id FROM lineage WHERE parent_id = $1 AND {_PROBABLE} "
+        "UNION SELECT model_id FROM records WHERE model_id != $1 "
+        "AND run_group = (SELECT run_group FROM records WHERE model_id = $1)",
         [model_id],
     )
     return {row["other"] for row in rows}

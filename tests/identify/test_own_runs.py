@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from contextlib import closing
 
+import duckdb
 import pytest
 
-from indexer.names import run_name, voters
+from indexer.names import voters
 from query import Atlas
 from tests.atlas_builder import block_family, write_atlas
 
 
-@pytest.mark.parametrize(
-    ("model", "run"),
-    [
-        ("local:bert-checkpoint-500", "local:bert"), ("local:bert-checkpoint-500-final", "local:bert"),
-        ("local:runs/a/checkpoint-5", "local:runs/a"), ("me/bert_step12", "me/bert"), ("me/bert-final", "me/bert"),
-        ("me/lr3e-5", "me/lr3e-5"), ("me/final", "me"), ("local:run-7", "local:run-7"),
-    ],
-)  # fmt: skip
-def test_checkpoints_of_a_run_are_one_run(model, run):
-    assert run_name(model) == run
-
-
-def test_runs_vote_only_where_all_are_by_one_author():
-    assert voters(["a", "a"], ["local:x-checkpoint-1", "local:y"]) == ["local:x", "local:y"]
+def test_models_vote_for_themselves_only_where_all_are_by_one_author():
+    assert voters(["a", "a"], ["local:x", "local:y"]) == ["local:x", "local:y"]
     assert voters(["a", "b"], ["local:x", "local:y"]) == ["a", "b"]
     assert voters([], []) == []
 
@@ -50,3 +41,21 @@ def test_one_persons_models_have_a_background_and_predictions(own):
         assert len(prediction.voters) > 3
         assert any("each run counts as an author" in note for note in prediction.notes)
         assert atlas.evaluate_prediction().models == 60
+
+
+@pytest.mark.slow
+def test_other_checkpoints_of_its_run_do_not_vote_on_a_model(own, tmp_path):
+    """Whatever they are called."""
+    folder = shutil.copytree(own, tmp_path / "atlas")
+    with Atlas(folder) as atlas:
+        (nearest,) = [voter.model for voter in atlas.predict("local:run-0").voters[:1]]
+    with closing(duckdb.connect(str(folder / "atlas.duckdb"))) as connection:
+        connection.execute(
+            "UPDATE records SET run_group = 1 WHERE model_id IN "
+            "(SELECT model_id FROM fine_tunes WHERE model IN ('local:run-0', $1))",
+            [nearest],
+        )
+    with Atlas(folder) as atlas:
+        prediction = atlas.predict("local:run-0")
+        assert prediction.voters
+        assert nearest not in {voter.model for voter in prediction.voters}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.names import run_name, voters
+from indexer.names import voters
 from indexer.vectors.masks import changed_blocks, shared_blocks
 from indexer.vectors.table import VectorTable
 from query.models.population import (
@@ -71,7 +71,7 @@ class LabelledModels:
 
     def voter(self, author: str, model: str) -> str:
         """Whose vote a further model would be part of."""
-        return run_name(model) if self.by_run else author
+        return model if self.by_run else author
 
     @property
     def vectors(self) -> Floats:
