@@ -139,8 +139,10 @@ HOSTILE_LINES = [
 
 
 @pytest.mark.parametrize("command", a_few(["similar", "predict"], 1))
-def test_every_line_has_an_answer(atlas, shell_of, command):
+def test_every_line_has_an_answer(atlas, shell_of, command, tmp_path, monkeypatch):
     """What is on one line never ends the others: one row with `asked` for each line, in order."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")  # what lies above is no model
     lines = [b"ann/glue-0", *HOSTILE_LINES, b"x" * 3_000_000, b"bob/imdb-1"]
     ran = shell_of("query", command, "-", "--atlas", atlas.root, "--format", "jsonl", given=b"\n".join(lines))
     rows = [json.loads(line) for line in ran.stdout.splitlines()]
