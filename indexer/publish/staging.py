@@ -83,7 +83,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 named = (
                     None
                     if files is None
-                    else frozenset(row["faiss_file"] for catalog_report in files for row in catalog_report)
+                    else frozenset(row["faiss_file"] for table_rows in files for row in table_rows)
                 )
                 kept_ids = {(row["model"], row["base"]): row["model_id"] for row in rows}
                 next_id = max(

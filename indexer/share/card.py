@@ -25,7 +25,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
     """README.md of an atlas pushed as ``name`` with files at ``paths``."""
     bases = [str(row["base"]) for row in manifest.bases]
     models = manifest.counts.get("models", 0)
-    names = ", ".join(row.rpartition("/")[2] for row in bases[:3]) + (" …" if len(bases) > 3 else "")
+    names = ", ".join(base.rpartition("/")[2] for base in bases[:3]) + (" …" if len(bases) > 3 else "")
     title = f"Atlas of fine-tunes of {names}" if bases else "Atlas of fine-tuned models"
     # One configuration per table, and one per base and representation for vectors, whose lengths differ.
     configs = {table: f"data/{table}.parquet" for table in EXPORTS if f"data/{table}.parquet" in paths}
@@ -40,7 +40,7 @@ def card(name: str, manifest: Manifest, paths: Collection[str], *, records_bytes
             TAG,
             "model-atlas",
             "weight-space-learning",
-            *(f"base_model:{row}" for row in bases if page_of(row) is not None),
+            *(f"base_model:{base}" for base in bases if page_of(base) is not None),
         ],
         "size_categories": [next((text for most, text in _SIZES if models < most), "n>1M")],
         "configs": [

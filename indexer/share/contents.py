@@ -73,8 +73,8 @@ def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]
     named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
     digests = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
     store = RecordStore(folder)
-    stored = [(identity.digest, identity.identity) for identity in store.headers(excluded=digests)]
-    stored += [(identity.identity.digest, identity.identity) for identity in store.failures()]
+    stored = [(header.digest, header.identity) for header in store.headers(excluded=digests)]
+    stored += [(failure.identity.digest, failure.identity) for failure in store.failures()]
     return frozenset(digests) | {digest for digest, identity in stored if (identity.model, identity.base) in listed}
 
 

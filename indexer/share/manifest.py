@@ -90,7 +90,7 @@ def parse(content: bytes, where: str) -> Manifest:
             if not (isinstance(sha256, str) and SHA256.fullmatch(sha256)) or part not in PARTS:
                 raise ValueError(f"{path} without a valid checksum or part")
             files.append(FileEntry(path, size, sha256, part))
-        if len(files) > MOST_FILES or len({row.path.lower() for row in files}) != len(files):
+        if len(files) > MOST_FILES or len({entry.path.lower() for entry in files}) != len(files):
             raise ValueError("too many files, or one twice")
         return Manifest(
             generation=_count(manifest["generation"]),

@@ -84,12 +84,14 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
         try:
             in_several = _gather(sources, bases, target, say)
             aliases: dict[str, tuple[str, ...]] = {}
-            for source in published:
-                for base, names in source.aliases.items():
+            for previous in published:
+                for base, names in previous.aliases.items():
                     aliases[base] = tuple(dict.fromkeys((*aliases.get(base, ()), *names)))
-            representations = dict.fromkeys(name for source in published for name in source.representations)
-            lengths = {base: length for source in reversed(published) for base, length in source.vector_lengths.items()}
-            licences = {base: text for source in reversed(published) for base, text in source.licences.items()}
+            representations = dict.fromkeys(name for previous in published for name in previous.representations)
+            lengths = {
+                base: length for previous in reversed(published) for base, length in previous.vector_lengths.items()
+            }
+            licences = {base: text for previous in reversed(published) for base, text in previous.licences.items()}
             before = PreviousAtlas(list(representations), lengths, aliases, licences)
             rebuilt = rebuild(target, say=say, before=before)
         except BaseException:
