@@ -330,3 +330,20 @@ def atlas(made, tmp_path):
 
     shutil.copytree(made, tmp_path / "atlas")
     return AtlasFolder(tmp_path / "atlas")
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command in this process: its exit status, stdout and stderr."""
+
+    def ran(program, *words):
+        import indexer.cli
+        import query.faces.cli
+
+        main = {"query": query.faces.cli.main, "index": indexer.cli.main}[program]
+        with pytest.raises(SystemExit) as caught:
+            main([str(word) for word in words], prog_name=program)
+        captured = capsys.readouterr()
+        return caught.value.code or 0, captured.out, captured.err
+
+    return ran

@@ -3,8 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import indexer.cli
-import query.faces.cli
 from tests.atlas_builder import Model, write_atlas
 
 
@@ -18,17 +16,3 @@ def small_atlas(tmp_path_factory):
         for name, vector in zip(names, directions, strict=True)
     ]
     return write_atlas(tmp_path_factory.mktemp("small_atlas") / "atlas", models)
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs a command in this process: its exit status, stdout and stderr."""
-
-    def ran(program, *words):
-        main = {"query": query.faces.cli.main, "index": indexer.cli.main}[program]
-        with pytest.raises(SystemExit) as caught:
-            main([str(word) for word in words], prog_name=program)
-        captured = capsys.readouterr()
-        return caught.value.code or 0, captured.out, captured.err
-
-    return ran

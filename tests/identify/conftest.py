@@ -8,8 +8,6 @@ import duckdb
 import numpy as np
 import pytest
 
-import indexer.cli
-import query.faces.cli
 from indexer.atlas import AtlasFolder
 from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import store_base
@@ -40,20 +38,6 @@ def atlas(tmp_path_factory, weights):
         with closing(open_checkpoint(ModelRef(str(saved), folder=saved))) as checkpoint:
             store_base(checkpoint, name, "c" * 40, AtlasFolder(path).base(name, "c" * 40))
     return path
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs a command in this process: its exit status, stdout and stderr."""
-
-    def ran(program, *words):
-        main = {"query": query.faces.cli.main, "index": indexer.cli.main}[program]
-        with pytest.raises(SystemExit) as caught:
-            main([str(word) for word in words], prog_name=program)
-        captured = capsys.readouterr()
-        return caught.value.code or 0, captured.out, captured.err
-
-    return ran
 
 
 def tuned(kind, weights, size=0.002, seed=5):

@@ -18,21 +18,10 @@ from indexer.sources.addresses import FsspecFiles, file_system, meaning_of
 from indexer.sources.file_systems import FileFacts
 from indexer.sources.tree import list_tree
 from query import Atlas
-from scripts.loopback_hub import LoopbackHub
-from tests.hubs import reset_session, use_endpoint
 from tests.tiny_hub import BASE
 from tests.trees import adapter, loose
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture
-def hub(tiny_store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with LoopbackHub(tiny_store(2)) as running:
-        use_endpoint(monkeypatch, running.endpoint)
-        yield running
-        reset_session()
 
 
 @pytest.fixture(scope="module")

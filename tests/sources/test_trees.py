@@ -17,23 +17,11 @@ from indexer.sources.addresses import file_system
 from indexer.sources.tree import list_tree
 from indexer.sources.tree_rows import base_among, described
 from query import Atlas
-from scripts.loopback_hub import LoopbackHub
 from tests.conftest import ROOT
-from tests.hubs import reset_session, use_endpoint
 from tests.tiny_hub import BASE
 from tests.trees import adapter, factors, full, loose
 
 WILD = ROOT.parent / "shared" / "data" / "wild"
-
-
-@pytest.fixture
-def hub(tiny_store, tmp_path, monkeypatch):
-    """This process, talking to a Hub that has the base."""
-    monkeypatch.chdir(tmp_path)
-    with LoopbackHub(tiny_store(2)) as running:
-        use_endpoint(monkeypatch, running.endpoint)
-        yield running
-        reset_session()
 
 
 @pytest.fixture
