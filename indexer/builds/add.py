@@ -15,7 +15,8 @@ from typing import Any, overload
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import facts_of_stored, find_base, prepare
+from indexer.builds.build_base import facts_of_stored, find_base
+from indexer.builds.commands import prepare
 from indexer.builds.options import AddOptions, RecordOptions, WorkOptions
 from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.console.options import with_options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,11 +11,12 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.options import WorkOptions
 from indexer.database.reading import earlier_database
 from indexer.deltas.stored_base import BaseShape, StoredBase, stored_bases
-from indexer.errors import AtlasError, ModelError
+from indexer.errors import AtlasError, BadArgument, ModelError
 from indexer.listing.listing import Listing
 from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.publish.previous_atlas import PublishedRank, rank_of
-from indexer.sources.registry import ModelRef, is_listed_id, source_of
+from indexer.sources.bases import base_of
+from indexer.sources.registry import ModelRef, base_source, is_listed_id, source_of
 from indexer.sources.rows import facts_of, row_of
 from indexer.sources.source import BaseFacts
 from indexer.untrusted import printable
@@ -203,3 +204,28 @@ class BuildBase:
         seconds = sum(row["seconds"] for row in built)
         rate = sum(row["bytes_read"] for row in built) / seconds if seconds else None
         return PreviousBase(rank, tuple(row["model"] for row in found), rate)
+
+
+def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
+    """A base by any of its names: from its source, or offline from the atlas, else from what the source keeps here.
+
+    Raises AtlasError if none knows it, and BadArgument if ``name`` is no text.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
+    source, typed = base_source(name)
+    if not source.offline:
+        return base_of(source, name)
+    for base in stored_bases(folder):
+        facts = facts_of_stored(base, Listing(folder.listing(base.base)))
+        if typed.lower() in {one.lower() for one in facts.ids}:
+            return facts
+    with suppress(AtlasError):
+        if (cached := source.base(name)) is not None:
+            return cached
+    raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
+
+
+def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
+    """A base as the atlas knows it, without asking the Hub."""
+    return BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,12 +10,13 @@ from huggingface_hub import constants
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
+from indexer.builds.build_base import find_base
 from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
-from indexer.builds.trees import PlacedModel, Tree, Trees
+from indexer.builds.trees import Trees, list_trees
 from indexer.console.options import with_options
-from indexer.deltas.stored_base import StoredBase, stored_bases
+from indexer.deltas.stored_base import stored_bases
 from indexer.errors import (
     AtlasError,
     BadArgument,
@@ -26,24 +25,15 @@ from indexer.errors import (
     require,
     without_user,
 )
-from indexer.listing.listing import Listing
 from indexer.machine import check_device
-from indexer.names import MOST_STEPS
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
-from indexer.quantities import some_of
-from indexer.sources.bases import base_of
-from indexer.sources.claims import NO_PATH, stated_bases
+from indexer.sources.claims import NO_PATH
 from indexer.sources.questions import CrawlRequest, Rejected
-from indexer.sources.registry import base_source
 from indexer.sources.rows import checked_pages
 from indexer.sources.source import BaseFacts
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
-
-# How many of the ids that models of trees name as their bases are looked up, the most frequent first; and where the
-# bases are given, how many others, which may have been made from them.
-_MOST_BASES, _MOST_FOREIGN = 200, 20
 
 
 @overload
@@ -92,11 +82,7 @@ def build(
         trees = models = None
         if options.sources:
             trees = Trees(folder, options, watcher)
-            trees.read()
-            found, made_from = bases_of_trees(trees, folder, found, watcher)
-            models = trees.sort(found, made_from, None if options.dry_run else fetch, trusts_shapes=bool(names))
-            for sentence in models.sentences():
-                watcher.say(sentence)
+            found, models = trees.sorted_models(found, None if options.dry_run else fetch)
         for facts in found:
             check_rank(folder, facts.id, options.rank)
         if not options.dry_run:
@@ -128,94 +114,6 @@ def build(
         if trees is not None and not reports:
             raise AtlasError("No model there names a base that can be used.", "Name the bases: --base ID.")
     return reports[0] if isinstance(base, str) else reports
-
-
-def bases_of_trees(
-    trees: Trees, folder: AtlasFolder, given: Sequence[BaseFacts], watcher: Watcher
-) -> tuple[list[BaseFacts], dict[str, str]]:
-    """The bases of models of trees: those ``given``, else those that the models name, as far as they can be used.
-
-    Also the base by the id of a fine-tune, in lower case, that models name and that was made from one of these bases. A
-    base that more models name than its own base stays one.
-    """
-    bases = {facts.id: facts for facts in given}
-    made_from: dict[str, str] = {}
-    unusable: list[str] = []
-    for name in trees.named_bases()[: _MOST_FOREIGN if given else _MOST_BASES]:
-        if any(name.lower() in map(str.lower, facts.ids) for facts in bases.values()):
-            continue
-        try:
-            facts = find_base(folder, name)
-        except AtlasError as error:
-            unusable.append(error.message.rstrip("."))
-            continue
-        ancestor = _ancestor(folder, facts, bases)
-        if ancestor is not None:
-            made_from |= dict.fromkeys(map(str.lower, facts.ids), ancestor)
-        elif not given:
-            bases[facts.id] = facts
-    if unusable and not given:
-        watcher.say(f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})")
-    return list(bases.values()), made_from
-
-
-def _ancestor(folder: AtlasFolder, facts: BaseFacts, bases: Mapping[str, BaseFacts]) -> str | None:
-    """Which of ``bases`` a model was made from, by what its card and those of the models before it say."""
-    for _ in range(MOST_STEPS):
-        own = set(map(str.lower, facts.ids))
-        parents = [name for name in stated_bases(facts.row) if name.lower() not in own]
-        if len(parents) != 1:  # a base, or a merge
-            return None
-        (parent,) = parents
-        for base, known in bases.items():
-            if parent.lower() in map(str.lower, known.ids):
-                return base
-        try:
-            facts = find_base(folder, parent)
-        except AtlasError:
-            return None
-    return None
-
-
-def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
-    """Bring the listing of one base up to date with what trees hold."""
-    listing, facts = build.listing, build.facts
-    is_known = listing.path.exists()
-    if not models and not is_known:
-        return
-    listing.note_base(facts.ids, build.base.licence)
-    build.base.note_mirrors(listing)
-    try:
-        _, gone = trees.update(listing, facts.id, models)
-    finally:
-        listing.remove_if_empty()
-    if gone:
-        build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")
-
-
-def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
-    """A base by any of its names: from its source, or offline from the atlas, else from what the source keeps here.
-
-    Raises AtlasError if none knows it, and BadArgument if ``name`` is no text.
-    """
-    if not isinstance(name, str) or not name.strip():
-        raise BadArgument(f"`base` is {name!r}, not the id of a base model.", "For example: FacebookAI/roberta-base")
-    source, typed = base_source(name)
-    if not source.offline:
-        return base_of(source, name)
-    for base in stored_bases(folder):
-        facts = facts_of_stored(base, Listing(folder.listing(base.base)))
-        if typed.lower() in {one.lower() for one in facts.ids}:
-            return facts
-    with suppress(AtlasError):
-        if (cached := source.base(name)) is not None:
-            return cached
-    raise AtlasError(f"The base {name} is not in this atlas, and {source.offline}.", f"Unset it to ask {source.title}.")
-
-
-def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
-    """A base as the atlas knows it, without asking the Hub."""
-    return BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)
 
 
 def update_listing(build: Build, *, counts_only: bool = False) -> None:

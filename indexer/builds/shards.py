@@ -11,11 +11,12 @@ from pathlib import Path
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import bases_of_trees, facts_of_stored, find_base, list_trees, prepare, update_listing
+from indexer.builds.build_base import facts_of_stored, find_base
+from indexer.builds.commands import prepare, update_listing
 from indexer.builds.options import PublishOptions, WorkOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
-from indexer.builds.trees import Trees
+from indexer.builds.trees import Trees, list_trees
 from indexer.console.options import with_options
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, Text
@@ -80,9 +81,7 @@ def work(
             update_listing(one)
         if options.sources:  # every shard must know where models lie
             trees = Trees(folder, options, watcher)
-            trees.read()
-            _, made_from = bases_of_trees(trees, folder, [facts], watcher)
-            models = trees.sort([facts], made_from, lambda *_: one.stored_base(whole=False), trusts_shapes=True)
+            _, models = trees.sorted_models([facts], lambda *_: one.stored_base(whole=False))
             one.places = models.places(facts.id)
             list_trees(one, trees, models.of[facts.id])
         stored = one.stored_base()

@@ -12,7 +12,8 @@ from typing import Any
 from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
-from indexer.builds.commands import facts_of_stored, prepare
+from indexer.builds.build_base import facts_of_stored
+from indexer.builds.commands import prepare
 from indexer.builds.indexed import check_choice, choose_indexed, refuse_folders
 from indexer.builds.options import ResourceOptions, StartsOptions, WorkOptions
 from indexer.builds.report import BuildReport, Progress, Watcher

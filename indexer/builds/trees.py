@@ -10,16 +10,19 @@ from datetime import UTC, datetime
 from functools import partial
 
 from indexer.atlas import AtlasFolder
+from indexer.builds.build import Build
+from indexer.builds.build_base import find_base
 from indexer.builds.options import WorkOptions
 from indexer.builds.report import Watcher
 from indexer.checkpoints.ahead import in_threads
 from indexer.errors import AtlasError, ModelError
 from indexer.listing.listing import ListedModel, Listing
 from indexer.listing.trees import KnownPlace, KnownTree, KnownTrees
+from indexer.names import MOST_STEPS
 from indexer.network.rate_limit import limit_bandwidth
 from indexer.quantities import some_of
 from indexer.sources.addresses import file_system, is_gone
-from indexer.sources.claims import BY_FOLDER, Claim
+from indexer.sources.claims import BY_FOLDER, Claim, stated_bases
 from indexer.sources.file_systems import VANISHED, FileSystem
 from indexer.sources.local_names import LOCAL, free_name, hash_of, name_of_words
 from indexer.sources.registry import ModelRef, TreePlace, source_of
@@ -32,6 +35,9 @@ from indexer.untrusted import printable
 _THREADS = 4  # that read small files of this machine
 _STORED_AT_ONCE = 500  # models, so that a build that is killed goes on
 _MOST_WORDS = 3  # more that a name may have, so that it needs no number
+# How many of the ids that models of trees name as their bases are looked up, the most frequent first; and where the
+# bases are given, how many others, which may have been made from them.
+_MOST_BASES, _MOST_FOREIGN = 200, 20
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,21 @@ class Trees:
         self._known: dict[str, list[tuple[str, KnownPlace]]] = {}  # by version, with the tree
         self._moved: list[tuple[str, str]] = []  # question and model, of trees that are not listed now
         self._left_behind: dict[str, list[KnownPlace]] = {}  # former places of models that have moved, by tree
+
+    def sorted_models(
+        self, given: Sequence[BaseFacts], fetch: Callable[[BaseFacts, bool], object] | None = None
+    ) -> tuple[list[BaseFacts], Sorted]:
+        """List all places; the bases of their models, and which model has which base. Says what is left out.
+
+        The bases are those ``given``, else those that the models name. ``fetch``: see :meth:`sort`. Raises AtlasError
+        if no place can be listed.
+        """
+        self.read()
+        bases, made_from = self._bases(given)
+        models = self.sort(bases, made_from, fetch, trusts_shapes=bool(given))
+        for sentence in models.sentences():
+            self.watcher.say(sentence)
+        return bases, models
 
     def read(self) -> None:
         """List all places, and describe what is new in them. Raises AtlasError if none can be listed."""
@@ -294,6 +315,34 @@ class Trees:
             if listing.ids() and any(not shown.isdisjoint(one.claims) for one in listing.models()):
                 counts[listing.ids()[0]] += 0
         return sorted(counts, key=lambda name: (-counts[name], name))
+
+    def _bases(self, given: Sequence[BaseFacts]) -> tuple[list[BaseFacts], dict[str, str]]:
+        """The bases of models of trees: those ``given``, else those that the models name, as far as they can be used.
+
+        Also the base by the id of a fine-tune, in lower case, that models name and that was made from one of these
+        bases. A base that more models name than its own base stays one.
+        """
+        bases = {facts.id: facts for facts in given}
+        made_from: dict[str, str] = {}
+        unusable: list[str] = []
+        for name in self.named_bases()[: _MOST_FOREIGN if given else _MOST_BASES]:
+            if any(name.lower() in map(str.lower, facts.ids) for facts in bases.values()):
+                continue
+            try:
+                facts = find_base(self.folder, name)
+            except AtlasError as error:
+                unusable.append(error.message.rstrip("."))
+                continue
+            ancestor = _ancestor(self.folder, facts, bases)
+            if ancestor is not None:
+                made_from |= dict.fromkeys(map(str.lower, facts.ids), ancestor)
+            elif not given:
+                bases[facts.id] = facts
+        if unusable and not given:
+            self.watcher.say(
+                f"bases that models name and that cannot be used: {len(unusable)} ({some_of(unusable, 3)})"
+            )
+        return list(bases.values()), made_from
 
     def sort(
         self,
@@ -483,3 +532,37 @@ def places_in_trees(folder: AtlasFolder, models: Collection[str]) -> dict[str, M
             if one is not None and one.fingerprint == model.fingerprint:
                 found.setdefault(one.model, here.reference(PlacedModel(model, one, None)))
     return found
+
+
+def _ancestor(folder: AtlasFolder, facts: BaseFacts, bases: Mapping[str, BaseFacts]) -> str | None:
+    """Which of ``bases`` a model was made from, by what its card and those of the models before it say."""
+    for _ in range(MOST_STEPS):
+        own = set(map(str.lower, facts.ids))
+        parents = [name for name in stated_bases(facts.row) if name.lower() not in own]
+        if len(parents) != 1:  # a base, or a merge
+            return None
+        (parent,) = parents
+        for base, known in bases.items():
+            if parent.lower() in map(str.lower, known.ids):
+                return base
+        try:
+            facts = find_base(folder, parent)
+        except AtlasError:
+            return None
+    return None
+
+
+def list_trees(build: Build, trees: Trees, models: Sequence[tuple[Tree, PlacedModel]]) -> None:
+    """Bring the listing of one base up to date with what trees hold."""
+    listing, facts = build.listing, build.facts
+    is_known = listing.path.exists()
+    if not models and not is_known:
+        return
+    listing.note_base(facts.ids, build.base.licence)
+    build.base.note_mirrors(listing)
+    try:
+        _, gone = trees.update(listing, facts.id, models)
+    finally:
+        listing.remove_if_empty()
+    if gone:
+        build.watcher.say(f"{gone} models of {facts.id} have left the trees; the atlas keeps what it has of them")

@@ -52,7 +52,7 @@ def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: boo
     from indexer.publish.origin import adopt as adopt_atlas
 
     if not bases and not chosen["sources"]:
-        raise click.UsageError("Missing option '--base'.")
+        raise click.UsageError("Missing option '--base' or '--from'.")
     narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
     if narrowed:
         advice = "Check the spelling and the date, or leave them out."

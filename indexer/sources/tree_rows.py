@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -220,13 +220,3 @@ def base_among(
             if what in ("adapter_config.json", "config.json"):
                 break
     return None, other
-
-
-def bases_named(all_facts: Iterable[TreeFacts]) -> list[str]:
-    """The ids that models give as their bases, the most frequent first."""
-    counts: dict[str, int] = {}
-    for facts in all_facts:
-        _, named = base_among(facts, "", {})
-        if named is not None:
-            counts[named] = counts.get(named, 0) + 1
-    return sorted(counts, key=lambda name: (-counts[name], name))

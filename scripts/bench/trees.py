@@ -117,7 +117,7 @@ def measure_unchanged(work: Path, count: int = UNCHANGED) -> list[Table]:
     def make(folder: Path) -> None:
         from indexer.atlas import AtlasFolder
         from indexer.builds.build import Build
-        from indexer.builds.commands import facts_of_stored
+        from indexer.builds.build_base import facts_of_stored
         from indexer.builds.options import BuildOptions
         from indexer.builds.report import Watcher
         from indexer.builds.trees import Trees

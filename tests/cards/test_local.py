@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.builds.commands import find_base
+from indexer.builds.build_base import find_base
 from indexer.errors import BadArgument
 from indexer.machine import refuses_connections
 from indexer.sources.folder import local_row
