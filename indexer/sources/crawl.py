@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import httpx2
@@ -27,12 +27,12 @@ from indexer.sources.claim_filter import ClaimFilter
 from indexer.sources.claims import hub_spelling
 from indexer.sources.questions import (
     WALKED,
-    CheckedRow,
     ClaimedRow,
     CrawlProgress,
     CrawlRequest,
     Page,
     Question,
+    RowCheck,
     Step,
     UnlistedMember,
     in_utc,
@@ -67,21 +67,6 @@ def crawl(request: CrawlRequest, progress: CrawlProgress | None = None) -> Itera
     yielded before stay valid.
     """
     return _Crawl(request, progress or CrawlProgress()).run()
-
-
-class RowCheck(Protocol):
-    """Checks rows in a way of its own; ``is_full``: it takes no more of them."""
-
-    is_cut: bool
-
-    @property
-    def is_full(self) -> bool:
-        """Whether further pages would not be checked."""
-        ...
-
-    def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
-        """What the rows of a page are."""
-        ...
 
 
 def answers(question: Question, request: CrawlRequest, progress: CrawlProgress, check: RowCheck) -> Iterator[Page]:

@@ -50,6 +50,14 @@ class FileFacts:
         return {kind, kind_later} == {"etag", "time"}
 
 
+@dataclass(frozen=True)
+class TreeFile:
+    """A file of a model: its path in the tree, and its facts when it was listed."""
+
+    path: str
+    facts: FileFacts
+
+
 @dataclass
 class FolderContent:
     """The names of the files in a folder and of the folders in it; facts are those that the listing gave."""

@@ -16,8 +16,7 @@ from indexer.untrusted import load_json, shown
 if TYPE_CHECKING:
     from indexer.network.byterange import ByteSource, LocalFile
     from indexer.network.retries import RetryPolicy
-    from indexer.sources.crawl import RowCheck
-    from indexer.sources.questions import CrawlProgress, CrawlRequest, Page
+    from indexer.sources.questions import CrawlProgress, CrawlRequest, Page, RowCheck
 
 # If anything useful is in the cache, one of these files is.
 _LIKELY = (

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from indexer.names import DEFAULT_RELATIONS, MOST_QUESTIONS, MOST_STEPS
 from indexer.sources.claims import Claim
@@ -214,3 +214,18 @@ class CrawlProgress:
 def in_utc(moment: datetime | None) -> datetime | None:
     """The moment; one without a time zone is taken to be in UTC."""
     return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+
+
+class RowCheck(Protocol):
+    """Checks rows in a way of its own; ``is_full``: it takes no more of them."""
+
+    is_cut: bool
+
+    @property
+    def is_full(self) -> bool:
+        """Whether further pages would not be checked."""
+        ...
+
+    def __call__(self, rows: Sequence[Any]) -> list[CheckedRow | None]:
+        """What the rows of a page are."""
+        ...

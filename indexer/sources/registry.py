@@ -24,9 +24,8 @@ from indexer.errors import AtlasError, Skipped
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:
-    from indexer.sources.file_systems import FileSystem
+    from indexer.sources.file_systems import FileSystem, TreeFile
     from indexer.sources.source import Source
-    from indexer.sources.tree import TreeFile
 
 GROUP = "model_atlas.sources"
 HUB, FOLDER, TREE, REMOTE_TREE = "hub", "local", "tree", "address"

@@ -25,8 +25,7 @@ from indexer.untrusted import shown
 if TYPE_CHECKING:
     from indexer.network.byterange import ByteSource
     from indexer.network.retries import RetryPolicy
-    from indexer.sources.crawl import RowCheck
-    from indexer.sources.questions import CrawlProgress, CrawlRequest, Page
+    from indexer.sources.questions import CrawlProgress, CrawlRequest, Page, RowCheck
 
 Row = dict[str, Any]
 

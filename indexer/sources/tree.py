@@ -25,7 +25,16 @@ from indexer.network.byterange import ByteSource
 from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.training_files import is_training_file
 from indexer.sources.claims import BY_FOLDER, out_of_caches
-from indexer.sources.file_systems import NOT_READ, VANISHED, FileFacts, FileSystem, FolderContent, Problems, in_order
+from indexer.sources.file_systems import (
+    NOT_READ,
+    VANISHED,
+    FileFacts,
+    FileSystem,
+    FolderContent,
+    Problems,
+    TreeFile,
+    in_order,
+)
 from indexer.sources.registry import ModelRef
 from indexer.sources.runs import NUMBERED, Checkpoint, checkpoint_at, checkpoints_of_files, is_named_in_run
 from indexer.sources.source import Row, Source, Version
@@ -58,14 +67,6 @@ _OF_HUB = re.compile(r"models--(?:([\w.\-]+?)--)?([\w.\-]+)", re.ASCII)
 _WEIGHTS = (".safetensors", ".bin")
 NOT_IN_CACHE = "models of the cache without weights in it"
 SEVERAL = "folders that are deeper than is looked"
-
-
-@dataclass(frozen=True)
-class TreeFile:
-    """A file of a model: its path in the tree, and its facts when it was listed."""
-
-    path: str
-    facts: FileFacts
 
 
 @dataclass(frozen=True)

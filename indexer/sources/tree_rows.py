@@ -20,10 +20,10 @@ from indexer.network.byterange import ByteSource
 from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import MAX_README, card_facts, sentence_bases
 from indexer.sources.claims import YES, classify_path, hub_id_in, out_of_caches, untyped_relation
-from indexer.sources.file_systems import FileSystem
+from indexer.sources.file_systems import FileSystem, TreeFile
 from indexer.sources.folder import HASHED, digest_of_files, facts_in_files, json_object, sample_digest
 from indexer.sources.source import Row
-from indexer.sources.tree import TreeFile, TreeModel
+from indexer.sources.tree import TreeModel
 from indexer.untrusted import load_json, tidy
 
 _LARGEST_CONFIG = 4 << 20
