@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from indexer.sources.cards.training_files import MOST_SETTINGS, is_training_file, read_training, state_from_ends
+from indexer.sources.cards.training_files import MOST_SETTINGS, _flat, is_training_file, read_training, state_from_ends
 
 TRAINER_STATE = {
     "best_global_step": 1000, "best_metric": 0.31, "best_model_checkpoint": "/data/lovelace/runs/lr3e-5/checkpoint-1000",
@@ -215,3 +215,21 @@ def test_any_content_is_data(name, content):
 def test_pickles_and_other_files_are_not_read():
     for name in ("training_args.bin", "optimizer.pt", "config.json", "tokenizer_config.json", "model.safetensors"):
         assert not is_training_file(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept"),
+    [
+        ("output_dir", "/home/ann/team-x", None),
+        ("logdir", "s3://bucket/team-x", None),
+        ("trainer.default_root_dir", "/mnt/team-x", None),
+        ("train_output_path", "/mnt/team-x", None),
+        ("project_dir", "C:\\work\\team-x", None),
+        ("checkpoint_save_path", "/mnt/team-x", None),
+        ("output_dir", "out", "out"),  # says nothing of a machine
+        ("train_data_dir", "/data/imdb", "./imdb"),
+        ("pretrained_model_path", "/models/tiny", "./tiny"),
+    ],
+)
+def test_where_a_run_was_written_is_left_out(key, value, kept):
+    assert _flat({key: value}).get(key) == kept

@@ -56,8 +56,12 @@ _PRIVATE = re.compile(
     r"|mlflow\.source\..*|mlflow\.user)",
     re.IGNORECASE,
 )
-# Where a run was written. Of another absolute path the last part is kept; of these it may be the name of a team.
-_OUTPUT = re.compile(r"(?:.*[._])?(?:output|logging|log|cache|save)_?(?:dir|path|folder)", re.IGNORECASE)
+# Keys of folders. The last part of an absolute path is kept only if it may name the data or the model. Else it is where
+# a run was written, or where code lies, and may be the name of a team.
+_FOLDER = re.compile(r"(?:.*[._])?\w*(?:dir|directory|folder|path)", re.IGNORECASE)
+_OF_TRAINING = re.compile(
+    r"(?!.*(?:out|log|save|cache|run)).*(?:data|model|base|checkpoint|pretrained|token|train|valid|eval)", re.IGNORECASE
+)
 # A path within a text, as in a command, and the address of a bucket.
 _INNER_PATH = re.compile(
     r"(?<![\w./:\\])(?:(?!https?:)[a-z][a-z0-9+]{1,9}://[^\s,;'\"]*?|(?:~|[A-Za-z]:)?[/\\][^\s,;'\"]*?[/\\])"
@@ -379,7 +383,8 @@ def _flat(loaded: Mapping[str, Any]) -> Settings:
             continue
         if isinstance(value, str):
             shown = without_paths(without_user(value[: 4 * _LONGEST_TEXT]))
-            if _OUTPUT.fullmatch(key) and (shown != value or "://" in value):
+            is_place = shown != value or "://" in value
+            if is_place and _FOLDER.fullmatch(key) and not _OF_TRAINING.match(key.rpartition(".")[2]):
                 continue
             value = tidy(shown)
             value = tidy(_INNER_PATH.sub(r"./\1", value), _LONGEST_TEXT)
