@@ -31,8 +31,9 @@ CREATE TABLE bases (
     deltas VARCHAR[],  -- Names of its deltas, in the order in which vectors concatenate them.
     block_bytes BIGINT,  -- Bytes of its block matrices as stored.
     config JSON,  -- Its config.json.
-    licence VARCHAR  -- Licence given by its card; null if the card gives none, or the Hub has not been asked since
-        -- version 0.2.
+    licence VARCHAR,  -- Licence given by its card; null if the card gives none, or the Hub has not been asked.
+    licence_name VARCHAR,  -- Name that the card gives to a licence for which the Hub has no identifier (other).
+    licence_link VARCHAR  -- Address or file of that licence, as the card gives it.
 );
 
 -- Every model found for a base, indexed or not: one row per (model, base).
@@ -65,6 +66,8 @@ CREATE TABLE fine_tunes (
     gated VARCHAR,  -- auto or manual if access must be requested; null if it is open.
     private BOOLEAN,  -- Whether only its owner can see it on the Hub; null if unknown.
     licence VARCHAR,  -- Licence given by the card.
+    licence_name VARCHAR,  -- Name that the card gives to a licence for which the Hub has no identifier (other).
+    licence_link VARCHAR,  -- Address or file of that licence, as the card gives it.
     languages VARCHAR[],  -- Languages given by the card.
     pipeline_tag VARCHAR,  -- Task, as shown by the Hub.
     library VARCHAR,  -- Library tag: transformers, peft, sentence-transformers, …
@@ -552,7 +555,7 @@ SELECT
     coalesce(named.datasets, []) AS datasets,
     "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, start, initialisation, has_spectra,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
-    created, modified, downloads, likes, gated, licence, licence AS license, languages, pipeline_tag, library, trigger_words,
+    created, modified, downloads, likes, gated, licence, licence AS license, licence_name, licence_link, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
     training_tool, run, step, epoch, train_loss, eval_loss, learning_rate, stated_base, training, run_group, run_place,
     is_earlier_checkpoint,
@@ -694,76 +697,109 @@ FROM (
 LEFT JOIN (SELECT model_id, model AS parent, base FROM fine_tunes) AS found USING (parent, base)
 WHERE parent <> '';
 
--- What licences demand of models made from a model. Data, to be extended a line at a time: a licence has the terms of
--- all patterns that it matches.
--- What licences demand of models made from a model. Licences that match no pattern are not judged.
+-- What licences demand of models made from a model. A licence has the terms of all patterns that it matches, and is not
+--   judged if it matches none. Of a licence that the Hub calls other, the name that the card gives it is judged; a name
+--   proves no permission, so that patterns without terms are not compared with it.
+-- family: permissive, copyleft, non-commercial, no derivatives, research, OpenRAIL, or the name of a model family.
 -- pattern: Identifier of a licence on the Hub, in lower case; * stands for any text.
 -- terms: Terms that the licence of a model made from it must have too; empty for permissive licences. Nothing may be
 --   made from one with "no derivatives".
 CREATE VIEW licence_terms AS
-SELECT * FROM (VALUES
-    ('apache-*', []), ('mit', []), ('mit-*', []), ('bsd', []), ('bsd-*', []), ('0bsd', []), ('isc', []), ('ncsa', []), ('zlib', []),
-    ('unlicense', []), ('wtfpl', []), ('cc', []), ('cc0-*', []), ('cc-by-[0-9]*', []), ('pddl', []), ('odc-by', []), ('afl-*', []),
-    ('artistic-*', []), ('ecl-*', []), ('bsl-*', []), ('ms-pl', []), ('postgresql', []), ('cdla-permissive-*', []), ('openmdw*', []),
-    ('gpl*', ['share-alike']), ('agpl*', ['share-alike']), ('lgpl*', ['share-alike']), ('mpl-*', ['share-alike']),
-    ('epl-*', ['share-alike']), ('eupl-*', ['share-alike']), ('osl-*', ['share-alike']), ('odbl', ['share-alike']), ('gfdl', ['share-alike']),
-    ('cdla-sharing-*', ['share-alike']), ('cc-by-sa-*', ['share-alike']), ('cc-by-nc-sa-*', ['share-alike']),
-    ('cc-by-nc-*', ['non-commercial']), ('*noncommercial*', ['non-commercial']), ('*non-commercial*', ['non-commercial']),
-    ('deepfloyd-if-license', ['non-commercial']), ('apple-amlr', ['non-commercial']), ('intel-research', ['non-commercial']),
-    ('cc-by-nd-*', ['no derivatives']), ('cc-by-nc-nd-*', ['no derivatives']),
-    ('llama*', ['terms of Llama']), ('gemma*', ['terms of Gemma']), ('grok*', ['terms of Grok']), ('lfm*', ['terms of LFM']),
-    ('*openrail*', ['use restrictions']), ('bigscience-bloom-rail-*', ['use restrictions'])
-) AS listed(pattern, terms);
+SELECT family, unnest(patterns) AS pattern, terms FROM (VALUES
+    ('permissive', []::VARCHAR[], [
+        'apache-*', 'mit', 'mit-*', 'bsd', 'bsd-*', '0bsd', 'isc', 'ncsa', 'zlib', 'unlicense', 'wtfpl', 'cc', 'cc0-*', 'cc-by-[0-9]*',
+        'pddl', 'odc-by', 'afl-*', 'artistic-*', 'ecl-*', 'bsl-*', 'ms-pl', 'postgresql', 'cdla-permissive-*', 'openmdw*'
+    ]),
+    ('copyleft', ['share-alike'], [
+        'gpl*', 'agpl*', 'lgpl*', 'mpl-*', 'epl-*', 'eupl-*', 'osl-*', 'odbl', 'gfdl', 'cdla-sharing-*', 'cc-by-sa-*', 'cc-by-nc-sa-*'
+    ]),
+    ('non-commercial', ['non-commercial'], [
+        'cc-by-nc-*', '*noncommercial*', '*non-commercial*', 'deepfloyd-if-license', 'apple-amlr', '*-amlr', 'mnpl*', '*-mnpl*'
+    ]),
+    ('research', ['non-commercial', 'research only'], ['*research*', 'mrl', 'mrl-*']),
+    ('no derivatives', ['no derivatives'], ['cc-by-nd-*', 'cc-by-nc-nd-*']),
+    ('Llama', ['terms of Llama'], ['llama*']),
+    ('Gemma', ['terms of Gemma'], ['gemma*']),
+    ('Grok', ['terms of Grok'], ['grok*']),
+    ('LFM', ['terms of LFM'], ['lfm*']),
+    ('OpenRAIL', ['use restrictions'], ['*openrail*', 'bigscience-bloom-rail-*'])
+) AS listed(family, terms, patterns);
 
--- Models with another licence than a parent (after query lineage --all) or than their base, or with none.
+-- Models with another licence than their base or a model from which the weights show them to be made, through any number of
+--   steps (after query lineage --all), or with no licence.
 -- model: The model.
--- licence: Licence of the model; null if its card gives none.
--- parent: A parent of the model, or its base.
+-- licence: Licence of the model, with its name where it is other; null if its card gives none.
+-- parent: A model that it was made from, or its base.
 -- parent_licence: Licence of the parent.
--- kind: Kind of the step, see lineage; for the base the relation that the model claims.
+-- kind: Kind of the step from the parent, see lineage; for the base the relation that the model claims.
+-- steps: Number of steps from the parent to the model: 1 for a direct parent.
 -- verdict: conflict: the model drops a term that the parent's licence passes on. differs: another licence that may be
 --   chosen, or one that is not judged. none given: the model names no licence.
 -- terms: Terms of the parent's licence that the model's licence does not have, see licence_terms.
 CREATE VIEW licence_differences AS
-WITH steps AS (
-    SELECT child.base, child.model, child.licence, parent.model AS parent, parent.licence AS parent_licence, lineage.kind, child.downloads
-    FROM lineage
-    JOIN fine_tunes AS child ON child.model_id = lineage.model_id
-    JOIN fine_tunes AS parent ON parent.model_id = lineage.parent_id
-    WHERE direction = 'known'
+WITH RECURSIVE ancestors AS (
+    SELECT model_id, parent_id, kind, 1 AS steps FROM lineage WHERE direction = 'known' AND parent_id IS NOT NULL
+    UNION
+    SELECT ancestors.model_id, lineage.parent_id, lineage.kind, steps + 1
+    FROM ancestors JOIN lineage ON lineage.model_id = ancestors.parent_id
+    WHERE direction = 'known' AND lineage.parent_id IS NOT NULL AND lineage.parent_id <> ancestors.model_id AND steps < 20
+), nearest AS (
+    SELECT model_id, parent_id, arg_min(kind, steps) AS kind, min(steps) AS steps FROM ancestors GROUP BY ALL
+), stated AS (
+    SELECT model_id, base, model, licence, licence_name FROM fine_tunes
+    UNION ALL SELECT NULL, base, base, licence, licence_name FROM bases
+), made AS (
+    SELECT child.*, parent.model AS parent, parent.licence AS parent_licence, parent.licence_name AS parent_licence_name, kind, steps
+    FROM nearest
+    JOIN stated AS child USING (model_id)
+    JOIN stated AS parent ON parent.model_id = nearest.parent_id
     UNION ALL
-    SELECT fine_tunes.base, model, fine_tunes.licence, bases.base, bases.licence, relation, downloads
-    FROM fine_tunes JOIN bases USING (base) JOIN records USING (model_id) WHERE NOT is_unrelated
+    SELECT
+        child.*, bases.base, bases.licence, bases.licence_name, relation,
+        1 + coalesce((SELECT max(steps) FROM nearest WHERE nearest.model_id = child.model_id), 0)
+    FROM stated AS child
+    JOIN fine_tunes USING (model_id)
+    JOIN bases ON bases.base = child.base
+    JOIN records ON records.model_id = child.model_id AND NOT is_unrelated
 ), judged AS (
-    SELECT licence, list_sort(list_distinct(flatten(list(terms)))) AS terms
+    SELECT licence, licence_name, list_sort(list_distinct(flatten(list(terms)))) AS terms
     FROM (
-        SELECT licence, unnest(string_split(lower(licence), ', ')) AS part
-        FROM (SELECT licence FROM fine_tunes UNION SELECT licence FROM bases) AS given WHERE licence IS NOT NULL
+        SELECT licence, licence_name, unnest(string_split(lower(licence), ', ')) AS part, false AS is_name
+        FROM (SELECT DISTINCT licence, licence_name FROM stated) WHERE licence IS NOT NULL
+        UNION ALL SELECT DISTINCT licence, licence_name, replace(lower(licence_name), ' ', '-'), true
+        FROM stated WHERE lower(licence) = 'other' AND licence_name IS NOT NULL
     ) AS parts
-    JOIN licence_terms ON part GLOB pattern
-    GROUP BY licence
+    JOIN licence_terms ON part GLOB pattern AND NOT (is_name AND terms = [])
+    GROUP BY licence, licence_name
+), compared AS (
+    SELECT
+        made.base, made.model, parent, kind, steps, own.terms AS own_terms, theirs.terms AS parent_terms,
+        made.licence || coalesce(' (' || made.licence_name || ')', '') AS licence,
+        parent_licence || coalesce(' (' || parent_licence_name || ')', '') AS parent_licence,
+        (SELECT downloads FROM fine_tunes WHERE fine_tunes.model_id = made.model_id) AS downloads
+    FROM made
+    LEFT JOIN judged AS own ON own.licence = made.licence AND own.licence_name IS NOT DISTINCT FROM made.licence_name
+    LEFT JOIN judged AS theirs ON theirs.licence = parent_licence AND theirs.licence_name IS NOT DISTINCT FROM parent_licence_name
 )
 SELECT
-    base, model, steps.licence, parent, parent_licence, kind,
+    base, model, licence, parent, parent_licence, kind, steps,
     CASE
-        WHEN list_contains(theirs.terms, 'no derivatives') THEN 'conflict'
-        WHEN coalesce(steps.licence, '') = '' THEN 'none given'
-        WHEN own.terms IS NULL OR theirs.terms IS NULL OR list_has_all(own.terms, theirs.terms) THEN 'differs'
+        WHEN list_contains(parent_terms, 'no derivatives') THEN 'conflict'
+        WHEN coalesce(licence, '') = '' THEN 'none given'
+        WHEN own_terms IS NULL OR parent_terms IS NULL OR list_has_all(own_terms, parent_terms) THEN 'differs'
         ELSE 'conflict'
     END AS verdict,
-    list_filter(coalesce(theirs.terms, []), lambda term: term = 'no derivatives' OR NOT list_contains(coalesce(own.terms, []), term)) AS terms,
+    list_filter(coalesce(parent_terms, []), lambda term: term = 'no derivatives' OR NOT list_contains(coalesce(own_terms, []), term)) AS terms,
     downloads
-FROM steps
-LEFT JOIN judged AS own ON own.licence = steps.licence
-LEFT JOIN judged AS theirs ON theirs.licence = parent_licence
+FROM compared
 WHERE coalesce(parent_licence, '') <> ''
-    AND (lower(steps.licence) IS DISTINCT FROM lower(parent_licence) OR coalesce(list_contains(theirs.terms, 'no derivatives'), false));
+    AND (lower(licence) IS DISTINCT FROM lower(parent_licence) OR coalesce(list_contains(parent_terms, 'no derivatives'), false));
 
 -- Models whose licence drops a term that the licence of a parent or of the base passes on, for example from
 --   non-commercial to apache-2.0. A person has to judge whether that is permitted.
 -- terms: The terms that are dropped, see licence_terms.
 CREATE VIEW licence_conflicts AS
-SELECT base, model, licence, parent, parent_licence, kind, terms, downloads FROM licence_differences WHERE verdict = 'conflict';
+SELECT base, model, licence, parent, parent_licence, kind, steps, terms, downloads FROM licence_differences WHERE verdict = 'conflict';
 
 -- Full models whose deltas all have low rank, because a LoRA was merged into the base. For ranks above the stored one
 --   use query lineage.

@@ -16,6 +16,7 @@ from indexer.listing.listing import Listing
 from indexer.network.rate_limit import limit_bandwidth, share_limits
 from indexer.publish.previous_atlas import PublishedRank, rank_of
 from indexer.sources.bases import base_of
+from indexer.sources.cards.modelcard import Licence
 from indexer.sources.registry import ModelRef, base_source, is_listed_id, source_of
 from indexer.sources.rows import facts_of, row_of
 from indexer.sources.source import BaseFacts
@@ -156,9 +157,9 @@ class BuildBase:
         return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
 
     @property
-    def licence(self) -> str | None:
+    def licence(self) -> Licence | None:
         """The licence that the card of the base gives; None if it gives none, or the Hub was not asked."""
-        return facts_of(self.facts.row).license if self.facts.row else None
+        return facts_of(self.facts.row).licence if self.facts.row else None
 
     def note_mirrors(self, listing: Listing) -> None:
         """Look up each new id of ``same_as``, and remember it: with a wrong one, adapters of another model are read.

@@ -19,6 +19,7 @@ from indexer.errors import WRONG_KINDS, AtlasError, system_errors
 from indexer.listing.base_database import base_database, schema
 from indexer.listing.listed_models import Line, ListedModel, select, without_earlier
 from indexer.listing.listing_tables import RESTORED, CrawlState, ListingTables, Names, Removal
+from indexer.sources.cards.modelcard import Licence
 from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.questions import (
@@ -106,7 +107,7 @@ class Listing:
         return [bad for bad, _ in self._read(ListingTables.bad_rows)]
 
     @property
-    def licence(self) -> str | None:
+    def licence(self) -> Licence | None:
         """The licence of the base, by its card."""
         return self._read(ListingTables.licence)
 
@@ -142,7 +143,7 @@ class Listing:
         if self.database.exists() and not self.problems() and self.database.read(is_empty):
             self.database.remove()
 
-    def note_base(self, ids: Sequence[str], licence: str | None = None) -> None:
+    def note_base(self, ids: Sequence[str], licence: Licence | None = None) -> None:
         """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
         known, is_new = self._read(ListingTables.ids), licence not in (None, self.licence)
         if is_new or not known or known[0] != ids[0] or not set(ids) <= set(known):

@@ -8,7 +8,7 @@ CREATE TABLE ids (
   checksum TEXT NOT NULL
 );
 CREATE TABLE facts (
-  name TEXT PRIMARY KEY,  -- licence: the licence that the card of the base gives
+  name TEXT PRIMARY KEY,  -- licence, licence_name, licence_link: of the base, as its card gives them
   value TEXT NOT NULL,
   checksum TEXT NOT NULL
 );

@@ -12,6 +12,7 @@ from indexer.errors import WRONG_KINDS
 from indexer.listing.base_database import plain
 from indexer.listing.listed_models import Line, ListedModel
 from indexer.names import RELATIONS
+from indexer.sources.cards.modelcard import Licence
 from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import Claim
 from indexer.sources.questions import COPY, WALKED, BadRow, CrawlProgress, RawRow, Step
@@ -74,11 +75,11 @@ class ListingTables:
         """The base's ids, the canonical one first."""
         return tuple(name for (name,) in self.tables.all("ids"))
 
-    def licence(self) -> str | None:
+    def licence(self) -> Licence | None:
         """The licence of the base, by its card."""
-        return next((text for name, text in self.tables.all("facts") if name == "licence"), None)
+        return Licence.of_row(dict(self.tables.all("facts")))
 
-    def note_base(self, ids: Iterable[str], licence: str | None) -> None:
+    def note_base(self, ids: Iterable[str], licence: Licence | None) -> None:
         """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
         ids = list(ids)
         known = self.ids()
@@ -87,7 +88,8 @@ class ListingTables:
             self.tables.execute("DELETE FROM ids")
             self.tables.put_all("ids", ((name,) for name in ordered))
         if licence and licence != self.licence():
-            self.tables.put("facts", "licence", plain(licence))
+            self.tables.execute("DELETE FROM facts")
+            self.tables.put_all("facts", ((name, plain(text)) for name, text in asdict(licence).items() if text))
 
     def steps(self) -> dict[str, tuple[Step, str]]:
         """Models that are not listed, with their step and the last crawl to show them."""
@@ -448,7 +450,8 @@ class ListingTables:
         ids = self.ids()
         if ids:
             licence = self.licence()
-            yield {"kind": "base", "ids": list(ids)} | ({"licence": licence} if licence else {})
+            texts = asdict(licence) if licence else {}
+            yield {"kind": "base", "ids": list(ids)} | {name: text for name, text in texts.items() if text}
         for model in self.models():
             yield model.as_line()
         for bad, crawl in self.bad_rows():
@@ -493,11 +496,9 @@ class ListingTables:
                         raise ValueError("a step between models that is not valid")
                     self.note_step(line["id"], step, plain(str(line.get("crawl", ""))))
                 case "base":
-                    ids, licence = line["ids"], line.get("licence")
+                    ids, licence = line["ids"], Licence.of_row(line)
                     if not isinstance(ids, list) or not all(isinstance(one, str) and is_listed_id(one) for one in ids):
                         raise ValueError("a base without ids")
-                    if licence is not None and not isinstance(licence, str):
-                        raise ValueError("a licence that is not text")
                     self.note_base(ids, licence)
                 case _:
                     raise ValueError("a line of an unknown kind")

@@ -20,6 +20,7 @@ from indexer.publish.rows import Entry, moment
 from indexer.records.identity import Identity
 from indexer.records.representations.registry import DEFAULT
 from indexer.records.store import RecordStore
+from indexer.sources.cards.modelcard import LICENCE_COLUMNS, Licence
 
 # ``claimed_by`` of models known only from a stored record or failure.
 BY_RECORD = "record"
@@ -28,7 +29,8 @@ BY_RECORD = "record"
 _REPRESENTATIONS = "SELECT base, representation, rank, vectors, budget FROM representations"
 _MODEL_COLUMNS = (
     'model_id, base, model, "commit", relation, claimed_by, parent, created, modified, downloads, likes, gated, '
-    "private, licence, languages, pipeline_tag, library, first_seen, last_seen, deleted_at_hub"
+    "private, licence, licence_name, licence_link, languages, pipeline_tag, library, first_seen, last_seen, "
+    "deleted_at_hub"
 )
 
 # The rank if neither the user nor the atlas determines one.
@@ -46,14 +48,14 @@ class PreviousAtlas:
     representations: Sequence[str] = ()
     vector_lengths: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    licences: dict[str, str] = field(default_factory=dict)
+    licences: dict[str, Licence] = field(default_factory=dict)
     models: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     @classmethod
     def read(cls, rows: EarlierRows) -> PreviousAtlas:
         """Each table is read separately, so that a damaged one does not affect the others."""
         representations = _rows_of(rows, "representations", f"{_REPRESENTATIONS} ORDER BY representation")
-        bases = _rows_of(rows, "bases", "SELECT base, aliases, licence FROM bases")
+        bases = _rows_of(rows, "bases", f"SELECT base, aliases, {', '.join(LICENCE_COLUMNS)} FROM bases")
         models = _rows_of(rows, "fine_tunes", "SELECT base, model, record_key FROM fine_tunes ORDER BY model_id")
         return cls(
             list(dict.fromkeys(row["representation"] for row in representations)),
@@ -63,7 +65,7 @@ class PreviousAtlas:
                 if row["representation"] == DEFAULT and row["budget"]
             },
             {row["base"]: tuple(row["aliases"]) for row in bases},
-            {row["base"]: row["licence"] for row in bases if row["licence"]},
+            {row["base"]: licence for row in bases if (licence := Licence.of_row(row))},
             {(row["base"], row["model"]): row["record_key"] for row in models},
         )
 
@@ -116,6 +118,8 @@ def known_models(
     for row in missing:
         card = {
             "license": row["licence"],
+            "license_name": row["licence_name"],
+            "license_link": row["licence_link"],
             "language": row["languages"],
             "datasets": values["raw"].get(row["model_id"]),
         }

@@ -15,7 +15,7 @@ from indexer.database.validation import InvalidValue, check_rows, valid_rows
 from indexer.errors import AtlasError
 from indexer.publish.duplicates import renew_duplicates, renew_initialisations, with_duplicates
 from indexer.publish.profile_tables import renew_profile_tables
-from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, valid_listing_rows
+from indexer.publish.rows import Entry, Publication, record_rows, row_of_base, row_of_licence, valid_listing_rows
 from indexer.publish.runs import renew_runs
 from indexer.publish.staging import staged_publish
 from indexer.publish.stored_answers import ANSWERS, renew_answers
@@ -25,6 +25,7 @@ from indexer.publish.vectors import PublishedVectors
 from indexer.quantities import some_of
 from indexer.records.identity import LEADS_BACK, NAMES_ITSELF, NAMES_REVISION, ROW_NAMES, Thresholds
 from indexer.records.store import RecordStore, current_record
+from indexer.sources.cards.modelcard import LICENCE_COLUMNS, Licence
 from indexer.sources.questions import BadRow
 
 # Rows that are collected before they are inserted.
@@ -193,10 +194,12 @@ class _Publisher:
         return digests
 
     def _base_row(self) -> None:
-        before = self.tables.first("SELECT aliases, licence FROM bases WHERE base = ?", [self.base])
-        aliases = {*self.publication.aliases, *(before[0] if before else ())} - {self.base}
-        licence = self.publication.licence or (before[1] if before else None)
-        row = {**row_of_base(self.publication.base), "aliases": sorted(aliases), "licence": licence}
+        columns = ", ".join(LICENCE_COLUMNS)
+        before = self.tables.first(f"SELECT aliases, {columns} FROM bases WHERE base = ?", [self.base])
+        published, *texts = before or ((), *(None for _ in LICENCE_COLUMNS))
+        licence = self.publication.licence or Licence.of_row(dict(zip(LICENCE_COLUMNS, texts, strict=True)))
+        aliases = sorted({*self.publication.aliases, *published} - {self.base})
+        row = row_of_base(self.publication.base) | {"aliases": aliases} | row_of_licence(licence)
         try:
             check_rows("bases", [row])
         except InvalidValue as why:

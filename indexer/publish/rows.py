@@ -33,7 +33,7 @@ from indexer.records.representations.representation import Representation, Vecto
 from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
-from indexer.sources.cards.modelcard import MalformedRow, bounded_count
+from indexer.sources.cards.modelcard import LICENCE_COLUMNS, Licence, MalformedRow, bounded_count
 from indexer.sources.rows import facts_of
 from indexer.sources.runs import run_of
 from indexer.untrusted import printable
@@ -125,7 +125,7 @@ class Publication:
     rejected_rows: Sequence[Row] | None = None
     build: Row | None = None
     vector_length: int | None = None
-    licence: str | None = None
+    licence: Licence | None = None
     centres: Mapping[str, Centre] = field(default_factory=dict)
     with_neighbours: bool = True
 
@@ -143,34 +143,37 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
             # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
             facts = facts_of({"id": listed.id})
         run = run_of(listed.id, listed.row)
-        row = {name: getattr(facts, name) for name in _FACT_FIELDS} | {
-            "model_id": model_id,
-            "model": listed.id,
-            "base": entry.base,
-            "author": listed.author,
-            "commit": entry.commit,
-            "subfolder": "",
-            "status": entry.status,
-            "reason": outcome.reason if outcome and not entry.record_key else None,
-            "detail": outcome.detail if outcome and not entry.record_key else None,
-            "attempts": outcome.attempts if outcome else None,
-            "tried": moment(outcome.when) if outcome else None,
-            "relation": listed.relation,
-            "claimed_by": listed.claimed_by,
-            "parent": listed.parent,
-            "path": [{"relation": relation, "model": model} for relation, model in listed.path] or None,
-            "licence": facts.license,
-            "languages": list(facts.languages),
-            "trigger_words": list(facts.trigger_words) or None,
-            "record_key": entry.record_key,
-            "run_key": run and run[0],
-            "checkpoint_number": run and run[1],
-            "first_seen": listed.first_seen,
-            "last_seen": listed.last_seen,
-            "deleted_at_hub": listed.deleted_at_hub,
-            "oddities": list(facts.oddities),
-            "fingerprint": entry.fingerprint,
-        }
+        row = (
+            {name: getattr(facts, name) for name in _FACT_FIELDS}
+            | row_of_licence(facts.licence)
+            | {
+                "model_id": model_id,
+                "model": listed.id,
+                "base": entry.base,
+                "author": listed.author,
+                "commit": entry.commit,
+                "subfolder": "",
+                "status": entry.status,
+                "reason": outcome.reason if outcome and not entry.record_key else None,
+                "detail": outcome.detail if outcome and not entry.record_key else None,
+                "attempts": outcome.attempts if outcome else None,
+                "tried": moment(outcome.when) if outcome else None,
+                "relation": listed.relation,
+                "claimed_by": listed.claimed_by,
+                "parent": listed.parent,
+                "path": [{"relation": relation, "model": model} for relation, model in listed.path] or None,
+                "languages": list(facts.languages),
+                "trigger_words": list(facts.trigger_words) or None,
+                "record_key": entry.record_key,
+                "run_key": run and run[0],
+                "checkpoint_number": run and run[1],
+                "first_seen": listed.first_seen,
+                "last_seen": listed.last_seen,
+                "deleted_at_hub": listed.deleted_at_hub,
+                "oddities": list(facts.oddities),
+                "fingerprint": entry.fingerprint,
+            }
+        )
         claims = [{name: getattr(one, name) for name in _CLAIM_FIELDS} for one in facts.datasets]
         results = [{name: getattr(one, name) for name in _RESULT_FIELDS} for one in facts.evaluations]
     fine_tune, odd = with_nulls("fine_tunes", row)
@@ -307,6 +310,11 @@ def row_of_base(base: StoredBase) -> Row:
         "block_bytes": base.block_bytes,
         "config": json.dumps(plain_json(dict(base.config))),
     }
+
+
+def row_of_licence(licence: Licence | None) -> Row:
+    """The columns of a licence; nulls if there is none."""
+    return asdict(licence) if licence else dict.fromkeys(LICENCE_COLUMNS)
 
 
 def moment(text: Any) -> datetime | None:

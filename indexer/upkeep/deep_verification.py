@@ -39,6 +39,7 @@ from indexer.publish.rows import Entry, Publication
 from indexer.records.representations.comparison import as_compared
 from indexer.records.representations.registry import DEFAULT, REPRESENTATIONS, has_neighbours, representation_named
 from indexer.records.store import FailureRecord, RecordStore
+from indexer.sources.cards.modelcard import LICENCE_COLUMNS
 from indexer.storage.atomic_files import copy_file
 from indexer.untrusted import printable
 from indexer.upkeep.verification import Disagreement, not_valid, verify
@@ -77,7 +78,7 @@ _OF_LISTING = {
     "evaluations": (("task", "dataset", "dataset_raw", "config", "split", "metric", "value"), ()),
 }
 # Columns of a base that a user or a listing gives, and of vectors whose file was written by another machine.
-_OF_USERS = ("aliases", "licence")
+_OF_USERS = ("aliases", *LICENCE_COLUMNS)
 _OF_FILES = ("faiss_file", "faiss_sha256", "faiss_bytes")
 
 

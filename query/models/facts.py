@@ -163,6 +163,8 @@ FACTS = (
     ModelFact("likes", _SHOW | _PAGE),
     ModelFact("gated", _PAGE),
     ModelFact("licence", _SHOW | _COMPARE),
+    ModelFact("licence_name", _SHOW | _COMPARE),
+    ModelFact("licence_link", _SHOW),
     ModelFact("languages", _COMPARE | _PAGE),
     ModelFact("pipeline_tag", _SHOW | _COMPARE | _PAGE),
     ModelFact("library", _PAGE),

@@ -12,6 +12,7 @@ import pytest
 from indexer.errors import Failed
 from indexer.sources.cards.modelcard import (
     DatasetClaim,
+    Licence,
     MalformedRow,
     ReportedResult,
     read_row,
@@ -77,7 +78,7 @@ def test_a_row_as_the_hub_sends_it():
     assert read.created == datetime(2024, 3, 1, 10, 20, 30, tzinfo=UTC)
     assert read.modified == datetime(2024, 3, 2, 0, 0, 0, 500_000, tzinfo=UTC)
     assert (read.downloads, read.likes, read.gated, read.private) == (12, 0, None, False)
-    assert (read.license, read.languages) == ("mit", ("en",))
+    assert (read.licence.licence, read.languages) == ("mit", ("en",))
     assert (read.pipeline_tag, read.library) == ("text-classification", "transformers")
     assert read.tags == tuple(row["tags"][:5])
     assert read.bases == ("FacebookAI/roberta-base", "roberta-base")
@@ -227,7 +228,15 @@ def test_private(written, expected):
     ],
 )
 def test_license(card, tags, expected):
-    assert facts(cardData=card, tags=tags).license == expected
+    read = facts(cardData=card, tags=tags).licence
+    assert (read and read.licence) == expected
+
+
+def test_a_licence_with_a_name_of_its_own():
+    card = {"license": "other", "license_name": ["qwen-research"], "license_link": "https://example.org/LICENSE"}
+    assert facts(cardData=card).licence == Licence("other", "qwen-research", "https://example.org/LICENSE")
+    assert facts(cardData={"license_name": "mine"}).licence is None
+    assert facts(cardData={"license": "mit", "license_name": {}, "license_link": 3}).licence == Licence("mit")
 
 
 @pytest.mark.parametrize(

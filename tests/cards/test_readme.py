@@ -47,7 +47,7 @@ def test_front_matter():
     }
     assert card_facts("\ufeff" + README.replace("\n", "\r\n")) == card
     read = read_row({"id": "alice/model", "cardData": card})
-    assert (read.languages, read.license, read.dataset_names) == (("no",), "mit", ("glue",))
+    assert (read.languages, read.licence.licence, read.dataset_names) == (("no",), "mit", ("glue",))
 
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(

@@ -12,6 +12,7 @@ from indexer import build
 from indexer.atlas import AtlasFolder
 from indexer.listing.exchange import join_listings
 from indexer.listing.listing import Listing
+from indexer.sources.cards.modelcard import Licence
 from indexer.upkeep.maintenance import rebuild
 from indexer.upkeep.verification import verify
 from tests.atlas_builder import Model, write_atlas
@@ -58,6 +59,55 @@ def test_a_model_beside_its_base(tmp_path, base_licence, licence, verdict, terms
     assert conflicts == ([("ann/one", licence, base_licence, terms)] if verdict == "conflict" else [])
 
 
+@pytest.mark.parametrize(
+    ("parent", "child", "verdict", "terms"),
+    [
+        (("other", "Qwen Research"), ("apache-2.0", None), "conflict", ["non-commercial", "research only"]),
+        (("other", "llama-3-community"), ("llama3", None), "differs", []),
+        (("other", "MIT-like but mine"), ("mit", None), "differs", []),  # a name proves no permission
+        (("cc-by-nc-4.0", None), ("other", "apache-2.0-or-so"), "differs", ["non-commercial"]),
+        (("other", "one"), ("other", "two"), "differs", []),
+        (("other", "one"), ("other", "One"), None, None),
+    ],
+)
+def test_licences_with_names_of_their_own(tmp_path, parent, child, verdict, terms):
+    database = AtlasFolder(write_atlas(tmp_path, [Model("ann/one", np.eye(4)[0])], base="org/base")).database
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("UPDATE bases SET licence = ?, licence_name = ?", parent)
+        connection.execute("UPDATE fine_tunes SET licence = ?, licence_name = ?", child)
+    differences = read_rows(database, "SELECT verdict, terms FROM licence_differences")
+    assert differences == ([] if verdict is None else [(verdict, terms)])
+
+
+def test_terms_are_passed_on_through_every_step(tmp_path):
+    licences = {
+        "a/first": "cc-by-nc-4.0",
+        "b/second": "apache-2.0",
+        "c/third": "apache-2.0",
+        "d/fourth": "cc-by-nc-sa-4.0",
+    }
+    models = [
+        Model(name, np.eye(4)[number], licence=licence) for number, (name, licence) in enumerate(licences.items())
+    ]
+    database = AtlasFolder(write_atlas(tmp_path, models, base="org/base")).database
+    with duckdb.connect(str(database)) as connection:
+        connection.execute("UPDATE bases SET licence = 'mit'")
+        ids = dict(connection.execute("SELECT model, model_id FROM fine_tunes").fetchall())
+        # A chain of four, a second way to the fourth, and a circle, which no measurement should give.
+        steps = [("b/second", "a/first"), ("c/third", "b/second"), ("d/fourth", "c/third"), ("d/fourth", "a/first")]
+        for child, parent in [*steps, ("a/first", "b/second")]:
+            connection.execute(
+                "INSERT INTO lineage SELECT ?, record_key, ?, 'continued', NULL, 1, 0, 'not declared', 'known', '', [], 0, now(), 1 "
+                "FROM records WHERE model_id = ?",
+                [ids[child], ids[parent], ids[child]],
+            )
+    rows = "SELECT model, parent, steps FROM licence_conflicts ORDER BY model, parent"
+    assert read_rows(database, rows) == [("b/second", "a/first", 1), ("c/third", "a/first", 2)]
+    assert read_rows(
+        database, "SELECT steps FROM licence_differences WHERE model = 'd/fourth' AND parent = 'org/base'"
+    ) == [(3,)]
+
+
 @pytest.mark.slow
 def test_the_licence_of_a_base_is_kept(tiny_store, tmp_path, monkeypatch):
     store, atlas = tiny_store(1, tmp_path / "store"), tmp_path / "atlas"
@@ -71,9 +121,9 @@ def test_the_licence_of_a_base_is_kept(tiny_store, tmp_path, monkeypatch):
     assert licence() == "gemma"
     folder = AtlasFolder(atlas)
     listing = folder.listing(BASE)
-    assert Listing(listing).licence == "gemma"
+    assert Listing(listing).licence == Licence("gemma")
     join_listings([AtlasFolder(tmp_path / "missing"), folder], BASE, tmp_path / "joined.sqlite")
-    assert Listing(tmp_path / "joined.sqlite").licence == "gemma"
+    assert Listing(tmp_path / "joined.sqlite").licence == Licence("gemma")
     rebuild(folder)
     assert licence() == "gemma"
     assert verify(folder) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -66,6 +66,30 @@ class MalformedRow(Failed):
 
 
 @dataclass(frozen=True)
+class Licence:
+    """The licence that a card gives. The fields are columns of the database.
+
+    ``licence``: identifiers of the Hub, joined by ", ". ``licence_name`` and ``licence_link``: of a licence for which
+    the Hub has no identifier (``other``); a link is an address, or a file of the repository.
+    """
+
+    licence: str
+    licence_name: str | None = None
+    licence_link: str | None = None
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> Licence | None:
+        """From a row with these columns, or some of them; None without a licence. Raises ValueError for a number."""
+        values = {name: row[name] for name in LICENCE_COLUMNS if row.get(name) is not None}
+        if not all(isinstance(value, str) for value in values.values()):
+            raise ValueError("a licence that is not text")
+        return cls(**values) if values.get("licence") else None
+
+
+LICENCE_COLUMNS = tuple(column.name for column in fields(Licence))
+
+
+@dataclass(frozen=True)
 class DatasetClaim:
     """A dataset that the model claims to be tuned on; ``dataset`` is None if ``raw`` is free text."""
 
@@ -103,7 +127,7 @@ class ModelFacts:
     likes: int | None
     gated: str | None
     private: bool | None
-    license: str | None
+    licence: Licence | None
     languages: tuple[str, ...]
     pipeline_tag: str | None
     library: str | None
@@ -152,8 +176,6 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         if stated is not None and stated is not False:
             reader.note("gated", "neither auto, manual nor false")
         gated = None
-    licenses = reader.texts(card.get("license"), "license", 5)
-    tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
     languages: dict[str, None] = {}
     for item in reader.items(_first_value(card, "language", "languages"), "language", _MAX_LANGUAGES):
         # YAML reads the code of Norwegian, "no", as false.
@@ -169,7 +191,7 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         likes=reader.count(row.get("likes"), "likes"),
         gated=gated,
         private=reader.flag(row.get("private"), "private"),
-        license=", ".join(licenses) or next((text for text in tagged if text), None),
+        licence=_licence(tags, card, reader),
         languages=tuple(languages)[:_MAX_LANGUAGES],
         pipeline_tag=reader.text(_first_value(row, "pipeline_tag") or card.get("pipeline_tag"), "pipeline_tag"),
         library=reader.text(_first_value(row, "library_name") or card.get("library_name"), "library_name"),
@@ -180,6 +202,16 @@ def read_row(row: Mapping[str, Any]) -> ModelFacts:
         oddities=reader.oddities,
         trigger_words=tuple(dict.fromkeys(text for text in stated_words if text))[:_MAX_TRIGGERS],
     )
+
+
+def _licence(tags: Sequence[str], card: Mapping[str, Any], reader: Reader) -> Licence | None:
+    names = reader.texts(card.get("license"), "license", 5)
+    tagged = (reader.text(text, "license") for text in _after(tags, "license:"))
+    if not (licence := ", ".join(names) or next((text for text in tagged if text), "")):
+        return None
+    texts = (reader.texts(card.get(key), key, 1) for key in ("license_name", "license_link"))
+    name, link = (text[0] if text else None for text in texts)
+    return Licence(licence, name, link)
 
 
 def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:

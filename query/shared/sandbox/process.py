@@ -69,7 +69,7 @@ def _serve() -> None:
 def _answer(request: dict[str, Any]) -> str:
     import duckdb
 
-    _stand_in_for_pytz()
+    _prepare_time_zones()
     seconds = request["seconds"]
     try:
         connection = connect_locked(
@@ -104,10 +104,15 @@ def _drop_privileges(seconds: float) -> None:
     lower_limits(AS=MOST_ADDRESS_SPACE, CPU=math.ceil(seconds * THREADS) + 5, FSIZE=0, CORE=0, NOFILE=0)
 
 
-def _stand_in_for_pytz() -> None:
-    """Make times with a zone readable without pytz: duckdb asks it for the zone, which is always UTC here."""
+def _prepare_time_zones() -> None:
+    """Make times with a zone readable once no file can be opened; the zone is always UTC here.
+
+    DuckDB asks zoneinfo for it from version 2.0.1 on, and pytz, which need not be installed, before.
+    """
+    import contextlib
     import datetime
     import types
+    import zoneinfo
 
     class Utc(datetime.tzinfo):
         def utcoffset(self, _: datetime.datetime | None) -> datetime.timedelta:
@@ -124,6 +129,9 @@ def _stand_in_for_pytz() -> None:
     module = types.ModuleType("pytz")
     module.__dict__["timezone"] = lambda _: Utc()
     sys.modules["pytz"] = module
+    for name in ("UTC", "Etc/UTC"):
+        with contextlib.suppress(zoneinfo.ZoneInfoNotFoundError):
+            zoneinfo.ZoneInfo(name)  # is kept from now on
 
 
 def _checked(connection: duckdb.DuckDBPyConnection, request: dict[str, Any]) -> str:
