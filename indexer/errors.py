@@ -188,6 +188,10 @@ _EXTRAS = {
     "starlette": ("browse", "starlette"),
     "uvicorn": ("browse", "uvicorn"),
     "peft": ("demo", "peft"),
+    "cyclonedx": ("bom", "cyclonedx-python-lib"),
+    "in_toto_attestation": ("bom", "in-toto-attestation"),
+    "packageurl": ("bom", "packageurl-python"),
+    "spdx_python_model": ("bom", "spdx-python-model"),
 }
 
 

@@ -62,6 +62,9 @@ PACKAGES = {
     "umap": "umap_learn",
     "yaml": "pyyaml",
     "faiss": "faiss_cpu",
+    "cyclonedx": "cyclonedx_python_lib",
+    "google": "in_toto_attestation",  # which brings protobuf
+    "packageurl": "packageurl_python",
 }
 # What may be imported by what: folders and files of one extra.
 OF_EXTRAS = {
@@ -79,6 +82,7 @@ OF_EXTRAS = {
     "studies": ("query/",),
     "agents": ("query/faces/serve/",),
     "browse": ("query/faces/browse/",),
+    "bom": ("query/questions/bom/",),
 }
 
 

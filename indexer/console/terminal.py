@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -84,18 +84,22 @@ def atlas_option(command: Command) -> Command:
     )(command)
 
 
-def output_options(command: Command) -> Command:
-    """``--format`` and ``--json``, passed on as ``output``."""
+def output_options(command: Command, documents: Sequence[str] = ()) -> Command:
+    """``--format`` and ``--json``, passed on as ``output``.
+
+    ``documents``: further formats, in which only this command can write its answer; the first is the default.
+    """
+    usual = (*documents, "table")[0]
 
     @functools.wraps(command)
     def wrapped(*arguments: Any, output: str | None, as_json: bool, **options: Any) -> Any:
         if as_json and output not in (None, "json"):
             raise click.UsageError(f"--json and --format {output} contradict each other.")
-        return command(*arguments, output="json" if as_json else output or "table", **options)
+        return command(*arguments, output="json" if as_json else output or usual, **options)
 
     wrapped = click.option("--json", "as_json", is_flag=True, help="Short for --format json.")(wrapped)
-    choice = click.Choice(FORMATS)
-    option = click.option("--format", "output", type=choice, show_default="table", help="How to print.")
+    choice = click.Choice((*documents, *FORMATS))
+    option = click.option("--format", "output", type=choice, show_default=usual, help="How to print.")
     return option(wrapped)  # type: ignore[return-value]
 
 

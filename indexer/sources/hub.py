@@ -60,6 +60,10 @@ class Hub(Source):
         """Its page on the Hub, or on the mirror at ``endpoint``."""
         return f"{endpoint or 'https://huggingface.co'}/{identifier}"
 
+    def package_url(self, identifier: str, commit: str | None) -> str | None:
+        """Of the type huggingface. An id has no character that would need an escape."""
+        return f"pkg:huggingface/{identifier}" + (f"@{commit.lower()}" if commit else "")
+
     # ---- whether it can be asked
 
     @property

@@ -168,6 +168,10 @@ class Source(ABC):
         """The address of a model's public page; None if it has none."""
         return None
 
+    def package_url(self, identifier: str, commit: str | None) -> str | None:
+        """The package URL of a public model (https://github.com/package-url/purl-spec); None without a type for it."""
+        return None
+
     def check_name(self, reference: ModelRef, wanted: str | None) -> None:
         """Raise AtlasError if the user cannot give an added model the name ``wanted``; None for none."""
         if wanted is not None:

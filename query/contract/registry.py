@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -108,6 +108,7 @@ class Question:
     Attributes:
         example: a command line, without the name of the program.
         agents: how agents see it; None if they do not.
+        documents: further formats (``--format``) in which the command writes its answer; the first is its default.
         command: what the command does, if that is more than to ask and to print; see ``query.faces.cli.asking``. Its
             described arguments are options of the command alone, and its docstring follows that of the function in
     ``--help``.
@@ -116,16 +117,21 @@ class Question:
     example: str = ""
     agents: Tool | None = None
     command: Callable[..., None] | None = None
+    documents: tuple[str, ...] = ()
 
 
 def question(
-    *, example: str = "", agents: Tool | bool = False, command: Callable[..., None] | None = None
+    *,
+    example: str = "",
+    agents: Tool | bool = False,
+    command: Callable[..., None] | None = None,
+    documents: Sequence[str] = (),
 ) -> Callable[[F], F]:
     """Describe a function as a question; see :class:`Question`. ``agents``: True for a tool that has all arguments."""
     tool = (Tool() if agents else None) if isinstance(agents, bool) else agents
 
     def decorated(function: F) -> F:
-        setattr(function, _RECORD, Question(example, tool, command))
+        setattr(function, _RECORD, Question(example, tool, command, tuple(documents)))
         return function
 
     return decorated

@@ -212,6 +212,15 @@ def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[Know
         return identify(reference, bases)
 
 
+def weight_hashes(base: PublishedBase) -> tuple[str | None, ...]:
+    """The SHA-256 of each weight file of a base, where known; () if its matrices are not kept here."""
+    from indexer.deltas.stored_base import StoredBase
+
+    with suppress(AtlasError):
+        return StoredBase(base.file).file_hashes
+    return ()
+
+
 def names_another_model(named: str, model: str, base: str) -> bool:
     """Whether what an adapter's file names is a model, and not this base."""
     from indexer.deltas import single

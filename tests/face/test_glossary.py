@@ -82,7 +82,7 @@ def test_the_page_of_all_keys_is_that_of_the_fields():
 def test_a_word_is_explained_on_request(small_atlas):
     left = CliRunner().invoke(main, ["help", "residual"])
     assert left.exit_code == 0
-    assert left.stdout.startswith("residual (query lineage): Share of the energy")
+    assert left.stdout.startswith("residual (query bom, query lineage): Share of the energy")
     both = json.loads(CliRunner().invoke(main, ["help", "rank", "--json"]).stdout)
     assert {"", "query ask", "query show, query similar", "query rank"} == {one["where"] for one in both}
     assert "delta" in CliRunner().invoke(main, ["help", "δW"]).stdout

@@ -139,7 +139,8 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}
     texts = [help_of(one.__doc__ or "", typed) for one in (functions[0], face) if one is not None]
     run.__click_params__ = parameters[::-1]  # type: ignore[attr-defined]  # as click's decorators leave them
-    made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(_with_last(run))
+    command = _with_last(run, record.documents)
+    made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(command)
     assert isinstance(made, QuestionCommand)
     made.example = record.example
     made.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
@@ -152,11 +153,11 @@ def _as_typed(parameter: click.Parameter) -> str:
     return parameter.opts[0]
 
 
-def _with_last(run: Callable[..., None]) -> Callable[..., None]:
+def _with_last(run: Callable[..., None], documents: Sequence[str]) -> Callable[..., None]:
     """``run`` with ``--atlas`` and how to print the answer as its last options."""
     parameters = run.__click_params__  # type: ignore[attr-defined]
     run.__click_params__ = []  # type: ignore[attr-defined]
-    with_last = atlas_option(output_options(run))
+    with_last = atlas_option(output_options(run, documents))
     with_last.__click_params__ += parameters  # type: ignore[attr-defined]
     return with_last
 

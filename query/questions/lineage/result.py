@@ -58,6 +58,25 @@ KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RU
 _DASHED = (0, (3, 2))
 
 
+# What fields of a step mean, here and in a bill of materials.
+STEP_KIND = Doc(
+    "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
+    "(saved in another precision), quantised copy, untrained adapter, or unrelated."
+)
+RESIDUAL = Doc(
+    "Share of the energy (squared norm) of the model's change that its parents do not explain, from 0 to 1. Small: "
+    "they explain it."
+)
+STEP_EVIDENCE = Doc("The evidence, in a few words.")
+CARD_AGREES = Doc(
+    "Whether the model card agrees: confirmed, contradicted or not declared; unsure if the step itself is uncertain."
+)
+STEP_PROBABILITY = Doc(
+    "Probability that this step is right, from 0 to 1; of a copy of unknown direction, that the two have the same "
+    "weights."
+)
+
+
 @dataclass(frozen=True)
 class Edge:
     """One step of a family tree: ``child`` was made from ``parent``.
@@ -75,46 +94,18 @@ class Edge:
     parent: Annotated[
         str | None, Doc("The model that it was made from; empty for the base, or if the source is not in the atlas.")
     ]
-    kind: Annotated[
-        str,
-        Doc(
-            "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
-            "(saved in another precision), quantised copy, untrained adapter, or unrelated."
-        ),
-    ]
+    kind: Annotated[str, STEP_KIND]
     coefficient: Annotated[float, Doc("Weight of the parent: 1, or another number in a merge."), Rounded(4)]
-    residual: Annotated[
-        float,
-        Doc(
-            "Share of the energy (squared norm) of the model's change that its parents do not explain, from 0 to "
-            "1. Small: they explain it."
-        ),
-        Rounded(6),
-    ]
-    evidence: Annotated[str, Doc("The evidence, in a few words."), After("direction")] = ""
+    residual: Annotated[float, RESIDUAL, Rounded(6)]
+    evidence: Annotated[str, STEP_EVIDENCE, After("direction")] = ""
     method: Annotated[
         str | None, Doc("Recipe of a merge: linear, task arithmetic, slerp, layer by layer, or “ties or dare”.")
     ] = None
     direction: Annotated[
         str, Doc("known, or unknown if neither weights nor dates show which of the two came first.")
     ] = "known"
-    card: Annotated[
-        str,
-        Doc(
-            "Whether the model card agrees: confirmed, contradicted or not declared; unsure if the step itself is "
-            "uncertain."
-        ),
-        After("residual"),
-    ] = NOT_DECLARED
-    probability: Annotated[
-        float | None,
-        Doc(
-            "Probability that this step is right, from 0 to 1; of a copy of unknown direction, that the two have "
-            "the same weights."
-        ),
-        Rounded(4),
-        After("card"),
-    ] = None
+    card: Annotated[str, CARD_AGREES, After("residual")] = NOT_DECLARED
+    probability: Annotated[float | None, STEP_PROBABILITY, Rounded(4), After("card")] = None
     same: Annotated[tuple[str, ...], Doc("Models that the weights cannot distinguish from the parent."), Detail()] = ()
     parent_id: Annotated[int | None, Hidden()] = None
     is_proven: Annotated[bool, Hidden()] = True
