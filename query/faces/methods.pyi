@@ -9,6 +9,7 @@ from query.faces.report.report import report as _report
 from query.models.reader import AtlasReader
 from query.questions.ask.ask import ask as _ask
 from query.questions.bom.bom import bom as _bom
+from query.questions.check.check import check as _check
 from query.questions.clusters.question import clusters as _clusters
 from query.questions.compare import compare as _compare
 from query.questions.depth.depth import depth as _depth
@@ -49,6 +50,7 @@ def method(function: Callable[Concatenate[AtlasReader, P], R]) -> Method[P, R]: 
 class Methods:
     ask = method(_ask)
     bom = method(_bom)
+    check = method(_check)
     clusters = method(_clusters)
     compare = method(_compare)
     datasets = method(_datasets)

@@ -39,7 +39,7 @@ def test_the_instructions_hold_ids_alone(made, tmp_path):
 def test_every_field_of_every_tool_is_described(made):
     _, tools, _ = ask(made, [])
     names = {tool.name for tool in tools}
-    assert names == {"bases", "similar", "bom", "predict", "show", "trace", "ask", "compare", "layers", "lineage", "purity",
+    assert names == {"bases", "similar", "bom", "check", "predict", "show", "trace", "ask", "compare", "layers", "lineage", "purity",
                      "clusters", "datasets", "identify", "sql", "duplicates", "runs", "run_path"}  # fmt: skip
     for tool in tools:
         for name, field in tool.input_schema["properties"].items():

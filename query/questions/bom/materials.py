@@ -131,23 +131,7 @@ class BillOfMaterials(Result):
 
 def bill_of(atlas: AtlasReader, answer: Lineage, typed: str, name: str | None) -> BillOfMaterials:
     """The bill of a model with a lineage. ``typed``: as the user names it; ``name``: for a model that is not public."""
-    edges = [*_edges_above(atlas, answer)]
-    if answer.answered_at is None:
-        notes = [str(note) for note in answer.notes]
-    else:
-        notes = [f"its steps were measured on {answer.answered_at:%Y-%m-%d}"]
-    materials = [_own_material(atlas, answer, typed, notes)]
-    ids = {edge.parent: edge.parent_id for edge in edges if edge.parent is not None}
-    materials += [
-        _indexed_material(atlas, model_id, ANCESTOR) if model_id is not None else _unknown_material(parent)
-        for parent, model_id in ids.items()
-        if parent != answer.base
-    ]
-    if answer.verdict == UNRELATED:
-        notes.append(f"its weights show that it is not made from {answer.base}")
-        edges = []
-    else:
-        materials.append(_base_material(atlas, answer.base))
+    materials, edges, notes = chain_of(atlas, answer, typed)
     public = _public_names([*materials, _base_material(atlas, answer.base)], name)
     steps = [
         Derivation(
@@ -171,6 +155,31 @@ def bill_of(atlas: AtlasReader, answer: Lineage, typed: str, name: str | None) -
         atlas.generation,
         tuple(_without(public, note) for note in notes),
     )
+
+
+def chain_of(
+    atlas: AtlasReader, answer: Lineage, typed: str, *, hashes: bool = True
+) -> tuple[list[Material], list[Edge], list[str]]:
+    """The model, its ancestors and its base under their own names; the steps between them; notes.
+
+    Without ``hashes`` no file on this machine is hashed. An unrelated model has neither steps nor a base.
+    """
+    edges = [*_edges_above(atlas, answer)]
+    if answer.answered_at is None:
+        notes = [str(note) for note in answer.notes]
+    else:
+        notes = [f"its steps were measured on {answer.answered_at:%Y-%m-%d}"]
+    materials = [_own_material(atlas, answer, typed, notes, hashes)]
+    ids = {edge.parent: edge.parent_id for edge in edges if edge.parent is not None}
+    materials += [
+        _indexed_material(atlas, model_id, ANCESTOR) if model_id is not None else _unknown_material(parent)
+        for parent, model_id in ids.items()
+        if parent != answer.base
+    ]
+    if answer.verdict == UNRELATED:
+        notes.append(f"its weights show that it is not made from {answer.base}")
+        return materials, [], notes
+    return [*materials, _base_material(atlas, answer.base)], edges, notes
 
 
 def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
@@ -206,12 +215,14 @@ def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: 
     return Edge(model, None, kind, 1.0, 1.0, evidence, card="confirmed", is_proven=False)
 
 
-def _own_material(atlas: AtlasReader, answer: Lineage, typed: str, notes: list[str]) -> Material:
-    """The model itself; its local files are hashed."""
+def _own_material(atlas: AtlasReader, answer: Lineage, typed: str, notes: list[str], hashes: bool) -> Material:
+    """The model itself; with ``hashes``, its local files are hashed."""
     if answer.model_id is not None:
         material = _indexed_material(atlas, answer.model_id, MODEL)
     else:
         material = _read_material(atlas, answer, typed)
+    if not hashes:
+        return material
     reference = ModelRef.parse(typed)
     if any(file.sha256 is None for file in material.files) and not reference.source.is_remote:
         with suppress(AtlasError, ModelError):
