@@ -156,10 +156,10 @@ class _Doctor:
             found.append(problems[-1].found)
         # Remarks of the session during this step, for example on a rate limit or a refused token.
         remarks = [sentence for sentence in dict.fromkeys(self.said[before:]) if sentence not in self.said[:before]]
-        advice = " ".join(dict.fromkeys(one.advice for one in problems if one.advice))
-        is_needed = any(one.needed for one in problems) if problems else needed
+        advice = " ".join(dict.fromkeys(problem.advice for problem in problems if problem.advice))
+        is_needed = any(problem.needed for problem in problems) if problems else needed
         self.found.steps.append(Step(name, not problems, "; ".join([*found, *remarks]), advice, is_needed))
-        return not any(one.needed for one in problems)
+        return not any(problem.needed for problem in problems)
 
     def _endpoint(self) -> _Findings:
         """Whether it answers, the date of its answer, and the quota that it sends."""

@@ -79,23 +79,23 @@ def listed_rows(folder: AtlasFolder, base: str | None = None) -> Iterator[dict[s
     base to the model), ``first_seen``, ``last_seen``, ``deleted_at_hub``, ``claims`` by question, and ``row``, the
     fields of the Hub's listing. Raises AtlasError if there is no such listing, or it is damaged.
     """
-    found: dict[str, Path] = {}
+    paths_by_base: dict[str, Path] = {}
     for path in [*sorted(folder.listings.glob("*.jsonl")), *sorted(folder.listings.glob("*.sqlite"))]:
-        found[path.stem] = path
-    known: list[str] = []
-    for path in found.values():
+        paths_by_base[path.stem] = path
+    names_of_bases: list[str] = []
+    for path in paths_by_base.values():
         ids, models = _read(path)
-        names = {name.lower() for one in ids for name in (one, one.rpartition("/")[2])}
+        names = {name.lower() for identifier in ids for name in (identifier, identifier.rpartition("/")[2])}
         name = ids[0] if ids else path.stem.replace("--", "/", 1)
-        known.append(name)
+        names_of_bases.append(name)
         if base is None or base.lower() in names | {name.lower()}:
             for model in models:
                 yield _row(name, model)
             if base is not None:
                 return
-    if base is not None or not found:
+    if base is not None or not paths_by_base:
         what = "no listing" if base is None else f"no listing of {base}"
-        hint = f"It has those of {', '.join(known)}." if known else "Make one: index build --base ID"
+        hint = f"It has those of {', '.join(names_of_bases)}." if names_of_bases else "Make one: index build --base ID"
         raise AtlasError(f"{folder.root} has {what}.", hint)
 
 

@@ -82,9 +82,9 @@ class ListingTables:
     def note_base(self, ids: Iterable[str], licence: Licence | None) -> None:
         """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
         ids = list(ids)
-        known = self.ids()
-        ordered = tuple(dict.fromkeys([*ids[:1], *known, *ids]))
-        if ordered != known:
+        ids_before = self.ids()
+        ordered = tuple(dict.fromkeys([*ids[:1], *ids_before, *ids]))
+        if ordered != ids_before:
             self.tables.execute("DELETE FROM ids")
             self.tables.put_all("ids", ((name,) for name in ordered))
         if licence and licence != self.licence():
@@ -106,11 +106,11 @@ class ListingTables:
 
     def removed(self) -> dict[str, tuple[str, Removal | None]]:
         """Models that were taken out: when, and what is still to be done."""
-        found: dict[str, tuple[str, Removal | None]] = {}
+        removals: dict[str, tuple[str, Removal | None]] = {}
         for name, seen, bases, with_records in self.tables.all("removed"):
             removal = None if bases is None else Removal(name, tuple(json.loads(bases)), bool(with_records))
-            found[name] = (seen, removal)
-        return found
+            removals[name] = (seen, removal)
+        return removals
 
     def bad_rows(self) -> list[tuple[BadRow, str]]:
         """Rows that could not be used, each with its crawl."""
@@ -167,10 +167,10 @@ class ListingTables:
 
     def model(self, identifier: str) -> ListedModel | None:
         """A listed model, without its path; None if it is not listed."""
-        known = self._member(identifier)
-        if known is None:
+        member = self._member(identifier)
+        if member is None:
             return None
-        number, name, first, last, claim = known
+        number, name, first, last, claim = member
         claims = self._all_claims("WHERE number = ?", (number,)).get(number, {})
         seen = (_moment(first), _moment(last))
         return ListedModel(name, self._row_of(number), *claim.parts, *seen, not claims, claims)
@@ -185,15 +185,15 @@ class ListingTables:
             yield number, identifier, first, last, Claim(*claim)
 
     def _all_claims(self, where: str = "", values: tuple[Any, ...] = ()) -> dict[int, dict[str, tuple[Claim, str]]]:
-        found: dict[int, dict[str, tuple[Claim, str]]] = {}
+        claims_by_number: dict[int, dict[str, tuple[Claim, str]]] = {}
         same: dict[tuple[str, ...], Claim] = {}  # few claims differ
         crawls: dict[str, str] = {}
         for number, question, relation, claimed_by, parent, crawl in self.tables.all("claims", where, values):
             key = (relation, claimed_by, parent)
             claim = same.get(key) or same.setdefault(key, Claim(*key))
             question = crawls.setdefault(question, question)
-            found.setdefault(number, {})[question] = (claim, crawls.setdefault(crawl, crawl))
-        return found
+            claims_by_number.setdefault(number, {})[question] = (claim, crawls.setdefault(crawl, crawl))
+        return claims_by_number
 
     def _member(self, identifier: str) -> _Member | None:
         """A listed model; None if it is not listed, or its row is damaged, which is removed then."""
@@ -211,8 +211,8 @@ class ListingTables:
         return rows[0][0] if rows else None
 
     def _row_of(self, number: int) -> RawRow:
-        found = self.tables.get("hub_rows", number)
-        return {} if found is None else _row(found[1])
+        stored = self.tables.get("hub_rows", number)
+        return {} if stored is None else _row(stored[1])
 
     # What changes it.
 
@@ -239,9 +239,9 @@ class ListingTables:
             identifier, row = name, None  # the row under the new name counts
         if "user" not in claims and names.is_removed(identifier):
             return False
-        known = self._member(identifier)
-        if known is not None:
-            number, _, first, last, effective = known
+        member = self._member(identifier)
+        if member is not None:
+            number, _, first, last, effective = member
             self._note_row(number, row)
             first = min(first, first_seen.isoformat()) if first_seen else first
             last = max(last, seen.isoformat())
@@ -255,7 +255,7 @@ class ListingTables:
             claim = self._note_claims(number, claims, None, was)
         self.tables.put("models", number, identifier, first, last, *claim.parts)
         names.listed(identifier)
-        return known is None
+        return member is None
 
     def complete(self, identifier: str, row: RawRow) -> None:
         """Complete the row of a listed model. Raises KeyError if it is not listed."""
@@ -286,25 +286,25 @@ class ListingTables:
         for question, (claim, crawl) in claims.items():
             values = (claim.relation, claim.claimed_by, plain(claim.parent))
             if is_same:
-                known = self.tables.get("claims", number, question)
-                before = known[2:5] if known is not None else effective.parts if effective else ()
+                stored = self.tables.get("claims", number, question)
+                before = stored[2:5] if stored is not None else effective.parts if effective else ()
                 is_same = before == values
             self.tables.put("claims", number, question, *values, crawl)
         if is_same and effective is not None:
             return effective
         others = {} if effective is None else self._all_claims("WHERE number = ?", (number,)).get(number, {})
-        made = [claim for claim, _ in (others or claims).values()]
-        found = min(made, key=lambda claim: claim.rank, default=was or effective)
-        if found is None:
+        claims_now = [claim for claim, _ in (others or claims).values()]
+        most_trusted = min(claims_now, key=lambda claim: claim.rank, default=was or effective)
+        if most_trusted is None:
             raise ValueError("a model without a claim")
-        return Claim(found.relation, found.claimed_by, plain(found.parent))
+        return Claim(most_trusted.relation, most_trusted.claimed_by, plain(most_trusted.parent))
 
     def lose(self, identifier: str, questions: Iterable[str]) -> bool:
         """Take claims of a model away; returns whether it has none left. Its last claim is kept beside it."""
-        known = self._member(identifier)
-        if known is None:
+        member = self._member(identifier)
+        if member is None:
             return False
-        number, name, first, last, effective = known
+        number, name, first, last, effective = member
         for question in questions:
             self.tables.execute("DELETE FROM claims WHERE number = ? AND question = ?", (number, question))
         claim = self._note_claims(number, {}, effective, None)
@@ -370,8 +370,8 @@ class ListingTables:
 
     def note_answered(self, question: str, *, is_last: bool, is_cut: bool) -> None:
         """Note that a page of a question was read, the last one, or one with answers left out."""
-        known = self.tables.get("answered", plain(question)) or (question, 0, 0)
-        answered = (int(is_last or known[1]), int(is_cut or known[2]))
+        stored = self.tables.get("answered", plain(question)) or (question, 0, 0)
+        answered = (int(is_last or stored[1]), int(is_cut or stored[2]))
         self.tables.put("answered", plain(question), *answered)
 
     def progress(self, crawl: CrawlState) -> CrawlProgress:
@@ -383,10 +383,10 @@ class ListingTables:
             for name, (step, seen) in self.steps().items()
             if step.relation in WALKED and (narrows or seen == crawl.id)
         }
-        known: dict[str, tuple[str, Claim | None]] = {}
+        rejected: dict[str, tuple[str, Claim | None]] = {}
         compared: dict[str, tuple[str, Claim | None]] = {}
         for kind, identifier, commit, _ in self.examined():
-            (known if kind == "rejected" else compared)[identifier] = (commit, None)
+            (rejected if kind == "rejected" else compared)[identifier] = (commit, None)
         where, values = ("", ()) if narrows else ("WHERE crawl = ? OR claimed_by = 'weights'", (crawl.id,))
         claims = self._all_claims(where, values)
         for number, identifier, _, _, effective in self._members():
@@ -408,10 +408,10 @@ class ListingTables:
                 claim = min(walked, key=lambda claim: claim.rank)
                 family[identifier] = Step(claim.parent, claim.relation, downloads_of(row))
             if is_examined:
-                known[identifier] = (commit, effective)
+                rejected[identifier] = (commit, effective)
             if by_weights:
                 compared[identifier] = (commit, by_weights)
-        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, family, known, compared)
+        return CrawlProgress(set(crawl.finished), crawl.current, crawl.link, crawl.oldest, family, rejected, compared)
 
     def no_longer_shown(self, crawl: CrawlState) -> dict[str, list[str]]:
         """For each model the questions that showed it before, and did not in this finished, complete crawl.
@@ -424,14 +424,18 @@ class ListingTables:
         stale: dict[int, list[str]] = {
             number: questions
             for number, claims in self._all_claims("WHERE crawl <> ?", (crawl.id,)).items()
-            if (questions := [key for key, (one, _) in claims.items() if key in answered and one.relation in relations])
+            if (
+                questions := [
+                    key for key, (claim, _) in claims.items() if key in answered and claim.relation in relations
+                ]
+            )
         }
-        found: dict[str, list[str]] = {}
+        questions_by_model: dict[str, list[str]] = {}
         for number, questions in stale.items():
             for (identifier,) in self.tables.execute("SELECT id FROM models WHERE number = ?", (number,)):
                 if BadRow.of({"id": identifier}, "").key not in unreadable:
-                    found[identifier] = questions
-        return found
+                    questions_by_model[identifier] = questions
+        return questions_by_model
 
     def end(self, crawl: CrawlState, *, is_complete: bool) -> int:
         """End a crawl; returns how many models have gone. ``is_complete``: nothing was narrowed or left out."""
@@ -497,7 +501,9 @@ class ListingTables:
                     self.note_step(line["id"], step, plain(str(line.get("crawl", ""))))
                 case "base":
                     ids, licence = line["ids"], Licence.of_row(line)
-                    if not isinstance(ids, list) or not all(isinstance(one, str) and is_listed_id(one) for one in ids):
+                    if not isinstance(ids, list) or not all(
+                        isinstance(identifier, str) and is_listed_id(identifier) for identifier in ids
+                    ):
                         raise ValueError("a base without ids")
                     self.note_base(ids, licence)
                 case _:
@@ -508,8 +514,8 @@ class ListingTables:
     def _apply_model(self, line: Line, names: Names) -> None:
         identifier, seen, crawl = line["id"], _moment(line["seen"]), str(line.get("crawl", ""))
         claims = {
-            plain(str(key)): (_read_claim(found), plain(str(found.get("crawl", crawl))))
-            for key, found in line["claims"].items()
+            plain(str(key)): (_read_claim(stored_claim), plain(str(stored_claim.get("crawl", crawl))))
+            for key, stored_claim in line["claims"].items()
         }
         was = _read_claim(line["was"]) if "was" in line else None
         row = line.get("row")
@@ -561,10 +567,10 @@ class Names:
 
         A row of another commit than the renamed model's belongs to another model that has taken the old name.
         """
-        found = self._listing.tables.get("renamed", plain(identifier)) if "renamed" in self._filled else None
-        known = None if found is None else self._listing.row(found[1])
-        is_same = known is not None and (row is None or row.get("sha") in (None, known.get("sha")))
-        return found[1] if found is not None and is_same else identifier
+        renaming = self._listing.tables.get("renamed", plain(identifier)) if "renamed" in self._filled else None
+        row_of_new_name = None if renaming is None else self._listing.row(renaming[1])
+        is_same = row_of_new_name is not None and (row is None or row.get("sha") in (None, row_of_new_name.get("sha")))
+        return renaming[1] if renaming is not None and is_same else identifier
 
     def listed(self, identifier: str) -> None:
         """A model is listed by this name, so it is not an old one, nor removed, nor no fine-tune."""
@@ -585,9 +591,13 @@ class _Paths:
 
     def of(self, identifier: str) -> tuple[tuple[str, str], ...]:
         """The (relation, model) pairs from the base to a model."""
-        found: list[tuple[str, str]] = []
+        steps_taken: list[tuple[str, str]] = []
         name = identifier
-        while len(found) < _MOST_STEPS and name.lower() not in self._bases and name not in {one for _, one in found}:
+        while (
+            len(steps_taken) < _MOST_STEPS
+            and name.lower() not in self._bases
+            and name not in {taken for _, taken in steps_taken}
+        ):
             model, step = self._models.get(name), self._steps.get(name)
             if model is not None:
                 relation, parent = model.relation, model.parent
@@ -596,12 +606,12 @@ class _Paths:
                 relation, parent, mirror = step[0].relation, step[0].of, ""
             else:
                 break
-            found.append((relation, name))
+            steps_taken.append((relation, name))
             if mirror and mirror not in self._models and mirror not in self._steps:
-                found.append((COPY, mirror))
+                steps_taken.append((COPY, mirror))
                 break
             name = parent
-        return tuple(reversed(found))
+        return tuple(reversed(steps_taken))
 
 
 def downloads_of(row: RawRow) -> int:
@@ -622,17 +632,17 @@ def _text(row: RawRow) -> str:
 
 def _row(text: str) -> RawRow:
     """A stored row. Raises ValueError."""
-    found = load_json(text)
-    if not isinstance(found, dict) or is_too_deep(found):
+    row = load_json(text)
+    if not isinstance(row, dict) or is_too_deep(row):
         raise ValueError("not a row of the Hub")
-    return found
+    return row
 
 
 def _moment(text: Any) -> datetime:
     """A time that was written here, in UTC. Raises ValueError."""
-    found = datetime.fromisoformat(text)
+    moment = datetime.fromisoformat(text)
     try:
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except OverflowError as error:
         raise ValueError("a time outside the calendar") from error
 

@@ -65,7 +65,7 @@ class Parents:
     ) -> None:
         self._ids = (*ids, *source_of(next(iter(ids))).mirrors(ids))
         self._copies = copies or {}
-        self._hashes = set() if None in hashes else {str(one) for one in hashes}
+        self._hashes = set() if None in hashes else {str(sha256) for sha256 in hashes}
         self._rows: dict[str, Row | None] = {model.id.lower(): model.row for model in listed}
         self._ask = ask
         self._left = MOST_ASKED
@@ -110,41 +110,45 @@ class Parents:
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
         if named is None or verdict not in (NO, UNSURE):
             return None
-        name, found, identifier = with_dots(hub_spelling(named.strip())), None, ""
+        name, row_found, identifier = with_dots(hub_spelling(named.strip())), None, ""
         for _ in range(DEEPEST):
             seen = {name.lower()}
             while (copied := self._copies.get(name.lower())) is not None and copied.lower() not in seen:
                 name = copied
                 seen.add(name.lower())
-            if name.lower() in {one.lower() for one in self._ids}:
+            if name.lower() in {identifier_of_base.lower() for identifier_of_base in self._ids}:
                 return None
-            found = self._row(name)
-            identifier = str(found.get("id")) if found else ""
-            if found is None:
+            row_found = self._row(name)
+            identifier = str(row_found.get("id")) if row_found else ""
+            if row_found is None:
                 raise LookupError(name)
             chain = " > ".join((*above, identifier.lower()))
             if identifier.lower() in above:
                 raise _Circle(f"its bases lead back to {identifier}: {chain}")
             if len(above) > DEEPEST:
                 raise _TooDeep(f"it stands on more than {DEEPEST} models, one on the other: {chain} > …")
-            if identifier.lower() in {one.lower() for one in self._ids} or relation_to(
-                found, self._ids, ("quantized",)
+            if identifier.lower() in {identifier_of_base.lower() for identifier_of_base in self._ids} or relation_to(
+                row_found, self._ids, ("quantized",)
             ):
                 return None  # the base after all
             # An adapter of a quantised copy is one of the model that was quantised.
-            quantised = [one for one, relations in stated_bases(found).items() if "quantized" in relations]
+            quantised = [
+                identifier_of_base
+                for identifier_of_base, relations in stated_bases(row_found).items()
+                if "quantized" in relations
+            ]
             if len(quantised) != 1:
                 break
             name = quantised[0]
         else:
             raise LookupError(name)
-        if self._is_base(identifier, found):
+        if self._is_base(identifier, row_found):
             return None
-        commit, relation = commit_of(found), untyped_relation(found)
+        commit, relation = commit_of(row_found), untyped_relation(row_found)
         if commit is None:
             raise LookupError(name)
-        below = self._below(found, (*above, identifier.lower())) if relation == "adapter" else None
-        return ModelVersion(ModelRef(identifier), commit, relation, below, listed_filenames(found))
+        below = self._below(row_found, (*above, identifier.lower())) if relation == "adapter" else None
+        return ModelVersion(ModelRef(identifier), commit, relation, below, listed_filenames(row_found))
 
     def _row(self, name: str, *, again: bool = False) -> Row | None:
         """The listed row of a model, else the Hub's; ``again``: the Hub's, with the checksums of its files."""
@@ -169,8 +173,8 @@ class Parents:
 def _checksums(row: Row) -> set[str]:
     """The LFS checksums of a row's files, if it lists them."""
     files = row.get("siblings")
-    lfs = [one.get("lfs") for one in files if isinstance(one, Mapping)] if isinstance(files, list) else []
-    return {str(one.get("sha256")) for one in lfs if isinstance(one, Mapping)}
+    lfs = [entry.get("lfs") for entry in files if isinstance(entry, Mapping)] if isinstance(files, list) else []
+    return {str(entry.get("sha256")) for entry in lfs if isinstance(entry, Mapping)}
 
 
 def named_base(row: Row) -> str | None:

@@ -190,7 +190,7 @@ def help_of(docstring: str, typed: Mapping[str, str] | None = None) -> str:
     """
     text = _SECTION.split(cleandoc(docstring), maxsplit=1)[0].strip()
     return re.sub(
-        r"``([a-z_]+)``", lambda found: found[1].upper() if typed is None else typed.get(found[1], found[1]), text
+        r"``([a-z_]+)``", lambda match: match[1].upper() if typed is None else typed.get(match[1], match[1]), text
     )
 
 
@@ -225,13 +225,13 @@ def questions() -> Mapping[str, Entry]:
     """
     entries: dict[str, Entry] = {}
     read = list(_entries())
-    if not any(one.package == OURS for one in read):
+    if not any(entry.package == OURS for entry in read):
         raise AtlasError(
             "The installed metadata of vectors-in-the-wild is older than its code and lists no question.",
             "Install it again, in the folder of the project: pip install -e .",
         )
     owners = dict.fromkeys(RESERVED, OURS)
-    for entry in sorted(read, key=lambda one: one.package != OURS):
+    for entry in sorted(read, key=lambda entry: entry.package != OURS):
         names = {entry.name, entry.command}
         others = {owners.get(name, entry.package) for name in names} - {entry.package}
         if others or entry.name in entries:
@@ -253,10 +253,10 @@ RESERVED = frozenset({
 
 def commands() -> dict[str, list[Entry]]:
     """The questions that each command asks; the first gives its help and its example."""
-    found: dict[str, list[Entry]] = {}
+    by_command: dict[str, list[Entry]] = {}
     for entry in questions().values():
-        found.setdefault(entry.command, []).append(entry)
-    return {name: sorted(entries, key=lambda one: one.name != name) for name, entries in found.items()}
+        by_command.setdefault(entry.command, []).append(entry)
+    return {name: sorted(entries, key=lambda entry: entry.name != name) for name, entries in by_command.items()}
 
 
 def tools() -> Iterator[tuple[Entry, Tool]]:

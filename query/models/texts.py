@@ -49,7 +49,9 @@ _OTHERS = {
     b"ARROW1": "an Arrow file",
 }
 _ADVICE = "Give text in UTF-8: lines, .jsonl, .csv, .tsv or .parquet."
-_CONVERT = {one: f"Convert it: iconv -f {one.removesuffix(' text')} -t UTF-8" for one in ("UTF-16 text", "UTF-32 text")}
+_CONVERT = {
+    name: f"Convert it: iconv -f {name.removesuffix(' text')} -t UTF-8" for name in ("UTF-16 text", "UTF-32 text")
+}
 _NOT_UTF8 = "Convert it, for example: iconv -f LATIN1 -t UTF-8"
 # Of a file of which a larger share of the rows cannot be read, something is wrong with all rows. The first rows that
 # cannot be read are counted before that is judged.
@@ -310,16 +312,16 @@ def _is_object(start: bytes) -> bool:
 
 def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
     """The field that holds the text. Raises BadArgument that lists the others."""
-    known = list(names)
-    if field in known:
+    fields = list(names)
+    if field in fields:
         return str(field)
-    listed = ", ".join(shown(one, 40) for one in known[:12]) or "none"
+    listed = ", ".join(shown(field_name, 40) for field_name in fields[:12]) or "none"
     if field is not None:
         raise BadArgument(
             f"{where} has no field {field!r}; its fields are: {listed}.", Text("Name one: ", Call(field="NAME"))
         )
-    if _USUAL_FIELD in known or len(known) == 1:
-        return _USUAL_FIELD if _USUAL_FIELD in known else known[0]
+    if _USUAL_FIELD in fields or len(fields) == 1:
+        return _USUAL_FIELD if _USUAL_FIELD in fields else fields[0]
     raise BadArgument(f"{where} has several fields: {listed}.", Text("Say which holds the text: ", Call(field="NAME")))
 
 

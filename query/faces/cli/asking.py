@@ -122,22 +122,23 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     face = record.command
     functions = [entry.load() for entry in (entries if face else entries[:1])]
     options = _options(functions, face)
-    printing = [one for one in _printing(functions) if all(one.name != other.name for other in options)]
-    is_asked = {one.name for one in options}
-    negated = [one.name for one in options if is_negated(one.type, one.option, one.default)]
+    names = {option.name for option in options}
+    printing = [option for option in _printing(functions) if option.name not in names]
+    negated = [option.name for option in options if is_negated(option.type, option.option, option.default)]
 
     def run(atlas: str, output: str, **given: Any) -> None:
         given |= {key: not given.pop(f"no_{key}") for key in negated}
         printed = {key: given.get(key) for key in _PRINTED}
-        of_class = {key: value for key, value in printed.items() if key not in is_asked}
+        of_class = {key: value for key, value in printed.items() if key not in names}
         call = CommandInvocation(
             entries[0].name, atlas, output, of_class.get("out"), printed["theme"], bool(of_class.get("details"))
         )
-        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in is_asked})
+        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in names})
 
-    parameters = [click_parameter(one.name, one.type, one.option, one.default) for one in (*options, *printing)]
-    typed = {str(one.name).removeprefix("no_"): _as_typed(one) for one in parameters}
-    texts = [help_of(one.__doc__ or "", typed) for one in (functions[0], face) if one is not None]
+    every = (*options, *printing)
+    parameters = [click_parameter(option.name, option.type, option.option, option.default) for option in every]
+    typed = {str(parameter.name).removeprefix("no_"): _as_typed(parameter) for parameter in parameters}
+    texts = [help_of(function.__doc__ or "", typed) for function in (functions[0], face) if function is not None]
     run.__click_params__ = parameters[::-1]  # type: ignore[attr-defined]  # as click's decorators leave them
     command = _with_last(run, record.documents)
     made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(command)
@@ -164,28 +165,28 @@ def _with_last(run: Callable[..., None], documents: Sequence[str]) -> Callable[.
 
 def _options(functions: Sequence[Callable[..., Any]], face: Callable[..., None] | None) -> list[Described]:
     """The options of the functions, and those of the command; its own order comes first."""
-    known: dict[str, Described] = {}
+    options: dict[str, Described] = {}
     for function in functions:
-        for one in described(function):
-            known.setdefault(one.name, one)
+        for option in described(function):
+            options.setdefault(option.name, option)
     if face is None:
-        return list(known.values())
-    own = {one.name: one for one in described(face)}
-    names = [name for name in inspect.signature(face).parameters if name in own or name in known]
-    return [own.get(name) or known[name] for name in dict.fromkeys([*names, *known])]
+        return list(options.values())
+    own = {option.name: option for option in described(face)}
+    names = [name for name in inspect.signature(face).parameters if name in own or name in options]
+    return [own.get(name) or options[name] for name in dict.fromkeys([*names, *options])]
 
 
 def _printing(functions: Sequence[Callable[..., Any]]) -> list[Described]:
     """``--out``, ``--theme`` and ``--details``, where the classes of the answers have them."""
     from query.contract.results import Drawn
 
-    classes = [one for function in functions for one in answer_classes(function)]
-    found: list[Described] = []
-    if any(issubclass(one, Drawn) for one in classes):
+    classes = [answer for function in functions for answer in answer_classes(function)]
+    options: list[Described] = []
+    if any(issubclass(answer, Drawn) for answer in classes):
         from query.contract.results import ThemeName
 
-        found.append(Described("out", str | None, Option(DRAW, metavar="FILE"), None))
-        found.append(Described("theme", ThemeName, THEME, "light"))
-    if any(one.has_details() for one in classes):
-        found.append(Described("details", bool, DETAILS, False))
-    return found
+        options.append(Described("out", str | None, Option(DRAW, metavar="FILE"), None))
+        options.append(Described("theme", ThemeName, THEME, "light"))
+    if any(answer.has_details() for answer in classes):
+        options.append(Described("details", bool, DETAILS, False))
+    return options
