@@ -18,7 +18,7 @@ from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Layout, Matrix
 from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.checkpoints.stored_tensor import READABLE
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.identification.bases import ComparedBase
 from indexer.deltas.weight_match import LayerRows, Rows, WeightMatch, match_weights
 from indexer.errors import Skipped
 from indexer.names import CONNECTIONS, FAMILIES, DeltaKey
@@ -65,7 +65,7 @@ class SampledRows:
     checkpoint: Checkpoint
     _read: dict[tuple[str, bytes], torch.Tensor] = field(default_factory=dict)
 
-    def compare(self, base: BaseMatrices) -> RowComparison:
+    def compare(self, base: ComparedBase) -> RowComparison:
         """Compare with one base. Raises Skipped with the reason if they have no matrices in common."""
         layout = self._layout(base)
         stack = _common_stack(base.layout, layout)
@@ -93,7 +93,7 @@ class SampledRows:
         dtype = self.checkpoint.tensors[chosen[0].tensor].dtype
         return _with_distance(match, of_model, of_base, dtype, _depth(layout, stack), _depth(base.layout, stack))
 
-    def _layout(self, base: BaseMatrices) -> Layout:
+    def _layout(self, base: ComparedBase) -> Layout:
         """The matrices of the model as the base's architecture names them. Raises Skipped."""
         architecture = load_architecture(str(base.config.get("model_type")))
         config = self.checkpoint.config
@@ -144,7 +144,7 @@ class _BaseRows:
 
     def __init__(
         self,
-        base: BaseMatrices,
+        base: ComparedBase,
         matrices: Mapping[str, Mapping[int, Matrix]],
         families: Sequence[str],
         layers: Sequence[int],
