@@ -144,7 +144,7 @@ def _version(model: TreeModel, files: FileSystem) -> str:
             continue
         try:
             with closing(files.open(one.path, name)) as file:
-                samples[known] = _ends(file) if files.is_remote else sample_digest(_Reader(file))
+                samples[known] = ends_digest(file) if files.is_remote else sample_digest(_Reader(file))
         except Failed as error:
             if error.reason != "not_found":
                 raise
@@ -155,7 +155,7 @@ def _version(model: TreeModel, files: FileSystem) -> str:
     return first + hashlib.sha1("\n".join([first, *marks]).encode(), usedforsecurity=False).hexdigest()[:20]
 
 
-def _ends(file: ByteSource) -> str:
+def ends_digest(file: ByteSource) -> str:
     """The size of a file, and a hash of its head and its tail."""
     found = hashlib.sha256(file.read(0, min(file.size, _PIECE)))
     if file.size > _PIECE:
