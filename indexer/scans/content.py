@@ -24,8 +24,8 @@ from indexer.names import CONNECTIONS
 from indexer.sources.tree_rows import ends_digest
 from indexer.untrusted import shown
 
-# A checkpoint of so many bytes is read whole: of this machine, and over a network.
-MOST_WHOLE, MOST_WHOLE_REMOTE = 64 << 20, 8 << 20
+# A checkpoint of so many bytes is read whole: of this machine (adapters and others), and over a network.
+MOST_WHOLE_ADAPTER, MOST_WHOLE, MOST_WHOLE_REMOTE = 256 << 20, 64 << 20, 8 << 20
 _MOST_REMOTE_MATRICES = 24
 _ROWS = 2  # in each of three stripes of a matrix
 
@@ -50,13 +50,17 @@ class Content:
     """The weights of a checkpoint, as far as they were read.
 
     ``tensors``: a hash of the names, shapes, dtypes and numbers of all tensors, whatever files they lie in; ``files``:
-    of the sizes and the ends of the files. ``is_whole``: whether all numbers were read. ``zeros``: the names of the
-    tensors that hold nothing but zeros.
+    of the sizes and the ends of the files. ``rounded``: of the same rows of all matrices, rounded to bfloat16; ``dtype``:
+    that of most bytes. ``is_whole``: whether all numbers were read. ``checksums``: sha256 of the files where that is
+    known without reading them. ``zeros``: the names of the tensors that hold nothing but zeros.
     """
 
     tensors: str
     files: str
+    rounded: str
+    dtype: str
     is_whole: bool
+    checksums: tuple[str, ...] = ()
     zeros: frozenset[str] = frozenset()
 
 
@@ -79,36 +83,61 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
     """
     size = sum(file.size for file in checkpoint.files)
     is_known = all(info.dtype_name in DTYPES for info in checkpoint.stored.values())
-    is_whole = is_known and (whole or size <= (MOST_WHOLE_REMOTE if is_remote else MOST_WHOLE))
+    most = MOST_WHOLE_REMOTE if is_remote else MOST_WHOLE_ADAPTER if checkpoint.kind == "adapter" else MOST_WHOLE
+    is_whole = is_known and (whole or size <= most)
     hashes: dict[str, bytes] = {}
+    rounded: dict[str, bytes] = {}
     zeros: set[str] = set()
     for name, tensor in checkpoint.stream_stored() if is_whole else _sampled(checkpoint, is_remote):
         if tensor.dtype in READABLE and not torch.isfinite(tensor).all():
             raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
         if is_whole and not tensor.any():
             zeros.add(name)
-        content = tensor.contiguous().flatten().view(torch.uint8).numpy()
-        hashes[name] = hashlib.sha256(content.data if content.size else b"").digest()
+        hashes[name] = _hash(tensor)
+        if tensor.dtype in READABLE and tensor.ndim == 2:
+            rows = tensor[_rows_of(len(tensor))] if is_whole else tensor
+            rounded[name] = _hash(rows.to(torch.bfloat16))
     digest = hashlib.sha256()
     for name, info in sorted(checkpoint.stored.items()):
         described = f"{name} {info.dtype_name} {info.shape} {info.nbytes}\n"
         digest.update(described.encode("utf-8", "surrogatepass") + hashes.get(name, b""))
     files = "\n".join(ends_digest(source) for source in checkpoint.sources)
-    return Content(digest.hexdigest(), hashlib.sha256(files.encode()).hexdigest(), is_whole, frozenset(zeros))
+    coarse = hashlib.sha256()
+    for name, hashed in sorted(rounded.items()):
+        described = f"{name} {checkpoint.stored[name].shape}\n"
+        coarse.update(described.encode("utf-8", "surrogatepass") + hashed)
+    checksums = [file.sha256 for file in checkpoint.files]
+    return Content(
+        tensors=digest.hexdigest(),
+        files=hashlib.sha256(files.encode()).hexdigest(),
+        rounded=coarse.hexdigest() if rounded else "",
+        dtype=checkpoint.dtype,
+        is_whole=is_whole,
+        checksums=tuple(sorted(one for one in checksums if one)) if None not in checksums else (),
+        zeros=frozenset(zeros),
+    )
+
+
+def _hash(tensor: torch.Tensor) -> bytes:
+    content = tensor.contiguous().flatten().view(torch.uint8).numpy()
+    return hashlib.sha256(content.data if content.size else b"").digest()
+
+
+def _rows_of(rows: int) -> list[int]:
+    """Rows at the beginning, in the middle and at the end of a matrix."""
+    starts = {0, max(0, rows // 2 - 1), max(0, rows - _ROWS)}
+    return sorted({row for start in starts for row in range(start, min(rows, start + _ROWS))})
 
 
 def _sampled(checkpoint: Checkpoint, is_remote: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Rows at the beginning, in the middle and at the end of matrices."""
+    """``_rows_of`` the matrices."""
     names = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE and len(info.shape) == 2]
     if is_remote and len(names) > _MOST_REMOTE_MATRICES:
         places = np.linspace(0, len(names) - 1, _MOST_REMOTE_MATRICES).round().astype(int)
         names = [names[place] for place in places.tolist()]
     stripes = {}
     for name in names:
-        rows = checkpoint.tensors[name].shape[0]
-        starts = sorted({0, max(0, rows // 2 - 1), max(0, rows - _ROWS)})
-        numbers = sorted({row for start in starts for row in range(start, min(rows, start + _ROWS))})
-        if numbers:
+        if numbers := _rows_of(checkpoint.tensors[name].shape[0]):
             stripes[name] = [range(row, row + 1) for row in numbers]
     yield from checkpoint.stripes(stripes, CONNECTIONS)
 

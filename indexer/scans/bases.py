@@ -1,0 +1,141 @@
+"""The bases that models of a scan are compared with: those given, those of an atlas, and those in the Hub's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from indexer.atlas import AtlasFolder
+from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.deltas.identification.bases import OpenedBase
+from indexer.deltas.identification.identify import KnownBase, all_ids, known_bases, open_model
+from indexer.errors import AtlasError, ModelError, Skipped, unreadable
+from indexer.sources.bases import base_of
+from indexer.sources.registry import ModelRef, base_source
+from indexer.sources.source import BaseFacts
+from indexer.sources.tree_rows import TreeFacts, base_among
+
+_MOST_OPEN = 16
+
+
+@dataclass(frozen=True)
+class BasePlace:
+    """Where a base lies. ``ids``: the first is its name on the page. ``commit``: of its files; None for those of a path."""
+
+    ids: tuple[str, ...]
+    reference: ModelRef
+    commit: str | None = None
+    filenames: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called on the page."""
+        return self.ids[0]
+
+    def opened(self) -> OpenedBase:
+        """Its matrices. Raises ModelError."""
+        if self.commit is None:
+            checkpoint = open_model(self.reference)
+            if checkpoint.kind != "full":
+                checkpoint.close()
+                raise Skipped("missing_matrices", "it is an adapter")
+        else:
+            checkpoint = open_checkpoint(self.reference, commit=self.commit, filenames=self.filenames)
+        try:
+            return OpenedBase(checkpoint)
+        except ModelError:
+            checkpoint.close()
+            raise
+
+
+def given_base(text: str) -> BasePlace:
+    """The base that a person names: a folder, a file, or an id, in the cache or else on the Hub.
+
+    Raises AtlasError if it cannot be used.
+    """
+    reference = ModelRef.parse(str(Path(text).expanduser()) if text.startswith("~") else text)
+    if reference.folder is not None:
+        place = BasePlace((reference.folder.name,), reference)
+    else:
+        source, _ = base_source(text)
+        place = _of_facts(source.kept_base(text) or base_of(source, text))
+    try:
+        place.opened().close()
+    except ModelError as error:
+        raise unreadable(f"The base {place.name}", error) from error
+    return place
+
+
+def kept_base(name: str) -> BasePlace | None:
+    """A base in the cache of the Hub's client, by its id; None if it is not there. Nothing is asked."""
+    with suppress(AtlasError):
+        source, _ = base_source(name)
+        if (facts := source.kept_base(name)) is not None:
+            return _of_facts(facts)
+    return None
+
+
+def _of_facts(facts: BaseFacts) -> BasePlace:
+    reference = ModelRef(facts.id, subfolder=facts.component)
+    return BasePlace(all_ids(facts.id, facts.aliases), reference, facts.commit, facts.filenames)
+
+
+class OpenBases:
+    """The bases that this process has opened; each is opened once and stays open."""
+
+    def __init__(self, atlas: str | None) -> None:
+        self._of_atlas = [] if atlas is None else known_bases(AtlasFolder(atlas))
+        self._open: dict[BasePlace, KnownBase | None] = {}
+
+    def known(self, places: Sequence[BasePlace]) -> list[KnownBase]:
+        """The bases of the atlas, and those at ``places`` that can be read; each once."""
+        found = list(self._of_atlas)
+        hashes: set[tuple[str | None, ...]] = set()
+        for place in places:
+            if place not in self._open:
+                self._make_room()
+                self._open[place] = _opened(place)
+            base = self._open[place]
+            if base is None or any(base.base in known.ids for known in found):
+                continue
+            # The same files under another id: two equal bases would share the probability.
+            assert isinstance(base.matrices, OpenedBase)
+            own = base.matrices.file_hashes
+            if None in own or own not in hashes:
+                hashes.add(own)
+                found.append(base)
+        return found
+
+    def _make_room(self) -> None:
+        while len(self._open) >= _MOST_OPEN:
+            base = self._open.pop(next(iter(self._open)))
+            if base is not None and base.matrices is not None:
+                base.matrices.close()
+
+
+def _opened(place: BasePlace) -> KnownBase | None:
+    try:
+        return KnownBase(place.ids, place.opened())
+    except (ModelError, AtlasError):
+        return None
+
+
+@lru_cache(maxsize=4)
+def bases_of_process(atlas: str | None) -> OpenBases:
+    """The bases of this process, with those of an atlas."""
+    return OpenBases(atlas)
+
+
+@lru_cache(maxsize=4096)
+def kept(name: str) -> BasePlace | None:
+    """``kept_base``, looked for once in a process."""
+    return kept_base(name)
+
+
+def claimed(facts: TreeFacts, identifier: str, ids: Mapping[str, Sequence[str]]) -> str | None:
+    """The base that the files of a model name: one of ``ids`` (all its ids by the first one), else an id."""
+    base, other = base_among(facts, identifier, ids)
+    return base or other
