@@ -16,8 +16,8 @@ READS = ("sample", "full")
 # small that float32 may lose it.
 UNTRAINED, UNMEASURABLE = "untrained", "unmeasurable"
 
-# How a model repeats another: an equal file, equal weights in other files, the same weights in another dtype, or a change
-# whose distance from the other's is at most NEAR of the larger one.
+# How a model repeats another: an equal file, equal weights in other files, the same weights in another dtype, or a
+# change whose distance from the other's is at most NEAR of the larger one.
 DuplicateKind = Literal["same file", "same weights", "rounded", "near"]
 NEAR = 0.1
 

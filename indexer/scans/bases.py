@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +23,7 @@ _MOST_OPEN = 16
 
 @dataclass(frozen=True)
 class BasePlace:
-    """Where a base lies. ``ids``: the first is its name on the page. ``commit``: of its files; None for those of a path."""
+    """Where a base lies. ``ids``: the first is its name here. ``commit``: of its files; None for those of a path."""
 
     ids: tuple[str, ...]
     reference: ModelRef
@@ -93,7 +93,7 @@ class OpenBases:
     def known(self, places: Sequence[BasePlace]) -> list[KnownBase]:
         """The bases of the atlas, and those at ``places`` that can be read; each once."""
         found = list(self._of_atlas)
-        hashes: set[tuple[str | None, ...]] = set()
+        by_hashes: dict[tuple[str | None, ...], int] = {}
         for place in places:
             if place not in self._open:
                 self._make_room()
@@ -101,12 +101,14 @@ class OpenBases:
             base = self._open[place]
             if base is None or any(base.base in known.ids for known in found):
                 continue
-            # The same files under another id: two equal bases would share the probability.
             assert isinstance(base.matrices, OpenedBase)
-            own = base.matrices.file_hashes
-            if None in own or own not in hashes:
-                hashes.add(own)
+            hashes = base.matrices.file_hashes
+            if None in hashes or hashes not in by_hashes:
+                by_hashes[hashes] = len(found)
                 found.append(base)
+            else:  # the same files under another id: two equal bases would share the probability
+                same = found[by_hashes[hashes]]
+                found[by_hashes[hashes]] = replace(same, ids=(*same.ids, *base.ids))
         return found
 
     def _make_room(self) -> None:
@@ -135,7 +137,7 @@ def kept(name: str) -> BasePlace | None:
     return kept_base(name)
 
 
-def claimed(facts: TreeFacts, identifier: str, ids: Mapping[str, Sequence[str]]) -> str | None:
-    """The base that the files of a model name: one of ``ids`` (all its ids by the first one), else an id."""
-    base, other = base_among(facts, identifier, ids)
+def claimed(facts: TreeFacts, identifier: str, known: Sequence[KnownBase]) -> str | None:
+    """The base that the files of a model name: one that is ``known``, by its first id, else any id; None for none."""
+    base, other = base_among(facts, identifier, {one.base: one.ids for one in known})
     return base or other

@@ -49,10 +49,14 @@ _OUTPUT_SIDE = {
 class Content:
     """The weights of a checkpoint, as far as they were read.
 
-    ``tensors``: a hash of the names, shapes, dtypes and numbers of all tensors, whatever files they lie in; ``files``:
-    of the sizes and the ends of the files. ``rounded``: of the same rows of all matrices, rounded to bfloat16; ``dtype``:
-    that of most bytes. ``is_whole``: whether all numbers were read. ``checksums``: sha256 of the files where that is
-    known without reading them. ``zeros``: the names of the tensors that hold nothing but zeros.
+    Attributes:
+        tensors: a hash of the names, shapes, dtypes and numbers of all tensors, whatever files they lie in.
+        files: a hash of the sizes and the ends of the files.
+        rounded: a hash of the same rows of all matrices, rounded to bfloat16.
+        dtype: that of most bytes.
+        is_whole: whether all numbers were read.
+        checksums: sha256 of the files, where that is known without reading them.
+        zeros: the names of the tensors that hold nothing but zeros.
     """
 
     tensors: str

@@ -1,4 +1,4 @@
-"""Models of a scan that are there twice: the same file, the same weights, the same after rounding, or nearly the same."""
+"""Models of a scan that are there twice: equal files, equal weights, equal after rounding, or nearly equal."""
 
 from __future__ import annotations
 

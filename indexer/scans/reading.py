@@ -79,7 +79,7 @@ class Reading:
     Attributes:
         kind: "full model", or the kind of an adapter.
         bytes: of its weight files.
-        claim: the base that its files name, and ``claimed_in``: what names it.
+        claim: the base that its files name; ``claimed_in``: what names it; ``is_claim_here``: whether it was compared.
         identification: the comparison with the bases that are here; None if there were none.
         content: the weights' hashes.
         sketch: its change, for near-duplicates.
@@ -94,6 +94,7 @@ class Reading:
     bytes: int = 0
     claim: str | None = None
     claimed_in: str = ""
+    is_claim_here: bool = False
     identification: Identification | None = None
     content: Content | None = None
     sketch: ChangeSketch | None = None
@@ -161,13 +162,18 @@ class _Model:
         facts, row = stated(self.unit.model, files)
         bases = bases_of_process(self.atlas)
         known = bases.known(self.unit.bases)
-        claim = claimed(facts, reference.id, {base.base: base.ids for base in known})
+        claim = claimed(facts, reference.id, known)
+        if claim is not None and not _is_among(claim, known) and (place := kept(claim)) is not None:
+            known = bases.known([*self.unit.bases, place])
+            claim = claimed(facts, reference.id, known)
         where = next((what for what, name in facts.named if claim is not None and _names(name, claim, known)), "")
         self._note(
-            claim=claim, claimed_in=where, licence=_licence_of_row(row), modified=str(row.get("lastModified", ""))
-        )  # fmt: skip
-        if claim is not None and all(claim != base.base for base in known) and (place := kept(claim)) is not None:
-            known = bases.known([*self.unit.bases, place])
+            claim=claim,
+            claimed_in=where,
+            is_claim_here=claim is not None and _is_among(claim, known),
+            licence=_licence_of_row(row),
+            modified=str(row.get("lastModified", "")),
+        )
         with closing(open_model(reference)) as checkpoint:
             try:
                 self._read_weights(checkpoint, reference, known, files.is_remote)
@@ -205,6 +211,11 @@ class _Model:
             matrices = next(base.matrices for base in known if base.base == best.base)
             if matrices is not None and best.probability >= SURE:
                 self._note(sketch=sketch_of(f"full {best.base}", rows.change(matrices)))
+
+
+def _is_among(base: str, known: Sequence[KnownBase]) -> bool:
+    """Whether a base can be compared with."""
+    return any(base == one.base and one.matrices is not None for one in known)
 
 
 def _names(name: str, claim: str, known: Sequence[KnownBase]) -> bool:
