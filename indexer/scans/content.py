@@ -86,29 +86,35 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
     Raises Skipped("not_finite") for NaN and infinite numbers, and ModelError where they cannot be read.
     """
     size = sum(file.size for file in checkpoint.files)
-    is_known = all(info.dtype_name in DTYPES for info in checkpoint.stored.values())
+    stored = checkpoint.stored
+    is_known = all(info.dtype_name in DTYPES for info in stored.values())
     most = MOST_WHOLE_REMOTE if is_remote else MOST_WHOLE_ADAPTER if checkpoint.kind == "adapter" else MOST_WHOLE
     is_whole = is_known and (whole or size <= most)
     hashes: dict[str, bytes] = {}
     rounded: dict[str, bytes] = {}
     zeros: set[str] = set()
     for name, tensor in checkpoint.stream_stored() if is_whole else _sampled(checkpoint, is_remote):
-        if tensor.dtype in READABLE and not torch.isfinite(tensor).all():
-            raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
-        if is_whole and not tensor.any():
+        is_zero = False
+        if tensor.dtype in READABLE:
+            # The sum is not finite if one of the numbers is not: one pass, where asking for each takes two.
+            total = float(tensor.sum(dtype=torch.float64))
+            if not math.isfinite(total) and not torch.isfinite(tensor).all():
+                raise _not_finite(name)
+            is_zero = is_whole and not total and not tensor.any()
+        if is_zero:
             zeros.add(name)
         hashes[name] = _hash(tensor)
         if tensor.dtype in READABLE and tensor.ndim == 2:
             rows = tensor[_rows_of(len(tensor))] if is_whole else tensor
             rounded[name] = _hash(rows.to(torch.bfloat16))
     digest = hashlib.sha256()
-    for name, info in sorted(checkpoint.stored.items()):
+    for name, info in sorted(stored.items()):
         described = f"{name} {info.dtype_name} {info.shape} {info.nbytes}\n"
         digest.update(described.encode("utf-8", "surrogatepass") + hashes.get(name, b""))
     files = "\n".join(ends_digest(source) for source in checkpoint.sources)
     coarse = hashlib.sha256()
     for name, hashed in sorted(rounded.items()):
-        described = f"{name} {checkpoint.stored[name].shape}\n"
+        described = f"{name} {stored[name].shape}\n"
         coarse.update(described.encode("utf-8", "surrogatepass") + hashed)
     checksums = [file.sha256 for file in checkpoint.files]
     return Content(
@@ -122,11 +128,16 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
     )
 
 
+def _not_finite(name: str) -> Skipped:
+    return Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
+
+
 def _hash(tensor: torch.Tensor) -> bytes:
     content = tensor.contiguous().flatten().view(torch.uint8).numpy()
     return hashlib.sha256(content.data if content.size else b"").digest()
 
 
+@lru_cache(maxsize=256)
 def _rows_of(rows: int) -> list[int]:
     """Rows at the beginning, in the middle and at the end of a matrix."""
     starts = {0, max(0, rows // 2 - 1), max(0, rows - _ROWS)}
@@ -188,7 +199,7 @@ def adapter_sketch(checkpoint: Checkpoint, plan: AdapterPlan) -> ChangeSketch | 
 
 def sketch_of(group: str, change: NDArray[np.float32]) -> ChangeSketch | None:
     """The sketch of a change (n,), by CountSketch (Charikar, Chen & Farach-Colton, 2002); None where it is zero."""
-    norm = float(np.linalg.norm(change.astype(np.float64)))
+    norm = math.sqrt(float(np.square(change, dtype=np.float64).sum()))
     if not norm or not math.isfinite(norm):
         return None
     buckets, signs = _hashes(len(change))

@@ -161,11 +161,11 @@ class AdapterTensors:
             if 0 < len(directions) < min(weights[0].shape) // 2:
                 spans.append(_span(directions, weights))
                 spanned.append((weights[0], len(directions)))
-        # The most energy that directions can hold takes longer than all the rest, and seldom matters: without it the
-        # effect is at most this.
-        is_low = _effect(spans, [0.0] * len(spans)) or 0.0
-        if not magnitudes and self.plan.start is None and is_low < LEAST_SPAN:
-            return None, None
+            # The most energy that directions can hold takes longest to find, and seldom matters: without it the effect
+            # of the first modules is at most this.
+            is_plain = not magnitudes and self.plan.start is None
+            if is_plain and (_effect(spans, [0.0] * len(spans)) or LEAST_SPAN) < LEAST_SPAN:
+                return None, None
         return _effect(magnitudes, [1.0] * len(magnitudes)), _effect(spans, [_most_energy(*one) for one in spanned])
 
     def _read(self, paths: Mapping[str, object]) -> Mapping[str, Mapping[str, torch.Tensor]]:
