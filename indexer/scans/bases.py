@@ -16,7 +16,7 @@ from indexer.errors import AtlasError, ModelError, Skipped, unreadable
 from indexer.sources.bases import base_of
 from indexer.sources.registry import ModelRef, base_source
 from indexer.sources.source import BaseFacts
-from indexer.sources.tree_rows import TreeFacts, base_among
+from indexer.sources.tree_rows import TreeFacts, base_among, ends_digest
 
 _MOST_OPEN = 16
 
@@ -89,40 +89,41 @@ class OpenBases:
     def __init__(self, atlas: str | None) -> None:
         self._of_atlas = [] if atlas is None else known_bases(AtlasFolder(atlas))
         self._open: dict[BasePlace, KnownBase | None] = {}
+        self._files: dict[BasePlace, tuple[str, ...]] = {}
 
     def known(self, places: Sequence[BasePlace]) -> list[KnownBase]:
         """The bases of the atlas, and those at ``places`` that can be read; each once."""
         found = list(self._of_atlas)
-        by_hashes: dict[tuple[str | None, ...], int] = {}
+        by_files: dict[tuple[str, ...], int] = {}
         for place in places:
             if place not in self._open:
                 self._make_room()
-                self._open[place] = _opened(place)
+                self._open[place] = self._opened(place)
             base = self._open[place]
             if base is None or any(base.base in known.ids for known in found):
                 continue
-            assert isinstance(base.matrices, OpenedBase)
-            hashes = base.matrices.file_hashes
-            if None in hashes or hashes not in by_hashes:
-                by_hashes[hashes] = len(found)
+            files = self._files[place]
+            if files not in by_files:
+                by_files[files] = len(found)
                 found.append(base)
             else:  # the same files under another id: two equal bases would share the probability
-                same = found[by_hashes[hashes]]
-                found[by_hashes[hashes]] = replace(same, ids=(*same.ids, *base.ids))
+                same = found[by_files[files]]
+                found[by_files[files]] = replace(same, ids=(*same.ids, *base.ids))
         return found
+
+    def _opened(self, place: BasePlace) -> KnownBase | None:
+        try:
+            opened = place.opened()
+            self._files[place] = tuple(ends_digest(source) for source in opened.checkpoint.sources)
+        except (ModelError, AtlasError):
+            return None
+        return KnownBase(place.ids, opened)
 
     def _make_room(self) -> None:
         while len(self._open) >= _MOST_OPEN:
             base = self._open.pop(next(iter(self._open)))
             if base is not None and base.matrices is not None:
                 base.matrices.close()
-
-
-def _opened(place: BasePlace) -> KnownBase | None:
-    try:
-        return KnownBase(place.ids, place.opened())
-    except (ModelError, AtlasError):
-        return None
 
 
 @lru_cache(maxsize=4)

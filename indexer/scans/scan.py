@@ -152,7 +152,7 @@ class Scanner:
                 continue
             place.problems = listing.problems
             for model in listing.models:
-                where = f"{place.files.address}/{model.path}"
+                where = f"{place.files.address}/{model.path}".rstrip("/")
                 if where in seen:  # places that lie in each other
                     continue
                 seen.add(where)

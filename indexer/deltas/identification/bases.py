@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,11 +75,6 @@ class OpenedBase:
     def layout(self) -> Layout:
         """Its block matrices."""
         return self._layout
-
-    @cached_property
-    def file_hashes(self) -> tuple[str | None, ...]:
-        """sha256 of its weight files, where that is known without reading them."""
-        return tuple(file.sha256 for file in self.checkpoint.files)
 
     def matrix(self, key: DeltaKey) -> torch.Tensor:
         """One matrix, (out, in)."""
