@@ -14,7 +14,8 @@ from indexer.deltas.identification.bases import OpenedBase
 from indexer.deltas.identification.identify import KnownBase, all_ids, known_bases, open_model
 from indexer.errors import AtlasError, ModelError, Skipped, unreadable
 from indexer.sources.bases import base_of
-from indexer.sources.registry import ModelRef, base_source
+from indexer.sources.claims import out_of_caches
+from indexer.sources.registry import ModelRef, base_source, is_listed_id
 from indexer.sources.source import BaseFacts
 from indexer.sources.tree_rows import TreeFacts, base_among, ends_digest
 
@@ -58,7 +59,8 @@ def given_base(text: str) -> BasePlace:
     """
     reference = ModelRef.parse(str(Path(text).expanduser()) if text.startswith("~") else text)
     if reference.folder is not None:
-        place = BasePlace((reference.folder.name,), reference)
+        cached = out_of_caches(str(reference.folder))  # an id, for a folder of the Hub's cache
+        place = BasePlace((cached if is_listed_id(cached) else reference.folder.name,), reference)
     else:
         source, _ = base_source(text)
         place = _of_facts(source.kept_base(text) or base_of(source, text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -190,13 +190,10 @@ class _Model:
             licence=self.found.licence or training.licence or _licence_in(checkpoint),
         )
         if checkpoint.kind == "adapter":
-            self._note(kind=_stated_kind(checkpoint))
+            self._note(kind=_kind_of_adapter(checkpoint))
         content = read_content(checkpoint, is_remote)
         self._note(content=content)
-        plan = None
-        if checkpoint.kind == "adapter":
-            plan = adapter_plan(checkpoint)
-            self._note(kind=plan.kind)
+        plan = adapter_plan(checkpoint) if checkpoint.kind == "adapter" else None
         rows = SampledRows(checkpoint) if plan is None else None
         identification = identify_opened(reference, checkpoint, known, rows) if known else None
         self._note(identification=identification)
@@ -243,8 +240,10 @@ def _inodes(model: TreeModel, root: str) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _stated_kind(checkpoint: Checkpoint) -> str:
-    """What adapter_config.json calls an adapter that cannot be read."""
+def _kind_of_adapter(checkpoint: Checkpoint) -> str:
+    """The kind of an adapter; of one that cannot be read, what adapter_config.json calls it."""
+    with suppress(Skipped):
+        return adapter_plan(checkpoint).kind
     stated_type = (checkpoint.adapter_config or {}).get("peft_type")
     return f"adapter ({tidy(stated_type, 40)})" if isinstance(stated_type, str) and stated_type else "adapter"
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from indexer.console.notebook import shown
 from indexer.names import DuplicateKind
-from indexer.quantities import size_in_words
+from indexer.quantities import counted, size_in_words, some_of
 from indexer.scans.reading import FULL
 
 # Kinds of findings that a scan may be asked to fail on.
@@ -77,6 +77,11 @@ class ScannedModel:
     problem: str = ""
     detail: str = ""
     is_broken: bool = False
+
+    @property
+    def is_untold(self) -> bool:
+        """Whether it cannot be told if it was made from one of the bases that were given."""
+        return self.allowed is None and not self.problem
 
     @property
     def is_unrelated(self) -> bool:
@@ -207,8 +212,7 @@ class Scan:
     def headline(self) -> str:
         """What is there, in a sentence."""
         where = ", ".join(place.place for place in self.places[:_MOST_NAMED])
-        parts = [f"{len(self.models):,} {'model' if len(self.models) == 1 else 'models'} in {where}"]
-        parts[0] += f" ({size_in_words(self.bytes)})"
+        parts = [f"{counted(len(self.models), 'model')} in {where} ({size_in_words(self.bytes)})"]
         for count, what in (
             (len(self.unrelated), "not made from the base that they name" if not self.bases_given else "unrelated"),
             (len(self.broken), "broken"),
@@ -225,7 +229,7 @@ class Scan:
         """Sentences that qualify what was found."""
         sentences = []
         if self.unread:
-            sentences.append(f"The scan was stopped: {self.unread:,} more models were found and not read.")
+            sentences.append(f"The scan was stopped: {self.unread:,} more of the models were not read.")
         freed = sum(one.bytes for one in self.exact)
         near = sum(one.bytes for one in self.duplicates if one.kind == "near")
         if self.duplicates:
@@ -234,7 +238,13 @@ class Scan:
                 f"{size_in_words(near)} more."
             )
         if self.unchecked:
-            sentences.append(f"{len(self.unchecked):,} models name a base that is not here: these were not checked.")
+            verb = "names" if len(self.unchecked) == 1 else "name"
+            sentences.append(f"{counted(len(self.unchecked), 'model')} {verb} a base that is not here: not checked.")
+        if self.bases_given and (untold := [model.model for model in self.models if model.is_untold]):
+            bases = " or ".join(self.bases_given)
+            sentences.append(
+                f"It cannot be told whether {counted(len(untold), 'model')} came from {bases}: {some_of(untold)}."
+            )
         return sentences
 
     def failures(self, kinds: Iterable[str]) -> list[str]:

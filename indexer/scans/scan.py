@@ -254,7 +254,8 @@ class Scanner:
             parts |= {"basis": best.basis, "evidence": best.evidence}
         elif reading.claim is not None and not reading.is_claim_here:
             words = f"{reading.claimed_in} names {reading.claim}" if reading.claimed_in else ""
-            parts |= {"base": reading.claim, "basis": "stated", "evidence": (words,) if words else ()}
+            against = () if identification is None else identification.none_evidence
+            parts |= {"base": reading.claim, "basis": "stated", "evidence": (*filter(None, [words]), *against)}
         elif identification is not None:
             parts |= {"evidence": identification.none_evidence}
         if error is None:
