@@ -33,6 +33,8 @@ class _View:
 
     def __call__(self, event: ScanEvent) -> None:
         """Show one event."""
+        if event.note:
+            say(event.note)
         if self._shown is None or self._shown.what != event.what:
             self.close()
             self._shown = Progress(event.total, event.what)

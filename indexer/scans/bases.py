@@ -19,7 +19,7 @@ from indexer.sources.registry import ModelRef, base_source, is_listed_id
 from indexer.sources.source import BaseFacts
 from indexer.sources.tree_rows import TreeFacts, base_among, ends_digest
 
-_MOST_OPEN = 16
+_MOST_OPEN = 32  # in a process
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from indexer.checkpoints.adapter import adapter_plan
 from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.deltas.identification.identify import SURE, Identification, KnownBase, identify_opened, open_model
 from indexer.deltas.identification.rows import SampledRows
-from indexer.errors import Failed, ModelError, Skipped
+from indexer.errors import AtlasError, Failed, ModelError, Skipped
 from indexer.network.session import install_session
 from indexer.scans.bases import BasePlace, bases_of_process, claimed, kept
 from indexer.scans.content import (
@@ -129,6 +129,8 @@ class ScanWorker:
             files = opened(unit.address, dict(unit.options))
             reference = unit.model.reference(unit.name, files, unit.options)
             reading.read(files, reference)
+        except AtlasError:  # its message names the place
+            error = Failed("not_found", "its place cannot be opened any more")
         except Exception as problem:
             error = classify_error(problem)
             if reference is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from indexer.atlas import AtlasFolder
 from indexer.builds.executor import run_units
 from indexer.builds.options import ScanOptions
 from indexer.builds.resources import workers_for
+from indexer.console.advice import for_command_line
 from indexer.console.options import with_options
 from indexer.deltas.identification.identify import SURE
 from indexer.errors import AtlasError, BadArgument, require
@@ -40,18 +43,23 @@ from indexer.sources.tree import SEVERAL, TreeModel, list_tree
 from indexer.untrusted import printable
 
 _LONGEST_NAME = 300
-_MOST_BASES = 50  # that models of a scan name, and that those that name none are compared with
-_UNREACHABLE = (NOT_LISTED, NOT_READ, VANISHED, SEVERAL)
+_MOST_BASES = 20  # that models name most often, and that those that name none are compared with
+NOT_OPENED = "places that cannot be listed"
+_UNREACHABLE = (NOT_OPENED, NOT_LISTED, NOT_READ, VANISHED, SEVERAL)
 
 
 @dataclass(frozen=True)
 class ScanEvent:
-    """Progress: ``done`` of ``total`` (None: not known) parts of ``what``; ``bytes_read`` for the last of them."""
+    """Progress: ``done`` of ``total`` (None: not known) parts of ``what``; ``bytes_read`` for the last of them.
+
+    ``note``: a remark, which may name a place as it was typed.
+    """
 
     what: str
     done: int
     total: int | None = None
     bytes_read: int = 0
+    note: str = ""
 
 
 Progress = Callable[[ScanEvent], None]
@@ -148,7 +156,8 @@ class Scanner:
                 listing = list_tree(place.files, said)
             except AtlasError as error:
                 errors.append(error)
-                place.problems.note(f"places that cannot be listed: {error.message}", "")
+                self.progress(ScanEvent(f"listing {place.name}", 0, note=for_command_line(error.text)))
+                place.problems.note(NOT_OPENED, "")
                 continue
             place.problems = listing.problems
             for model in listing.models:
@@ -192,8 +201,9 @@ class Scanner:
         """Compare models whose base is not known yet with the bases that others name."""
         if self.bases:
             return
-        claims = [one.reading.claim for one in self.read.values() if one.reading.claim]
-        found = [place for claim in dict.fromkeys(claims) if (place := kept(claim)) is not None][:_MOST_BASES]
+        claims = Counter(one.reading.claim for one in self.read.values() if one.reading.claim)
+        named = (kept(str(claim)) for claim, _ in claims.most_common())
+        found = list(islice((place for place in named if place is not None), _MOST_BASES))
         if not found:
             return
         units = []
@@ -359,7 +369,7 @@ class Scanner:
         for place in self.places:
             for kind, count in sorted(place.problems.counts.items()):
                 path = printable(place.problems.first[kind], _LONGEST_NAME)
-                if kind.startswith((*_UNREACHABLE, "places that cannot be listed")):
+                if kind.startswith(_UNREACHABLE):
                     where = f"{place.name}/{path}" if path and len(self.places) > 1 else path or place.name
                     found.append(Broken(where, "unreachable", kind, count))
         return found

@@ -117,6 +117,60 @@ def test_a_model_that_names_nothing_is_compared_with_the_bases_that_others_name(
     assert (models["full"].claim, models["full"].base, models["full"].basis) == (None, BASE, "weights")
 
 
+def test_the_bases_of_an_atlas_are_known(planted, offline, tmp_path, tiny_store, monkeypatch):
+    from contextlib import closing
+
+    import numpy as np
+    from huggingface_hub import constants
+
+    from indexer.atlas import AtlasFolder
+    from indexer.checkpoints.checkpoint import open_checkpoint
+    from indexer.deltas.base import store_base
+    from indexer.sources.registry import ModelRef
+    from tests.atlas_builder import Model, write_atlas
+
+    path = write_atlas(tmp_path / "atlas", [Model("ann/one", np.eye(8)[0]), Model("bob/two", np.eye(8)[1])])
+    saved = tiny_store(2) / BASE
+    with closing(open_checkpoint(ModelRef(str(saved), folder=saved))) as checkpoint:
+        store_base(checkpoint, BASE, "c" * 40, AtlasFolder(path).base(BASE, "c" * 40))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "nothing"))
+    models = by_name(scan(planted / "full", path, workers=1))
+    assert {name: model.verdict for name, model in models.items()} == {
+        "tuned": "confirmed", "half": "confirmed", "base": None, "stranger": "contradicted",
+    }  # fmt: skip
+    with pytest.raises(AtlasError, match="no atlas"):
+        scan(planted, tmp_path / "no-atlas", workers=1)
+
+
+def test_the_hubs_cache_is_a_place_and_a_base_in_it_is_a_base(offline):
+    found = scan("hf-cache", workers=1)
+    assert [(model.model, model.kind) for model in found.models] == [(BASE, "full model")]
+    assert not found.untrained
+    assert found.places[0].place == "hf-cache"
+
+
+def test_places_that_cannot_be_listed_are_broken(planted, offline, monkeypatch):
+    from indexer.scans import scan as module
+    from indexer.sources.file_systems import NOT_LISTED
+
+    real = module.list_tree
+
+    def closed(files, said):
+        if files.address.endswith("copies"):
+            raise AtlasError("s3://team-secret cannot be listed: access is denied.", "")
+        listing = real(files, said)
+        listing.problems.note(NOT_LISTED, "private", is_unseen=True)
+        return listing
+
+    monkeypatch.setattr(module, "list_tree", closed)
+    found = scan([planted / "good", planted / "copies"], workers=1)
+    assert {one.model for one in found.broken} == {"good/private", "copies"}
+    assert "team-secret" not in str(found.to_dict())
+    assert found.failures(["broken"]) == ["broken: 2: good/private, copies"]
+    with pytest.raises(AtlasError, match="access is denied"):
+        scan(planted / "copies", workers=1)
+
+
 def test_single_files_and_several_places(planted, offline, tmp_path):
     file = loose(tmp_path / "one.safetensors", 3)
     loose(tmp_path / "other.safetensors", 4)

@@ -17,7 +17,7 @@ from indexer.names import CONNECTIONS, DeltaKey
 from indexer.records.row_plan import stripes_of
 
 # Bytes of one base's matrices that stay in memory.
-_MOST_KEPT = 128 << 20
+_MOST_KEPT = 64 << 20
 
 
 class ComparedBase(Protocol):
