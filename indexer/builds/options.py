@@ -110,6 +110,9 @@ class SelectionOptions(Options):
     since: Annotated[str | date | None, Option(
         "Only models created on or after this day (2024-01-31).", metavar="DATE")] = None
     author: Annotated[str | None, Option("Only this author's models.")] = None
+    where: Annotated[str | None, Option(
+        "Only models that match this condition on the columns of fine_tunes that are known before reading (author, "
+        "created, licence, languages, library …), datasets and tags.", metavar="SQL")] = None
     checkpoints: Annotated[Checkpoints, Option(
         "Of the checkpoints of one training run, in one folder: only the last, or all.")] = "last"
     retry_failed: Annotated[bool, Option(
