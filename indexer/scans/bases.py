@@ -121,6 +121,12 @@ class OpenBases:
             return None
         return KnownBase(place.ids, opened)
 
+    def close(self) -> None:
+        """Close their files and release their memory."""
+        for base in (*self._of_atlas, *self._open.values()):
+            if base is not None and base.matrices is not None:
+                base.matrices.close()
+
     def _make_room(self) -> None:
         while len(self._open) >= _MOST_OPEN:
             base = self._open.pop(next(iter(self._open)))
@@ -128,16 +134,28 @@ class OpenBases:
                 base.matrices.close()
 
 
-@lru_cache(maxsize=4)
+_opened: dict[str | None, OpenBases] = {}
+
+
 def bases_of_process(atlas: str | None) -> OpenBases:
     """The bases of this process, with those of an atlas."""
-    return OpenBases(atlas)
+    if atlas not in _opened:
+        _opened[atlas] = OpenBases(atlas)
+    return _opened[atlas]
 
 
 @lru_cache(maxsize=4096)
 def kept(name: str) -> BasePlace | None:
     """``kept_base``, looked for once in a process."""
     return kept_base(name)
+
+
+def forget_bases() -> None:
+    """Close the bases of this process. A later scan looks for them again: there may be others by then."""
+    for bases in _opened.values():
+        bases.close()
+    _opened.clear()
+    kept.cache_clear()
 
 
 def claimed(facts: TreeFacts, identifier: str, known: Sequence[KnownBase]) -> str | None:

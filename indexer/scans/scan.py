@@ -22,7 +22,7 @@ from indexer.errors import AtlasError, BadArgument, require
 from indexer.machine import processors
 from indexer.network.session import install_session
 from indexer.publish.runs import RunCheckpoint, runs_of
-from indexer.scans.bases import BasePlace, given_base, kept
+from indexer.scans.bases import BasePlace, forget_bases, given_base, kept
 from indexer.scans.duplicates import Repeated, repeated, unconfirmed
 from indexer.scans.reading import ModelRead, ModelToRead, Reading, ScanWorker, is_broken
 from indexer.scans.report import (
@@ -132,6 +132,14 @@ class Scanner:
 
     def run(self) -> Scan:
         """List and read all. Raises AtlasError if no place can be listed."""
+        forget_bases()
+        try:
+            self._list_and_read()
+        finally:
+            forget_bases()
+        return self.report()
+
+    def _list_and_read(self) -> None:
         self._list()
         names = ", ".join(place.name for place in self.places)
         self._read_all(self.units, f"scanning {names}", self.read)
@@ -139,7 +147,6 @@ class Scanner:
         contents = {number: one.reading.content for number, one in self.read.items() if one.reading.content}
         again = [self._unit(number, only_content=True) for number in unconfirmed(contents)]
         self._read_all(again, f"comparing likely duplicates in {names}", self.whole)
-        return self.report()
 
     # ---- reading
 

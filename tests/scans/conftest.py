@@ -95,13 +95,7 @@ def base_cache(tiny_store, tmp_path_factory) -> Path:
 @pytest.fixture
 def offline(base_cache, tmp_path, monkeypatch) -> Path:
     """This process without a network, with the base in its cache."""
-    from indexer.scans import bases
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(base_cache))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    bases.kept.cache_clear()
-    bases.bases_of_process.cache_clear()
-    yield base_cache
-    bases.kept.cache_clear()
-    bases.bases_of_process.cache_clear()
+    return base_cache
