@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from indexer.builds.shards import publish_records, work
     from indexer.builds.starts import find_starts
     from indexer.library import listed_models, profile, prune, rebuild, represent, status, verify
+    from indexer.scans.scan import scan
     from indexer.share.merge import merge
     from indexer.share.pull import pull
     from indexer.share.push import push
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "add", "build", "deepen", "doctor", "find_starts", "listed_models", "merge", "profile", "prune",
-    "publish_records", "pull", "push", "rebuild", "remove", "represent", "status", "verify", "work",
+    "publish_records", "pull", "push", "rebuild", "remove", "represent", "scan", "status", "verify", "work",
 ]  # fmt: skip
 
 find_caches()  # before anything imports huggingface_hub
@@ -46,6 +47,7 @@ _HOMES = {
     "pull": "share.pull",
     "push": "share.push",
     "remove": "upkeep.removal",
+    "scan": "scans.scan",
     "work": "builds.shards",
 }
 

@@ -13,6 +13,7 @@ from indexer.library import listed_models as listed_models
 from indexer.library import prune as prune
 from indexer.library import status as status
 from indexer.library import verify as verify
+from indexer.scans.report import Scan
 from indexer.share.merge import merge as merge
 from indexer.share.pull import pull as pull
 from indexer.share.push import PushReport
@@ -36,6 +37,7 @@ __all__ = [
     "rebuild",
     "remove",
     "represent",
+    "scan",
     "status",
     "verify",
     "work",
@@ -88,10 +90,10 @@ def build(
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    storage_options: str | Sequence[str] = (),
     sources: str | Path | Sequence[str | Path] = (),
     hub: bool = False,
     paths: bool = True,
-    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -102,6 +104,7 @@ def build(
     questions: int = 500,
     since: str | date | None = None,
     author: str | None = None,
+    where: str | None = None,
     checkpoints: Literal["last", "all"] = "last",
     retry_failed: bool = False,
     read: str | None = None,
@@ -126,10 +129,10 @@ def build(
     *,
     progress: Progress | None = None,
     confirm: Confirm | None = None,
+    storage_options: str | Sequence[str] = (),
     sources: str | Path | Sequence[str | Path] = (),
     hub: bool = False,
     paths: bool = True,
-    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -140,6 +143,7 @@ def build(
     questions: int = 500,
     since: str | date | None = None,
     author: str | None = None,
+    where: str | None = None,
     checkpoints: Literal["last", "all"] = "last",
     retry_failed: bool = False,
     read: str | None = None,
@@ -249,16 +253,25 @@ def represent(
     progress: Progress | None = None,
     vector_length: int | None = None,
 ) -> dict[str, Any]: ...
+def scan(
+    places: str | Path | Sequence[str | Path],
+    atlas: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    storage_options: str | Sequence[str] = (),
+    base: str | Path | Sequence[str | Path] = (),
+    workers: int | None = None,
+) -> Scan: ...
 def work(
     base: str,
     shard: str,
     atlas: str | Path = "atlas",
     *,
     progress: Progress | None = None,
+    storage_options: str | Sequence[str] = (),
     sources: str | Path | Sequence[str | Path] = (),
     hub: bool = False,
     paths: bool = True,
-    storage_options: str | Sequence[str] = (),
     limit: int | None = None,
     sort: str = "downloads",
     relation: str = "finetune,adapter,merge",
@@ -269,6 +282,7 @@ def work(
     questions: int = 500,
     since: str | date | None = None,
     author: str | None = None,
+    where: str | None = None,
     checkpoints: Literal["last", "all"] = "last",
     retry_failed: bool = False,
     read: str | None = None,

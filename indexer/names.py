@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 SORTS = ("downloads", "created", "likes")
 DISCOVERIES = ("tags", "names", "weights")
@@ -14,6 +15,11 @@ READS = ("sample", "full")
 # ``copy_evidence`` of an adapter whose change is zero, as before training (every B is), and of one whose change is so
 # small that float32 may lose it.
 UNTRAINED, UNMEASURABLE = "untrained", "unmeasurable"
+
+# How a model repeats another: an equal file, equal weights in other files, the same weights in another dtype, or a
+# change whose distance from the other's is at most NEAR of the larger one.
+DuplicateKind = Literal["same file", "same weights", "rounded", "near"]
+NEAR = 0.1
 
 # Columns of what the files beside the weights say of the training, with their names in ``Record.training``.
 TRAINING_COLUMNS = {

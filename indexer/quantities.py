@@ -28,3 +28,8 @@ def some_of(names: Sequence[str], most: int = 5) -> str:
     """For example a, b, c; if there are more than ``most``: a, b and 7 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """1 model, 12,345 models."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

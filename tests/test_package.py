@@ -73,6 +73,7 @@ OF_EXTRAS = {
         "indexer/deltas",
         "indexer/machine.py",
         "indexer/profiles",
+        "indexer/scans",
         "indexer/checkpoints",
         "indexer/upkeep/verification.py",
         "indexer/deltas/starts/kernel.py",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
+from indexer.builds.condition import matching
 from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import WorkOptions
 from indexer.builds.plan import NEEDS_BASE, existing_record, move_records, needs_whole_base, plan
@@ -134,6 +135,8 @@ class Build:
         models = self.listing.models()
         if not self.with_hub:
             models = [model for model in models if model.id in self.places]
+        if one.where is not None:
+            models = matching(models, self.facts.id, one.where)
         if one.checkpoints != "all" and any(RUN in model.row for model in models):
             models = without_earlier(models, self._unreadable(models))
         return select(models, one.limit, one.sort, one.created_since, one.author, one.relations, depth)

@@ -11,6 +11,7 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.build_base import find_base
+from indexer.builds.condition import check_condition
 from indexer.builds.estimate import children_sentence, family_tree
 from indexer.builds.options import BuildOptions, WorkOptions
 from indexer.builds.report import BuildReport, Confirm, Progress, Watcher
@@ -212,5 +213,7 @@ def _run(build: Build, was_listed: bool) -> BuildReport:
 def prepare(options: WorkOptions, watcher: Watcher) -> None:
     """Check the libraries and the device before anything is fetched. Raises AtlasError."""
     require("Reading weights", "torch", "transformers")
+    if options.where is not None:
+        check_condition(options.where)
     check_device(options.device)
     install_session(say=watcher.say)

@@ -110,6 +110,9 @@ class SelectionOptions(Options):
     since: Annotated[str | date | None, Option(
         "Only models created on or after this day (2024-01-31).", metavar="DATE")] = None
     author: Annotated[str | None, Option("Only this author's models.")] = None
+    where: Annotated[str | None, Option(
+        "Only models that match this condition on the columns of fine_tunes that are known before reading (author, "
+        "created, licence, languages, library …), datasets and tags.", metavar="SQL")] = None
     checkpoints: Annotated[Checkpoints, Option(
         "Of the checkpoints of one training run, in one folder: only the last, or all.")] = "last"
     retry_failed: Annotated[bool, Option(
@@ -181,32 +184,18 @@ class ExecutorOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceOptions(Options):
-    """Where models are looked for. Once made, ``sources`` is a tuple of addresses and paths."""
+class StorageOptions(Options):
+    """How addresses are opened. Once made, ``storage_options`` is a tuple."""
 
-    sources: Annotated[str | Path | Sequence[str | Path], Option(
-        "Read models from a folder of folders, hf-cache, or an address (s3://…, gs://…, az://…, https://…, hf://…) in "
-        "place of the Hub. May be given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
-    hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
-    paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
     storage_options: Annotated[str | Sequence[str], Option(
-        "An option of fsspec for the addresses of `sources`. May be given several times.", metavar="KEY=VALUE",
+        "An option of fsspec for the addresses. May be given several times.", metavar="KEY=VALUE",
         flag="--storage-option", is_repeated=True)] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        places = (self.sources,) if isinstance(self.sources, str | Path) else self.sources or ()
         words = (self.storage_options,) if isinstance(self.storage_options, str) else self.storage_options or ()
-        self._set(sources=tuple(dict.fromkeys(map(str, places))), storage_options=tuple(words))
-        if "" in places:
-            raise BadArgument("`sources` names an empty path.", "Give the folder to read from; the current one is `.`.")
+        self._set(storage_options=tuple(words))
         _ = self.file_system_options  # raises
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """``sources`` as a tuple."""
-        assert isinstance(self.sources, tuple)
-        return self.sources
 
     @cached_property
     def file_system_options(self) -> dict[str, Any]:
@@ -224,6 +213,30 @@ class SourceOptions(Options):
             except ValueError:
                 options[name] = value
         return options
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions(StorageOptions):
+    """Where models are looked for. Once made, ``sources`` is a tuple of addresses and paths."""
+
+    sources: Annotated[str | Path | Sequence[str | Path], Option(
+        "Read models from a folder of folders, hf-cache, or an address (s3://…, gs://…, az://…, https://…, hf://…) in "
+        "place of the Hub. May be given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
+    hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
+    paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        places = (self.sources,) if isinstance(self.sources, str | Path) else self.sources or ()
+        self._set(sources=tuple(dict.fromkeys(map(str, places))))
+        if "" in places:
+            raise BadArgument("`sources` names an empty path.", "Give the folder to read from; the current one is `.`.")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """``sources`` as a tuple."""
+        assert isinstance(self.sources, tuple)
+        return self.sources
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +284,29 @@ class AddOptions(RecordOptions):
     licence: Annotated[str | None, Option("Their licence.", metavar="NAME")] = None
     labels: Annotated[str | Path | None, Option(
         "A table with the columns model, author, dataset and licence (TSV or CSV).", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanOptions(StorageOptions):
+    """The options of `index scan`. Once made, ``base`` is a tuple."""
+
+    base: Annotated[str | Path | Sequence[str | Path], Option(
+        "A base that models may be made from: an id, a folder or a file. Models of other bases count as unrelated. "
+        "May be given several times. Default: the bases that models name, where they lie in the cache of the Hub's "
+        "client.", metavar="ID|PATH", is_repeated=True)] = ()
+    workers: Annotated[int | None, Option(
+        "Number of processes. Default: one per processor.", least=1, most=256)] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        bases = (self.base,) if isinstance(self.base, str | Path) else self.base or ()
+        self._set(base=tuple(dict.fromkeys(map(str, bases))))
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """``base`` as a tuple."""
+        assert isinstance(self.base, tuple)
+        return self.base
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,24 @@ from indexer.errors import Failed, ModelError
 
 if TYPE_CHECKING:
     from indexer.builds.estimate import Estimate
-    from indexer.profiles.store import ProfileIdentity
-    from indexer.records.identity import Identity, Unit
+    from indexer.records.identity import Unit
+
+
+class Digested(Protocol):
+    """What tells one unit of work from others."""
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything that the result depends on, or another text that no other unit of the run has."""
+        ...
 
 
 class WorkUnit(Protocol):
-    """A model whose record is to be made, or one whose depth profile is to be measured."""
+    """A model whose record is to be made, whose depth profile is to be measured, or that is read to be described."""
 
     @property
-    def identity(self) -> Identity | ProfileIdentity:
-        """The identity of the file that is to be written; its ``digest`` covers everything the result depends on."""
+    def identity(self) -> Digested:
+        """The identity of the file that is to be written, or of the unit where none is."""
         ...
 
 

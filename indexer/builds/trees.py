@@ -25,7 +25,7 @@ from indexer.sources.addresses import file_system, is_gone
 from indexer.sources.claims import BY_FOLDER, Claim, stated_bases
 from indexer.sources.file_systems import VANISHED, FileSystem
 from indexer.sources.local_names import LOCAL, free_name, hash_of, name_of_words
-from indexer.sources.registry import ModelRef, TreePlace, source_of
+from indexer.sources.registry import ModelRef, source_of
 from indexer.sources.runs import RUN
 from indexer.sources.source import BaseFacts, Row
 from indexer.sources.tree import TreeListing, TreeModel, list_tree
@@ -94,12 +94,7 @@ class Tree:
 
     def reference(self, placed: PlacedModel) -> ModelRef:
         """The model with the place where it lies."""
-        model = placed.model
-        place = TreePlace(
-            self.files.address, model.path, model.files, self.files.is_remote, self.options, bool(model.hub_id),
-            model.above,
-        )  # fmt: skip
-        return ModelRef(placed.known.model, place=place)
+        return placed.model.reference(placed.known.model, self.files, self.options)
 
 
 class Trees:

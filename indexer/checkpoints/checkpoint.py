@@ -126,6 +126,16 @@ class Checkpoint:
         )
 
     @property
+    def sources(self) -> tuple[ByteSource, ...]:
+        """The weight files, to be read by ranges."""
+        return tuple(index.source for index in self._files.values())
+
+    @property
+    def stored(self) -> Mapping[str, TensorInfo]:
+        """The tensors as they are stored: of a matrix in few bits its codes and scales."""
+        return {name: index.tensors[name] for name, index in self._index_of.items()}
+
+    @property
     def metadata(self) -> Mapping[str, str]:
         """The metadata of a single safetensors file; {} for other checkpoints."""
         return next(iter(self._files.values())).metadata if len(self._files) == 1 else {}
@@ -251,6 +261,10 @@ class Checkpoint:
         ``name``: the matrix, some rows of which must have been read before.
         """
         return self.quantised[name].rounded(values, self._scales[name], rows)
+
+    def stream_stored(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """All stored tensors, of any dtype that torch has, in the order of the files. Raises like ``stream``."""
+        yield from self._read(dict.fromkeys(self._index_of), Buffers())
 
     def _parts(self, name: str) -> tuple[str, ...]:
         """The stored tensors that a tensor consists of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from indexer.cli.building import BUILDING
+from indexer.cli.scanning import SCANNING
 from indexer.cli.upkeep import UPKEEP
 from indexer.console.terminal import AtlasGroup, handle_sigterm
 
@@ -21,6 +22,10 @@ EXAMPLES = {
     "work": "index work --base roberta-base --shard 3/16",
     "publish": "index publish --base roberta-base",
     "add": "index add ./my-fine-tune 'runs/*/final' lora.safetensors --author me",
+    "scan": (
+        "index scan ~/runs hf-cache --html page.html\n"
+        "index scan models --base roberta-base --fail-on unrelated,broken,duplicate"
+    ),
     "deepen": 'index deepen --base roberta-base --where "downloads > 1000"',
     "starts": "index starts --base gpt2",
     "remove": "index remove textattack/roberta-base-MNLI",
@@ -44,5 +49,5 @@ def main() -> None:
     handle_sigterm()
 
 
-for command in (*BUILDING, *UPKEEP):
+for command in (*BUILDING, *SCANNING, *UPKEEP):
     main.add_command(command)

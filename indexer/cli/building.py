@@ -53,7 +53,7 @@ def build(bases: tuple[str, ...], atlas: str, output: str, yes: bool, adopt: boo
 
     if not bases and not chosen["sources"]:
         raise click.UsageError("Missing option '--base' or '--from'.")
-    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since") if chosen[name])
+    narrowed = " ".join(f"--{name} {chosen[name]}" for name in ("author", "since", "where") if chosen[name])
     if narrowed:
         advice = "Check the spelling and the date, or leave them out."
         none_listed = AtlasError(f"No listed model matches {narrowed}.", advice)

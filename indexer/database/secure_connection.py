@@ -98,6 +98,20 @@ def attached_for_writing(
     return connection
 
 
+def in_memory(statements: str) -> duckdb.DuckDBPyConnection:
+    """A database of its own in memory, made by ``statements``, which can access no file."""
+    import duckdb
+
+    connection = duckdb.connect(":memory:")
+    try:
+        connection.execute(statements)
+        _run(connection, [*_FIRST, "SET enable_external_access = false", _LAST])
+    except duckdb.Error:
+        connection.close()
+        raise
+    return connection
+
+
 def use(connection: duckdb.DuckDBPyConnection) -> None:
     """Look up names in the attached file."""
     connection.execute(f"USE {NAME}")

@@ -20,7 +20,13 @@ _FEWEST_ENTRIES = 2
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
+class RunCheckpoint:
+    """What tells which run a model is of, and how far that had come.
+
+    ``key``: of its folder or file; ``number``: in the name; ``run_id``: by a tool; ``log``: the first entries of its
+    log.
+    """
+
     model_id: int
     author: str
     key: str | None
@@ -34,24 +40,17 @@ class _Checkpoint:
 def renew_runs(tables: Tables, base: str) -> None:
     """Rewrite the runs of a base, where they have changed."""
     models = [
-        _Checkpoint(*(*row[:7], _log_of(row[7])))
+        RunCheckpoint(*(*row[:7], _log_of(row[7])))
         for row in tables.rows(
             "SELECT model_id, author, run_key, checkpoint_number, step, epoch, training->>'run_id', training->>'log' "
             "FROM fine_tunes JOIN records USING (model_id) WHERE base = ? AND status = 'indexed' ORDER BY model_id",
             [base],
         )
     ]
-    groups = UnionFind([Upload(model.model_id, None, ()) for model in models])
-    for first, second in _pairs(models):
-        groups.join(first.model_id, second.model_id)
-    members: dict[int, list[_Checkpoint]] = {}
-    for model in models:
-        members.setdefault(groups.find(model.model_id), []).append(model)
     changes = []
-    for run in members.values():
-        ordered = _in_order(run)
+    for run in runs_of(models):
         is_alone = len(run) == 1
-        for position, model in enumerate(ordered, 1):
+        for position, model in enumerate(run, 1):
             changes.append({
                 "model_id": model.model_id,
                 "run_group": None if is_alone else min(checkpoint.model_id for checkpoint in run),
@@ -60,6 +59,17 @@ def renew_runs(tables: Tables, base: str) -> None:
             })  # fmt: skip
     columns = {"run_group": "INTEGER", "run_place": "INTEGER", "is_earlier_checkpoint": "BOOLEAN"}
     tables.update("records", columns, changes)
+
+
+def runs_of(models: Sequence[RunCheckpoint]) -> list[list[RunCheckpoint]]:
+    """The runs of models, each from its first checkpoint to its last; a model without others is a run of one."""
+    groups = UnionFind([Upload(model.model_id, None, ()) for model in models])
+    for first, second in _pairs(models):
+        groups.join(first.model_id, second.model_id)
+    members: dict[int, list[RunCheckpoint]] = {}
+    for model in models:
+        members.setdefault(groups.find(model.model_id), []).append(model)
+    return [_in_order(run) for run in members.values()]
 
 
 def _log_of(text: str | None) -> Sequence[Any]:
@@ -72,10 +82,10 @@ def _log_of(text: str | None) -> Sequence[Any]:
     return log if is_log and all(isinstance(number, int | float | None) for entry in log for number in entry) else ()
 
 
-def _pairs(models: Sequence[_Checkpoint]) -> Iterator[tuple[_Checkpoint, _Checkpoint]]:
+def _pairs(models: Sequence[RunCheckpoint]) -> Iterator[tuple[RunCheckpoint, RunCheckpoint]]:
     """Pairs of models of one author and one run; each model is in few."""
-    first_of: dict[tuple[str, str, Any], _Checkpoint] = {}
-    by_start: dict[tuple[str, Any], list[_Checkpoint]] = {}
+    first_of: dict[tuple[str, str, Any], RunCheckpoint] = {}
+    by_start: dict[tuple[str, Any], list[RunCheckpoint]] = {}
     for model in models:
         for kind, value in (("key", model.key), ("id", model.run_id)):
             if value:
@@ -94,7 +104,7 @@ def _is_same_log(log: Sequence[Any], other: Sequence[Any]) -> bool:
     return list(log[:common]) == list(other[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
 
 
-def _in_order(run: Sequence[_Checkpoint]) -> list[_Checkpoint]:
+def _in_order(run: Sequence[RunCheckpoint]) -> list[RunCheckpoint]:
     """The checkpoints from the first to the last: by their steps, if all are known, else by the numbers in names."""
     if all(model.step is not None for model in run):
         return sorted(run, key=lambda model: (model.step or 0, model.number is None, model.number or 0, model.model_id))

@@ -48,7 +48,7 @@ _LOCAL_ID = re.compile(rf"{LOCAL}[\w.\-]{{1,96}}", re.ASCII)
 
 
 # Names of files of weights that stand for their folder, and what else of a folder belongs to any other file in it.
-_OF_FOLDER = re.compile(
+OF_FOLDER = re.compile(
     r"(adapter_|diffusion_pytorch_|pytorch_)?model(-\d+-of-\d+)?(\.safetensors|\.bin)(\.index\.json)?|adapters\.safetensors"
     r"|pytorch_lora_weights\.safetensors"
 )
@@ -88,7 +88,7 @@ def _folder_named(text: str) -> Path | None:
             return path
         # Not where a link leads: in the Hub's cache that is a blob without a name, and without the files beside it.
         file = path if root is not None else Path(os.path.normpath(Path(text).expanduser().absolute()))
-        is_whole = _OF_FOLDER.fullmatch(file.name) is not None
+        is_whole = OF_FOLDER.fullmatch(file.name) is not None
         if not (is_whole or file.suffix in _WEIGHTS) or not file.is_file():
             return None
         return file.parent if is_whole else file

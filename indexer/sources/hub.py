@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LIKELY = (
     "config.json",
     "adapter_config.json",
+    "model_index.json",
     "model.safetensors",
     "adapter_model.safetensors",
     "pytorch_model.bin",
@@ -178,25 +180,28 @@ class Hub(Source):
             lacking="in the cache; HF_HUB_OFFLINE forbids asking the Hub",
         )
 
-    def _base_in_cache(self, name: str) -> BaseFacts:
-        """Raises AtlasError if its config.json is not in the cache."""
+    def kept_base(self, name: str) -> BaseFacts | None:
+        """As it lies in the cache."""
         from indexer.sources.bases import LARGEST_CONFIG, component_of, facts_from
 
         reference = ModelRef(without_address(name).partition("@")[0])
+        if not is_hub_id(reference.id):
+            return None
         try:
             version = self._in_cache_only(reference, None)
             component = component_of(version.names)
             path = f"{component}/config.json" if component else "config.json"
             config = load_json(version.read(path, LARGEST_CONFIG))
-        except (ModelError, ValueError) as error:
-            message = f"The base {reference.id} is not in the cache, and {self.offline}."
-            raise AtlasError(message, f"Unset it to ask {self.title}.") from error
+        except (ModelError, ValueError):
+            return None
         row: Row = {
             "id": reference.id,
             "sha": version.commit,
             "siblings": [{"rfilename": one} for one in sorted(version.names)],
         }
-        return facts_from(row, (), config, component)
+        with suppress(AtlasError):
+            return facts_from(row, (), config, component)
+        return None
 
     # ---- what descends from a base
 
@@ -204,7 +209,12 @@ class Hub(Source):
         """With its former ids; offline as it is in the cache."""
         from indexer.sources.hub_base import resolve_base
 
-        return self._base_in_cache(name) if self.offline else resolve_base(name)
+        if not self.offline:
+            return resolve_base(name)
+        if (kept := self.kept_base(name)) is not None:
+            return kept
+        known = without_address(name).partition("@")[0]
+        raise AtlasError(f"The base {known} is not in the cache, and {self.offline}.", f"Unset it to ask {self.title}.")
 
     def list(self, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
         """A crawl; see ``crawl``."""

@@ -257,6 +257,10 @@ class Source(ABC):
         """
         return None
 
+    def kept_base(self, name: str) -> BaseFacts | None:
+        """A base as earlier downloads left it on this machine, without asking; None if it is not here."""
+        return None
+
     def list(self, request: CrawlRequest, progress: CrawlProgress) -> Iterator[Page]:
         """The pages of what descends from ``request.ids``; each may be stored as soon as it is yielded.
 

@@ -35,7 +35,7 @@ from indexer.sources.file_systems import (
     TreeFile,
     in_order,
 )
-from indexer.sources.registry import ModelRef
+from indexer.sources.registry import ModelRef, TreePlace
 from indexer.sources.runs import NUMBERED, Checkpoint, checkpoint_at, checkpoints_of_files, is_named_in_run
 from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import COMMIT, load_json, shown
@@ -94,6 +94,13 @@ class TreeModel:
         parts = [self.commit] if self.commit else []
         parts += [f"{'' if self.is_file else name} {one.facts.size} {one.facts.mark}" for name, one in self._sorted]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def reference(self, name: str, files: FileSystem, options: tuple[tuple[str, Any], ...] = ()) -> ModelRef:
+        """The model as it lies in ``files``, under a ``name``. ``options``: fsspec's for the address."""
+        place = TreePlace(
+            files.address, self.path, self.files, files.is_remote, options, bool(self.hub_id), self.above
+        )  # fmt: skip
+        return ModelRef(name, place=place)
 
     @property
     def _sorted(self) -> list[tuple[str, TreeFile]]:

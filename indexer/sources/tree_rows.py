@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files as resources
@@ -41,7 +41,8 @@ _LISTED_BY_TRAINERS = ("ss_base_model_version", "ss_sd_model_name", "modelspec.a
 class TreeFacts:
     """Of one model: its ``version`` (40 hex digits, the same wherever it lies), and what names its base, best first.
 
-    ``named``: (what names it, the name); ``relation``: adapter or finetune, by the files.
+    ``version``: "" if the weights were not looked at. ``named``: (what names it, the name); ``relation``: adapter or
+    finetune, by the files.
     """
 
     version: str
@@ -51,10 +52,16 @@ class TreeFacts:
 
 def described(model: TreeModel, files: FileSystem) -> tuple[TreeFacts, Row]:
     """What the files of a model say, and its listing row, which has no id yet. Raises ModelError if one has changed."""
+    facts, row = stated(model, files)
+    version = model.commit or _version(model, files)
+    return replace(facts, version=version), {**row, "sha": version}
+
+
+def stated(model: TreeModel, files: FileSystem) -> tuple[TreeFacts, Row]:
+    """The same without the version, for which some of the weights are read. Raises ModelError if a file has changed."""
     row, named, is_adapter = _row(model, files)
     relation = untyped_relation(row) if is_adapter is None else "adapter" if is_adapter else "finetune"
-    version = model.commit or _version(model, files)
-    return TreeFacts(version, tuple(named[:_MOST_NAMED]), relation), {**row, "sha": version}
+    return TreeFacts("", tuple(named[:_MOST_NAMED]), relation), row
 
 
 def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]], bool | None]:
@@ -137,7 +144,7 @@ def _version(model: TreeModel, files: FileSystem) -> str:
             continue
         try:
             with closing(files.open(one.path, name)) as file:
-                samples[known] = _ends(file) if files.is_remote else sample_digest(_Reader(file))
+                samples[known] = ends_digest(file) if files.is_remote else sample_digest(_Reader(file))
         except Failed as error:
             if error.reason != "not_found":
                 raise
@@ -148,7 +155,7 @@ def _version(model: TreeModel, files: FileSystem) -> str:
     return first + hashlib.sha1("\n".join([first, *marks]).encode(), usedforsecurity=False).hexdigest()[:20]
 
 
-def _ends(file: ByteSource) -> str:
+def ends_digest(file: ByteSource) -> str:
     """The size of a file, and a hash of its head and its tail."""
     found = hashlib.sha256(file.read(0, min(file.size, _PIECE)))
     if file.size > _PIECE:

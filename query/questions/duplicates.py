@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from indexer.console.option import Option
 from indexer.errors import AtlasError
+from indexer.names import NEAR, DuplicateKind
 from indexer.quantities import size_in_words
 from query.contract.columns import WEIGHT_BYTES, Author, BaseId, ModelId, Notes
 from query.contract.options import Base
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from indexer.records.store import RecordStore
     from query.models.reader import AtlasReader
 
-Kind = Literal["same file", "same weights", "rounded", "near"]
-
-WITHIN = 0.1
 # Pairs of models that are compared by their records, the most similar first.
 _MOST_PAIRS = 20_000
 # Vectors of near-duplicates are more similar than this, whatever was subtracted from them.
@@ -61,7 +59,7 @@ class Duplicate:
     model: ModelId
     of: Annotated[str, Doc("The model that it repeats: the earliest upload, or the last checkpoint of a run.")]
     kind: Annotated[
-        Kind,
+        DuplicateKind,
         Doc(
             "same file (equal checksums), same weights (in other files), rounded (the same weights in another dtype), "
             "or near."
@@ -137,7 +135,7 @@ def duplicates(
     repeated = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
     notes: tuple[str, ...] = ()
     if near or within is not None:
-        within = WITHIN if within is None else within
+        within = NEAR if within is None else within
         others, notes = _near(atlas, canonical, within)
         repeated = sorted([*repeated, *others], key=lambda model: (model.base, model.of, model.distance, model.model))
     return Duplicates(tuple(repeated), within, notes)
@@ -147,13 +145,13 @@ def _exact(row: Mapping[str, Any]) -> Duplicate:
     hashes, kept_hashes = (
         sorted(file["sha256"] or "" for file in row[name] or ()) for name in ("weight_files", "of_files")
     )
-    kind: Kind = "same weights" if row["dtype"] == row["of_dtype"] else "rounded"
+    kind: DuplicateKind = "same weights" if row["dtype"] == row["of_dtype"] else "rounded"
     if hashes == kept_hashes and hashes and all(hashes):
         kind = "same file"
     return _duplicate(row, row["of"], row["of_author"], kind, 0.0)
 
 
-def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: Kind, distance: float) -> Duplicate:
+def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: DuplicateKind, distance: float) -> Duplicate:
     size = sum(file["size"] or 0 for file in row["weight_files"] or ())
     return Duplicate(row["base"], row["model"], of, kind, distance, size, row["author"], of_author)
 

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable
 from datetime import datetime
 
+from indexer.quantities import counted as counted
 from indexer.quantities import duration_in_words, size_in_words
 
 # The measures of a change in `query layers`, with their titles in a picture.
@@ -26,11 +27,6 @@ _SPACE = "\u00a0"  # no line breaks here
 def count(number: int | None) -> str:
     """12,345."""
     return NOTHING if number is None else f"{number:,}"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """1 model, 12,345 models."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def joined(words: Iterable[str]) -> str:

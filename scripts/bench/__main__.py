@@ -25,6 +25,7 @@ ROWS = {
     "spectra": ("vectors", "measure_spectra", "whole spectra: time and ranks"),
     "tree": ("trees", "measure_tree", "a folder of 1,000 LoRAs indexed"),
     "unchanged": ("trees", "measure_unchanged", "a folder of 10,000 adapters in which nothing has changed"),
+    "scan": ("trees", "measure_scan", "a folder of 1,000 LoRAs scanned without an atlas"),
     "start": ("asking", "measure_start", "a question from the shell"),
     "search": ("asking", "measure_search", "a question in process, against bare FAISS"),
 }

@@ -20,7 +20,7 @@ from indexer.checkpoints.adapter import AdapterPlan, adapter_plan, read_modules
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Matrix
 from indexer.checkpoints.checkpoint import Checkpoint
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.identification.bases import ComparedBase
 from indexer.errors import ModelError, Skipped
 from indexer.names import DeltaKey
 from indexer.untrusted import shown
@@ -30,6 +30,9 @@ MOST_MODULES = 8
 _MOST_BYTES = 8 << 20
 _MOST_NUMBERS = 1 << 26
 _TINY = 1e-12
+# From this effect on the span of an adapter's directions is said to be the base's; a smaller one says nothing.
+LEAST_SPAN = 0.4
+_LEAST_RANGE = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class AdapterFit:
     starts_from_base: bool = False
 
 
+@dataclass(frozen=True)
+class _Likeness:
+    """How alike an adapter and one matrix are, and the adapter and the matrices of ``others`` layers."""
+
+    own: float
+    others: float
+
+
 @dataclass
 class AdapterTensors:
     """An adapter, compared with one base after another."""
@@ -60,7 +71,7 @@ class AdapterTensors:
         """See ``adapter_plan``. Raises Skipped."""
         return adapter_plan(self.checkpoint)
 
-    def compare(self, base: BaseMatrices) -> AdapterFit:
+    def compare(self, base: ComparedBase) -> AdapterFit:
         """Compare with one base. Raises Skipped with the reason if its shapes do not fit."""
         architecture = load_architecture(str(base.config.get("model_type")))
         plan = self.plan
@@ -111,7 +122,7 @@ class AdapterTensors:
             raise Skipped("shape_mismatch", f"its {shown(path, 80)} is for {sizes}, the base's is {rows} × {columns}")
 
     def _effects(
-        self, located: Mapping[str, Sequence[Matrix]], base: BaseMatrices
+        self, located: Mapping[str, Sequence[Matrix]], base: ComparedBase
     ) -> tuple[float | None, float | None]:
         """Of the magnitudes and of the span, over some modules. Matrices of other layers are their null."""
         modules = [
@@ -121,7 +132,9 @@ class AdapterTensors:
         ]
         if not modules or not {"lora_A", "lora_B"} <= set(modules[0][2]):
             return None, None
-        values: dict[str, list[tuple[float, float, float]]] = {"magnitudes": [], "span": []}
+        magnitudes: list[_Likeness] = []
+        spans: list[_Likeness] = []
+        spanned: list[tuple[torch.Tensor, int]] = []  # the weights, and how many directions were compared with them
         weight_of: dict[DeltaKey, torch.Tensor] = {}
         left = _MOST_NUMBERS
         layers = sorted({matrix.key.layer for _, matrix, _ in modules})
@@ -143,11 +156,17 @@ class AdapterTensors:
                 likenesses = [
                     _likeness(of_adapter, torch.linalg.vector_norm(weight, dim=1).numpy()) for weight in weights
                 ]
-                values["magnitudes"].append((likenesses[0], float(np.median(likenesses[1:])), 1.0))
+                magnitudes.append(_Likeness(likenesses[0], float(np.median(likenesses[1:]))))
             directions = parts["lora_A"].float()
             if 0 < len(directions) < min(weights[0].shape) // 2:
-                values["span"].append(_spans(directions, weights))
-        return _effect(values["magnitudes"]), _effect(values["span"])
+                spans.append(_span(directions, weights))
+                spanned.append((weights[0], len(directions)))
+            # The most energy that directions can hold takes longest to find, and seldom matters: without it the effect
+            # of the first modules is at most this.
+            is_plain = not magnitudes and self.plan.start is None
+            if is_plain and (_effect(spans, [0.0] * len(spans)) or LEAST_SPAN) < LEAST_SPAN:
+                return None, None
+        return _effect(magnitudes, [1.0] * len(magnitudes)), _effect(spans, [_most_energy(*one) for one in spanned])
 
     def _read(self, paths: Mapping[str, object]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         """The tensors of some modules, as far as they are small enough."""
@@ -164,7 +183,7 @@ class AdapterTensors:
         return self._parts
 
 
-def adapter_fit(tensors: AdapterTensors, base: BaseMatrices) -> AdapterFit | str:
+def adapter_fit(tensors: AdapterTensors, base: ComparedBase) -> AdapterFit | str:
     """How it fits, or why it does not."""
     try:
         return tensors.compare(base)
@@ -192,23 +211,31 @@ def _likeness(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
     return float(2 * (deviations @ other_deviations) / size) if size > _TINY else 0.0
 
 
-def _spans(directions: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[float, float, float]:
-    """The energy of W within the span of A's rows, in the module's layer, in others, and the most possible."""
+def _span(directions: torch.Tensor, weights: Sequence[torch.Tensor]) -> _Likeness:
+    """The energy of W within the span of A's rows, in the module's layer and in others."""
     basis = torch.linalg.qr(directions.T).Q
-    energies = [
-        float(torch.linalg.matrix_norm(weight @ basis) ** 2 / torch.linalg.matrix_norm(weight) ** 2)
-        for weight in weights
-    ]
-    leading = torch.randn(basis.shape, generator=torch.Generator().manual_seed(0))
+    energies = [_energy(weight, basis) for weight in weights]
+    return _Likeness(energies[0], float(np.median(energies[1:])))
+
+
+def _most_energy(weight: torch.Tensor, count: int) -> float:
+    """The energy of W within the span of ``count`` directions, at most: by a power iteration."""
+    leading = torch.randn((weight.shape[1], count), generator=torch.Generator().manual_seed(0))
     for _ in range(3):
-        leading = torch.linalg.qr(weights[0].T @ (weights[0] @ leading)).Q
-    most = float(torch.linalg.matrix_norm(weights[0] @ leading) ** 2 / torch.linalg.matrix_norm(weights[0]) ** 2)
-    return energies[0], float(np.median(energies[1:])), most
+        leading = torch.linalg.qr(weight.T @ (weight @ leading)).Q
+    return _energy(weight, leading)
 
 
-def _effect(values: Sequence[tuple[float, float, float]]) -> float | None:
-    """The mean on the scale from other layers (0) to the base itself (1)."""
+def _energy(weight: torch.Tensor, basis: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(weight @ basis) ** 2 / torch.linalg.vector_norm(weight) ** 2)
+
+
+def _effect(values: Sequence[_Likeness], most: Sequence[float]) -> float | None:
+    """The mean on the scale from other layers (0) to the base itself (1), which is ``most`` alike."""
     if len(values) < 2:
         return None
-    own, others, most = (float(np.mean(column)) for column in zip(*values, strict=True))
-    return min((own - others) / max(most - others, 0.05), 1.0)
+    own, others, largest = (
+        float(np.mean(column))
+        for column in ([one.own for one in values], [one.others for one in values], most)
+    )  # fmt: skip
+    return min((own - others) / max(largest - others, _LEAST_RANGE), 1.0)

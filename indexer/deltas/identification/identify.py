@@ -18,7 +18,8 @@ from indexer.atlas import AtlasFolder
 from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.checkpoints.repository import open_repository
 from indexer.deltas.base import BaseMatrices
-from indexer.deltas.identification.adapters import AdapterFit, AdapterTensors, adapter_fit
+from indexer.deltas.identification.adapters import LEAST_SPAN, AdapterFit, AdapterTensors, adapter_fit
+from indexer.deltas.identification.bases import ComparedBase
 from indexer.deltas.identification.names import StatedName, claims, names_other, stated_names
 from indexer.deltas.identification.rows import RowComparison, SampledRows
 from indexer.deltas.stored_base import stored_bases
@@ -41,7 +42,7 @@ SURE = 0.9
 # models of all-MiniLM-L6-v2, confirmed on others (python -m studies.identify).
 _MIDDLE, _STEEPNESS = 0.2, 0.025
 # The same by what an adapter keeps of the base.
-_ADAPTER_MIDDLE, _ADAPTER_STEEPNESS = 0.4, 0.05
+_ADAPTER_MIDDLE, _ADAPTER_STEEPNESS = LEAST_SPAN, 0.05
 _NO_SPAN = 0.1  # of a PiSSA of other weights
 # How much a name says of an adapter whose shapes fit: for the base that it names, and against all others.
 _NAMED, _NOT_NAMED = 97.0, 3.0
@@ -67,7 +68,7 @@ class KnownBase:
     """
 
     ids: tuple[str, ...]
-    matrices: BaseMatrices | None
+    matrices: ComparedBase | None
     lists: Callable[[str], bool] = lambda identifier: False
 
     @property
@@ -138,10 +139,10 @@ def known_bases(folder: AtlasFolder, names: Mapping[str, Collection[str]] | None
             aliases = names[stored.base] if names and stored.base in names else _aliases(folder, stored.base)
             matrices = BaseMatrices(stored.path, resident=False)
             known[stored.base] = KnownBase(
-                _all_ids(stored.base, aliases), matrices, partial(_is_listed, folder, stored.base)
+                all_ids(stored.base, aliases), matrices, partial(_is_listed, folder, stored.base)
             )
     for base, aliases in (names or {}).items():
-        known.setdefault(base, KnownBase(_all_ids(base, aliases), None, partial(_is_listed, folder, base)))
+        known.setdefault(base, KnownBase(all_ids(base, aliases), None, partial(_is_listed, folder, base)))
     return list(known.values())
 
 
@@ -152,7 +153,8 @@ def _is_listed(folder: AtlasFolder, base: str, identifier: str) -> bool:
         return False
 
 
-def _all_ids(base: str, aliases: Collection[str]) -> tuple[str, ...]:
+def all_ids(base: str, aliases: Collection[str]) -> tuple[str, ...]:
+    """The ids of a base, the canonical one first, with those that are known to stand for its weights."""
     ids = tuple(dict.fromkeys((base, *aliases)))
     return tuple(dict.fromkeys((*ids, *source_of(base).mirrors(ids))))
 
@@ -179,22 +181,32 @@ def identify(reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
     Raises ModelError if it cannot be read.
     """
     install_session()
-    with closing(_opened(reference)) as checkpoint:
-        names = stated_names(checkpoint)
-        names = [replace(stated, text=reference.source.without_private(reference, stated.text)) for stated in names]
+    with closing(open_model(reference)) as checkpoint:
         try:
-            if checkpoint.kind == "full":
-                identification = _of_full(reference, SampledRows(checkpoint), names, bases)
-            else:
-                identification = _of_adapter(reference, AdapterTensors(checkpoint), names, bases)
+            return identify_opened(reference, checkpoint, bases)
         finally:
             for base in bases:
                 if base.matrices is not None:
                     base.matrices.close()
-        known = {name.lower() for base in bases for name in base.ids}
-        named = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
-        others = tuple(base_id for base_id in dict.fromkeys(named) if base_id.lower() not in known)
-        return replace(identification, bytes_read=checkpoint.bytes_read, named=others)
+
+
+def identify_opened(
+    reference: ModelRef, checkpoint: Checkpoint, bases: Sequence[KnownBase], rows: SampledRows | None = None
+) -> Identification:
+    """The same for an open checkpoint; the bases stay open. ``rows``: those of a full model that were read before.
+
+    Raises ModelError.
+    """
+    names = stated_names(checkpoint)
+    names = [replace(stated, text=reference.source.without_private(reference, stated.text)) for stated in names]
+    if checkpoint.kind == "full":
+        identification = _of_full(reference, rows or SampledRows(checkpoint), names, bases)
+    else:
+        identification = _of_adapter(reference, AdapterTensors(checkpoint), names, bases)
+    known = {name.lower() for base in bases for name in base.ids}
+    named = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
+    others = tuple(base_id for base_id in dict.fromkeys(named) if base_id.lower() not in known)
+    return replace(identification, bytes_read=checkpoint.bytes_read, named=others)
 
 
 def _listed_id(text: str) -> str | None:
@@ -206,11 +218,11 @@ def _listed_id(text: str) -> str | None:
 @model_errors()
 def is_full(reference: ModelRef) -> bool:
     """Whether a file of weights holds a full model, by its tensors. Raises ModelError."""
-    with closing(_opened(reference)) as checkpoint:
+    with closing(open_model(reference)) as checkpoint:
         return checkpoint.kind == "full"
 
 
-def _opened(reference: ModelRef) -> Checkpoint:
+def open_model(reference: ModelRef) -> Checkpoint:
     """The checkpoint, as an adapter if its files look like one. Raises ModelError."""
     repository = open_repository(reference)
     filenames = sorted(repository.filenames)

@@ -18,7 +18,7 @@ from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Layout, Matrix
 from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.checkpoints.stored_tensor import READABLE
-from indexer.deltas.base import BaseMatrices
+from indexer.deltas.identification.bases import ComparedBase
 from indexer.deltas.weight_match import LayerRows, Rows, WeightMatch, match_weights
 from indexer.errors import Skipped
 from indexer.names import CONNECTIONS, FAMILIES, DeltaKey
@@ -65,8 +65,32 @@ class SampledRows:
     checkpoint: Checkpoint
     _read: dict[tuple[str, bytes], torch.Tensor] = field(default_factory=dict)
 
-    def compare(self, base: BaseMatrices) -> RowComparison:
+    def compare(self, base: ComparedBase) -> RowComparison:
         """Compare with one base. Raises Skipped with the reason if they have no matrices in common."""
+        of_model, of_base, dtype, depths = self._read_like(base)
+        if not all(np.isfinite(layer_rows.rows).all() for layer_rows in of_model):
+            raise Skipped("not_finite", "its weights hold NaN or infinite values")
+        match = match_weights(of_model, of_base)
+        return _with_distance(match, of_model, of_base, dtype, *depths)
+
+    def change(self, base: ComparedBase) -> NDArray[np.float32]:
+        """What is left of the same rows without the base's, one after another; () if they have other shapes."""
+        of_model, of_base, _, _ = self._read_like(base)
+        pieces = []
+        for layer_rows in of_model:
+            layers = of_base.layers(layer_rows.family)
+            rows = (
+                of_base.rows(layer_rows.layer, layer_rows.family, layer_rows.places)
+                if layer_rows.layer in layers
+                else None
+            )
+            if rows is None or rows.shape != layer_rows.rows.shape:
+                return np.zeros(0, np.float32)
+            pieces.append((layer_rows.rows - rows).ravel())
+        return np.concatenate(pieces)
+
+    def _read_like(self, base: ComparedBase) -> tuple[list[LayerRows], _BaseRows, torch.dtype, tuple[int, int]]:
+        """Rows of matrices that a base has too, the base, the dtype of the model, and the layers of both."""
         layout = self._layout(base)
         stack = _common_stack(base.layout, layout)
         theirs = _by_family(base.layout, stack)
@@ -86,14 +110,11 @@ class SampledRows:
             LayerRows(matrix.key.layer, matrix.key.family, _as_rows(matrix, values), lines[matrix.key], _reads(matrix))
             for matrix, values in zip(chosen, self._rows(chosen, lines), strict=True)
         ]
-        if not all(np.isfinite(layer_rows.rows).all() for layer_rows in of_model):
-            raise Skipped("not_finite", "its weights hold NaN or infinite values")
         of_base = _BaseRows(base, theirs, families, layers)
-        match = match_weights(of_model, of_base)
         dtype = self.checkpoint.tensors[chosen[0].tensor].dtype
-        return _with_distance(match, of_model, of_base, dtype, _depth(layout, stack), _depth(base.layout, stack))
+        return of_model, of_base, dtype, (_depth(layout, stack), _depth(base.layout, stack))
 
-    def _layout(self, base: BaseMatrices) -> Layout:
+    def _layout(self, base: ComparedBase) -> Layout:
         """The matrices of the model as the base's architecture names them. Raises Skipped."""
         architecture = load_architecture(str(base.config.get("model_type")))
         config = self.checkpoint.config
@@ -144,7 +165,7 @@ class _BaseRows:
 
     def __init__(
         self,
-        base: BaseMatrices,
+        base: ComparedBase,
         matrices: Mapping[str, Mapping[int, Matrix]],
         families: Sequence[str],
         layers: Sequence[int],

@@ -11,14 +11,15 @@ from datetime import datetime
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from indexer.console.advice import for_command_line
 from indexer.console.messages import clean
 from indexer.console.output import as_plain, cell_text
+from indexer.console.page import code, page_environment, shorten
 from indexer.errors import AtlasError, missing_extra
-from query.contract.figures import THEMES, draw
+from query.contract.figures import draw
 from query.shared import wording
 from query.shared.wording import NOTHING, count, day, decimal, duration, literal, moment, percent, size, sql
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from query.contract.results import ThemeName
     from query.models.reader import AtlasReader, CrawlSource
 
-_LONGEST = 300  # characters of one string from the Hub
 _NAMES = 3  # of a list in a cell
 _MANY_MARKS = 1500  # in a picture; with more, a PNG is smaller than an SVG
 _MODELS = ("model", "central", "asked")  # columns of answers with ids of models
@@ -45,21 +45,11 @@ def as_reason(error: AtlasError | ModuleNotFoundError, purpose: str) -> AtlasErr
     return missing
 
 
-def code(text: str) -> Markup:
-    """Text to type, or an exact spelling, as HTML."""
-    return Markup("<code>{}</code>").format(clean(text, keep_lines=True))
-
-
 def model_link(name: str, address: str | None) -> Markup:
     """A model's name, linked to its page if it has one."""
     if address is None:
         return Markup('<span class="id">{}</span>').format(clean(shorten(name)))
     return Markup('<a class="id" href="{}" rel="noopener nofollow">{}</a>').format(clean(address), clean(name))
-
-
-def shorten(text: str, longest: int = _LONGEST) -> str:
-    """A string from the Hub, cut if it is too long for a page."""
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def enumerated(names: Sequence[str]) -> str:
@@ -241,19 +231,10 @@ class Section:
 @cache
 def _environment() -> Environment:
     """The templates and their functions (cached, because compiling the templates takes longer than filling them)."""
-    # All text is made printable and escaped, unless it is Markup, which comes only from functions that escape their
-    # arguments.
-    environment = Environment(
-        loader=PackageLoader("query.faces.report", "pages"),
-        autoescape=True,
-        finalize=lambda part: clean(part, keep_lines=True) if type(part) is str else part,
-        undefined=StrictUndefined,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = page_environment("query.faces.report")
     environment.globals |= {
         name: getattr(wording, name) for name in ("count", "counted", "day", "decimal", "percent", "size")
-    } | {"code": code, "shorten": shorten, "enumerated": enumerated, "for_command_line": for_command_line}
+    } | {"enumerated": enumerated, "for_command_line": for_command_line}
     return environment
 
 
@@ -269,6 +250,5 @@ def page(source: Source, sections: Iterable[Section]) -> str:
             listed=source.number("SELECT count(*) FROM fine_tunes WHERE base = ?"),
             indexed=source.number("SELECT count(*) FROM models WHERE base = ?"),
             sections=list(sections),
-            themes=THEMES,
         )
     )
