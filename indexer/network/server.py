@@ -25,7 +25,7 @@ from indexer.network.hub_errors import as_model_error
 from indexer.network.hub_requests import Parameters, is_own, parse_json
 from indexer.network.rate_limit import count_received
 from indexer.network.retries import RetryPolicy, TransientError
-from indexer.network.session import SENT_ONCE, STREAMED, Session
+from indexer.network.session import SENT_ONCE, STREAMED, Session, current_session
 from indexer.untrusted import load_json, printable, tidy
 from indexer.version import __version__
 
@@ -59,7 +59,7 @@ class Server:
         if not is_address or parts.username or parts.password or parts.query or parts.fragment:
             shown = printable(self.endpoint.rpartition("@")[2], 100)
             raise AtlasError(f"The address {shown} of {title} is not of the form http://host:port.", "Correct it.")
-        self._session = Session(endpoint=self.endpoint)
+        self._session = Session(current_session().limits, endpoint=self.endpoint)
 
     def ask(self, path: str, parameters: Parameters = (), *, body: Any = None, method: str = "") -> Any:
         """The JSON that the API answers, parsed. ``body``: JSON to send, by POST unless a ``method`` is given."""

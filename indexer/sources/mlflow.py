@@ -42,6 +42,9 @@ _IN_BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 _SERVER = re.compile(r"mlflow\+(https?://.+)", re.DOTALL)
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _SQLITE = b"SQLite format 3\0"
+_TABLES = frozenset((
+    "experiments", "runs", "params", "tags", "latest_metrics", "logged_models", "logged_model_params",
+))  # fmt: skip
 _DELETED = "deleted"
 # Words of artifact paths that name no model.
 _NO_NAMES = frozenset(("artifacts", "model", "models", "data", "components", "peft", "adapter", "weights"))
@@ -552,7 +555,7 @@ class Database(_ReadStore):
     @contextmanager
     def _tables(self) -> Iterator[Callable[..., Iterator[tuple[Any, ...]]]]:
         """A function that reads columns of a table; of one that is not there it reads nothing. Raises AtlasError."""
-        allowed: set[str] = {"sqlite_master"}
+        allowed: set[str] = set()
         deadline = monotonic() + _SECONDS
 
         def authorized(action: int, first: str | None, second: str | None, _: str | None, inside: str | None) -> int:
@@ -566,13 +569,15 @@ class Database(_ReadStore):
                 connection.execute("PRAGMA trusted_schema = OFF")
                 connection.execute("PRAGMA cell_size_check = ON")
                 connection.set_progress_handler(lambda: monotonic() > deadline, 100_000)
+                # Tables of its own: a virtual one would be of a module, a view of other tables, a generated column of
+                # functions.
+                names = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+                made = dict(connection.execute(names))
+                for name in _TABLES & made.keys():
+                    hidden = {kind for *_, kind in connection.execute(f"PRAGMA table_xinfo([{name}])")}
+                    if hidden == {0} and re.match(r"CREATE\s+TABLE\b", str(made[name]), re.IGNORECASE):
+                        allowed.add(name)
                 connection.set_authorizer(authorized)
-                # Tables of its own kind: a virtual table would be one of a module, a view one of other tables.
-                sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-                allowed |= {
-                    name for name, made in connection.execute(sql)
-                    if isinstance(made, str) and re.match(r"CREATE\s+TABLE\b", made, re.IGNORECASE)
-                }  # fmt: skip
 
                 def rows(table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
                     if table in allowed:
