@@ -153,8 +153,10 @@ class Listing:
         claims = {"user": (Claim(relation, claimed_by, parent), "")}
         self._write(lambda listing: listing.see(str(row["id"]), claims, row, datetime.now(UTC)))
 
-    def update_tree(self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]) -> tuple[int, int]:
-        """Note which models the tree of a ``question`` shows, and which have ``left`` it.
+    def update_place(
+        self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]
+    ) -> tuple[int, int]:
+        """Note which models the tree or the source of a ``question`` shows, and which have ``left`` it.
 
         Returns how many are new or have come back, and how many no source shows any more.
         """

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 HUB_CACHE = "hf-cache"
 # What opens places of other forms than folders and the addresses of fsspec: functions of an address and of fsspec's
 # options, which return None for an address of another form.
-PLACES = ("indexer.sources.mlflow:opened",)
+PLACES = ("indexer.sources.mlflow:opened", "indexer.sources.modelscope:opened")
 # By the scheme of an address, the extra that brings the package for it.
 _EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
