@@ -23,6 +23,7 @@ from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.questions import (
     COPY,
+    SOURCE,
     BadRow,
     ClaimedRow,
     CrawlProgress,
@@ -33,7 +34,7 @@ from indexer.sources.questions import (
     Step,
     UnlistedMember,
 )
-from indexer.sources.registry import is_listed_id
+from indexer.sources.registry import is_listed_id, source_of
 from indexer.storage.atomic_files import link_or_copy
 from indexer.storage.small_database import DamagedDatabase, FileState, SmallTables
 from indexer.untrusted import malformed
@@ -294,7 +295,7 @@ class Listing:
                 listing.note_base(ids, None)
             for one in models:
                 claim = Claim(one.relation, one.claimed_by, one.parent)
-                key = RESTORED if is_listed_id(one.id) and one.claimed_by != BY_FOLDER else "user"
+                key = _restored_key(one, ids[0])
                 claims = {} if one.deleted_at_hub else {key: (claim, "")}
                 listing.see(one.id, claims, one.row, one.last_seen, first_seen=one.first_seen, was=claim)
 
@@ -354,6 +355,14 @@ class Listing:
     def _state(self) -> FileState | None:
         with system_errors(partial(self.database.unusable, "read")):
             return self.database.state()
+
+
+def _restored_key(model: ListedModel, base: str) -> str:
+    """The question that a restored model counts as shown by: what answers it can also take the model away."""
+    if model.claimed_by == BY_FOLDER or not is_listed_id(model.id):
+        return "user"
+    source = source_of(model.id)
+    return RESTORED if source is source_of(base) else f"{SOURCE}{source.scheme}"
 
 
 def _current(listing: ListingTables) -> CrawlState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevis
 from indexer.listing.listing import Listing
 from indexer.network.session import install_session
 from indexer.sources.addresses import file_system
+from indexer.sources.claims import Claim
 from indexer.sources.questions import BadRow, ClaimedRow, CrawlProgress, CrawlRequest
 from indexer.sources.registry import ModelRef, author_of, is_listed_id, page_of, source_named
 from indexer.sources.rows import checked_pages, row_of
@@ -272,13 +274,30 @@ def test_from_build_to_build(site, hub, tmp_path):
     assert status("atlas")
 
 
+def test_a_crawl_of_the_hub_does_not_lose_what_another_source_showed(tmp_path):
+    """Also after a rebuild, which restores models without knowing what showed them."""
+    listing, request = Listing(tmp_path / "base.sqlite"), CrawlRequest((BASE,))
+    row, claim = {"id": "modelscope:ann/x", "sha": "0" * 40}, Claim("adapter", "tag", BASE)
+    listing.begin(request)
+    listing.update_place("source:modelscope", [(row, claim)], ())
+    assert listing.finish(is_complete=True) == 0
+    restored = Listing(tmp_path / "restored.sqlite")
+    hub_model = replace(listing.models()[0], id="ann/x", row={**row, "id": "ann/x"})
+    restored.restore([*listing.models(), hub_model], (BASE,))
+    restored.begin(request)
+    assert restored.finish(is_complete=True) == 1
+    assert restored.gone() == {"ann/x"}
+    assert restored.update_place("source:modelscope", (), ["modelscope:ann/x"]) == (0, 1)
+
+
 @pytest.mark.slow
 def test_single_models_are_added_compared_and_identified(site, hub, tmp_path):
     assert build(BASE, limit=2, workers=1).indexed == 2
     assert add(f"modelscope:cat/{NAME}-by-settings", BASE, atlas="atlas").indexed == 1
     with Atlas("atlas") as atlas:
-        near = atlas.similar(f"modelscope:ann/{NAME}-by-field", k=1)
-        assert near[0].model == f"modelscope:cat/{NAME}-by-settings"
+        adapter(site.root / "gil/copy", 3, BASE)
+        near = atlas.similar("modelscope:gil/copy", k=1)
+        assert (near[0].model, round(near[0].similarity, 3)) == (f"modelscope:cat/{NAME}-by-settings", 1.0)
         (best, *_) = atlas.identify(f"modelscope:ann/{NAME}-by-field")
         assert best.base == BASE
         with pytest.raises(AtlasError, match="no such model on ModelScope"):
