@@ -271,7 +271,11 @@ def test_from_build_to_build(site, hub, tmp_path):
     assert "1 models are not on ModelScope any more; the atlas keeps what it has of them" in said
     listing = Listing(AtlasFolder("atlas").listing(BASE))
     assert {"source:modelscope"} == set(next(one for one in listing.models() if "by-field" in one.id).claims)
-    assert status("atlas")
+    mine, modelscope = status("atlas")["sources"]
+    assert (mine["models"], mine["left"]) == (1, 0)
+    assert {name: modelscope[name] for name in ("address", "models", "indexed", "left")} == {
+        "address": "modelscope", "models": 3, "indexed": 2, "left": 1,
+    }  # fmt: skip
 
 
 def test_a_crawl_of_the_hub_does_not_lose_what_another_source_showed(tmp_path):
