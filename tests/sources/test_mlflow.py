@@ -24,6 +24,7 @@ from indexer.errors import AtlasError, Failed
 from indexer.network.session import install_session
 from indexer.sources import mlflow
 from indexer.sources.addresses import file_system
+from indexer.sources.file_systems import Problems
 from indexer.sources.tree import list_tree
 from indexer.sources.tree_rows import base_among, described
 from query import Atlas
@@ -291,8 +292,10 @@ def test_names_that_lead_elsewhere_are_left_out(server):
     server.overrides["/api/2.0/mlflow/artifacts/list"] = answers(
         {"files": [*files, "text", {"path": "sub", "is_dir": 1}]}
     )
-    _, models, _ = listed(server.place)
+    files, models, _ = listed(server.place)
     assert [path for path in models if "m-" not in path] == []
+    content = files.content(f"1/{RUN_ID(1)}", Problems())
+    assert (content.files, content.folders) == ({}, [])
 
 
 def test_a_run_that_cannot_be_listed_stays_as_it_was(server):
