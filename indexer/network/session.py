@@ -155,7 +155,8 @@ class HubTransport(httpx2.BaseTransport):
         if wait > 0:
             time.sleep(wait)
         response = self._send(request)
-        note_response(request_kind(request.url), response.headers)
+        if STREAMED not in request.extensions:  # quotas are the Hub's
+            note_response(request_kind(request.url), response.headers)
         if response.status_code != 429:  # a 429 pauses everybody (Tries)
             self._limiter.note_quota(limit, response.headers, self._limits.longest_rate_limit_wait)
         # The token may be the reason for a refusal: one with few permissions can be refused what is public.

@@ -31,6 +31,7 @@ from urllib.parse import quote, unquote, urlsplit
 from indexer.errors import AtlasError, Failed, ModelError
 from indexer.network.byterange import ByteSource
 from indexer.network.server import Server
+from indexer.regular_files import open_regular, read_regular
 from indexer.sources.cards.bounded_yaml import load_yaml
 from indexer.sources.file_systems import FileFacts, FileSystem, FolderContent, LocalFiles, Problems, TrackedRun
 from indexer.untrusted import Reader, is_count, printable, tidy
@@ -288,6 +289,7 @@ class FileStore(Store):
 
     def __init__(self, folder: Path) -> None:
         self._files = LocalFiles(folder)
+        self._names: dict[str, str] = {}  # of experiments, by their ids
         self.address = f"mlflow:{self._files.address}"
 
     @staticmethod
@@ -302,6 +304,7 @@ class FileStore(Store):
 
     def experiments(self) -> list[str]:
         """The folders of experiments; those deleted lie in a hidden one."""
+        self._names.clear()
         return [name for name in self._folders("") if _EXPERIMENT.fullmatch(name)
                 and self._meta(name).get("lifecycle_stage", "active") != _DELETED]  # fmt: skip
 
@@ -330,7 +333,7 @@ class FileStore(Store):
             experiment=experiment,
             artifacts=str(meta.get("artifact_location" if is_model else "artifact_uri") or ""),
             name=tidy(str(meta.get("run_name") or ""), _LONGEST_NAME),
-            experiment_name=tidy(str(self._meta(experiment).get("name") or ""), _LONGEST_NAME),
+            experiment_name=self._experiment_name(experiment),
             status=_STATUS.get(status, "") if isinstance(status, int) else tidy(str(status or ""), 20),
             start=reader.count(meta.get("start_time"), "start_time"),
             end=reader.count(meta.get("end_time"), "end_time"),
@@ -347,6 +350,11 @@ class FileStore(Store):
         """Beside what is written of it: also where the folder was moved or copied."""
         folder = Path(self._files.address) / run.experiment / _ending(run)
         return folder if folder.is_dir() and not folder.is_symlink() else super().folder_of(run)
+
+    def _experiment_name(self, experiment: str) -> str:
+        if experiment not in self._names:
+            self._names[experiment] = tidy(str(self._meta(experiment).get("name") or ""), _LONGEST_NAME)
+        return self._names[experiment]
 
     def _folders(self, path: str) -> list[str]:
         return self._files.content(path, Problems()).folders
@@ -377,7 +385,7 @@ class FileStore(Store):
     def _keys(self, path: str) -> Iterator[tuple[str, str]]:
         """The names of parameters, and their paths: a name may have slashes."""
         waiting, seen = [""], 0
-        while waiting:
+        while waiting and not Path(self._files.address, path).is_symlink():
             below = waiting.pop()
             content = self._files.content(f"{path}/{below}" if below else path, Problems())
             names = [f"{below}/{name}" if below else name for name in sorted(content.files)]
@@ -390,10 +398,11 @@ class FileStore(Store):
 
     def _read(self, path: str, most: int, *, is_end: bool) -> bytes | None:
         try:
-            with closing(self._files.open(path, "a file of a run")) as file:
-                start = max(0, file.size - most) if is_end else 0
-                return bytes(file.read(start, min(file.size, start + most)))
-        except ModelError:
+            with open_regular(Path(self._files.address, path)) as file:  # never through a link
+                if is_end:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+                return file.read(most)
+        except OSError:
             return None
 
 
@@ -412,11 +421,10 @@ _STATUS = {1: "RUNNING", 2: "SCHEDULED", 3: "FINISHED", 4: "FAILED", 5: "KILLED"
 def _meta(folder: Path) -> Mapping[str, Any]:
     """The facts of an experiment, a run or a logged model; {} if its file cannot be read."""
     try:
-        with closing(LocalFiles(folder).open("meta.yaml", "meta.yaml")) as file:
-            text = bytes(file.read(0, min(file.size, _LARGEST_META))).decode("utf-8", errors="replace")
-    except (AtlasError, ModelError):
+        content = read_regular(folder / "meta.yaml", most=_LARGEST_META)
+    except OSError:
         return {}
-    found = load_yaml(text)
+    found = load_yaml(content.decode("utf-8", errors="replace"))
     return found if isinstance(found, dict) else {}
 
 

@@ -20,15 +20,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped, UnknownRevision
 from indexer.hub_ids import is_hub_id
 from indexer.names import RELATIONS
-from indexer.network.byterange import ByteSource
-from indexer.network.retries import RetryPolicy
-from indexer.network.server import Server
 from indexer.sources.cards.readme import MAX_README
 from indexer.sources.claims import YES, Claim, classify_path, relation_to
 from indexer.sources.file_systems import FileSystem, LocalFiles
@@ -38,6 +35,11 @@ from indexer.sources.questions import BadRow, CheckedRow, ClaimedRow, CrawlProgr
 from indexer.sources.registry import ModelRef
 from indexer.sources.source import LONGEST_REVISION, Row, Source, Version
 from indexer.untrusted import SHA256, Reader, is_count, printable, shown, tidy
+
+if TYPE_CHECKING:
+    from indexer.network.byterange import ByteSource
+    from indexer.network.retries import RetryPolicy
+    from indexer.network.server import Server
 
 CACHE = "modelscope-cache"
 _SCHEME = "modelscope:"
@@ -207,6 +209,8 @@ def _adapter_base(reference: ModelRef, name: str, files: Mapping[str, _File], ba
 
 @lru_cache(maxsize=8)
 def _server_at(endpoint: str, token: str) -> Server:
+    from indexer.network.server import Server  # what asks no server needs no client of one
+
     headers = {"Authorization": f"Bearer {token}", "Cookie": f"m_session_id={token}"} if token else {}
     return Server("ModelScope", endpoint, headers)
 
