@@ -125,7 +125,7 @@ class Server:
             raise Failed("range_ignored", f"{self.title} does not send parts of {name}")
         first, last, total = map(int, stated.groups())
         if total != size:
-            raise Failed("file_changed", f"{name} has {total} bytes, and {self.title} had said {size}")
+            raise Failed("file_changed", f"{name} has {total} bytes, and {self.title} stated {size}")
         if (first, last) != (start, stop - 1):
             raise TransientError(Failed("range_ignored", f"another part of {name} was sent than asked for"))
 
@@ -165,8 +165,8 @@ class Server:
         except HfHubHTTPError as error:
             status = error.response.status_code
             reason = _REASONS.get(status, "server_error")
-            said = self._message(error.response) if reason != "refused" else ""
-            raise Failed(reason, f"{self.title} answered HTTP {status}{said}") from error
+            message = self._message(error.response) if reason != "refused" else ""
+            raise Failed(reason, f"{self.title} answered HTTP {status}{message}") from error
         except ForbiddenAddressError as error:
             raise Failed("network", f"{self.title} points to an address that is not public") from error
         except (ModelError, AtlasError):

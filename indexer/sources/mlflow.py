@@ -109,7 +109,7 @@ class Run:
         }
         tags = {f"tags.{key}": value for key, value in self.tags.items() if not key.startswith("mlflow.")}
         # A Trainer logs the learning rate as it decays, too; the parameter says how it was set.
-        return {**tags, **self.metrics, **self.params} | {key: one for key, one in facts.items() if one}
+        return {**tags, **self.metrics, **self.params} | {key: fact for key, fact in facts.items() if fact}
 
     def tracked(self, inner: str) -> TrackedRun:
         """The run of a model at a path among its artifacts."""
@@ -190,14 +190,14 @@ class MlflowFiles(FileSystem):
             return FolderContent()
         inside = Problems()
         try:
-            found = files.content(f"{below}/{inner}" if inner else below, inside)
+            content = files.content(f"{below}/{inner}" if inner else below, inside)
         except (AtlasError, ModelError) as error:
             what = error.message if isinstance(error, AtlasError) else error.detail
             problems.note(f"{NOT_LISTED}: {what.rstrip('.')}", path, is_unseen=True)
             return FolderContent()
         for kind, count in inside.counts.items():
             problems.note(kind, path, is_unseen=bool(inside.unseen), count=count)
-        return found
+        return content
 
     def facts(self, path: str) -> FileFacts:
         """The facts of a file as it is now."""
@@ -363,11 +363,11 @@ class FileStore(Store):
         return _meta(Path(self._files.address) / path)
 
     def _values(self, path: str) -> dict[str, str]:
-        found: dict[str, str] = {}
+        values: dict[str, str] = {}
         for key, inner in self._keys(path):
             if (content := self._read(inner, _LARGEST_VALUE, is_end=False)) is not None:
-                found[key] = content.decode("utf-8", errors="replace")
-        return found
+                values[key] = content.decode("utf-8", errors="replace")
+        return values
 
     def _metrics(self, path: str) -> tuple[dict[str, float], int | None]:
         """The last values, and the last step; a line of a file is "time value step"."""
@@ -424,8 +424,8 @@ def _meta(folder: Path) -> Mapping[str, Any]:
         content = read_regular(folder / "meta.yaml", most=_LARGEST_META)
     except OSError:
         return {}
-    found = load_yaml(content.decode("utf-8", errors="replace"))
-    return found if isinstance(found, dict) else {}
+    facts = load_yaml(content.decode("utf-8", errors="replace"))
+    return facts if isinstance(facts, dict) else {}
 
 
 def _logged_model(own: Run, name: str, made_by: Run | None) -> Run:
@@ -470,10 +470,10 @@ class _ReadStore(Store):
             if number >= _MOST_RUNS:
                 raise AtlasError(f"{self.address} has more than {_MOST_RUNS:,} runs.", "Name a smaller store.")
             if run.experiment in self._experiments and _RUN_ID.fullmatch(run.id):
-                of_experiment = self._runs.setdefault(run.experiment, {})
-                made_by = of_experiment.get(run.run_id) if run.model else None
+                runs_by_id = self._runs.setdefault(run.experiment, {})
+                made_by = runs_by_id.get(run.run_id) if run.model else None
                 named = replace(run, experiment_name=self._experiments[run.experiment])
-                of_experiment[run.id] = _logged_model(named, run.model, made_by) if run.model else named
+                runs_by_id[run.id] = _logged_model(named, run.model, made_by) if run.model else named
         return sorted(self._runs)
 
     def ids(self, experiment: str) -> list[str]:
@@ -532,9 +532,9 @@ class Database(_ReadStore):
             columns: tuple[str, ...] = ("run_uuid", "key", "value", "step", "timestamp", "is_nan")
             for identifier, key, value, step, time, is_nan in rows("latest_metrics", *columns):
                 number = None if is_nan else Reader().number(value)
-                of_run = metrics.setdefault(str(identifier), {})
-                if number is not None and len(of_run) < _MOST_KEYS:
-                    of_run[str(key)] = number
+                metrics_of_run = metrics.setdefault(str(identifier), {})
+                if number is not None and len(metrics_of_run) < _MOST_KEYS:
+                    metrics_of_run[str(key)] = number
                 steps[str(identifier)] = max(steps.get(str(identifier), 0), step if is_count(step) else 0)
                 changes[str(identifier)] = max(changes.get(str(identifier), 0), time if is_count(time) else 0)
             runs = []
@@ -549,14 +549,15 @@ class Database(_ReadStore):
                         changed=max(changes.get(run_id, 0), _time(end) or 0), params=params.get(run_id, {}),
                         metrics=metrics.get(run_id, {}), tags=tags.get(run_id, {}), step=steps.get(run_id),
                     ))  # fmt: skip
-            of_models = _texts(rows("logged_model_params", "model_id", "param_key", "param_value"))
+            model_params = _texts(rows("logged_model_params", "model_id", "param_key", "param_value"))
             columns = ("model_id", "experiment_id", "name", "artifact_location", "last_updated_timestamp_ms",
                        "lifecycle_stage", "source_run_id")  # fmt: skip
             for identifier, experiment, name, artifacts, time, stage, made_by in rows("logged_models", *columns):
                 if stage != _DELETED:
                     runs.append(Run(
                         str(identifier), str(experiment), str(artifacts or ""), model=str(name) or str(identifier),
-                        changed=_time(time) or 0, run_id=str(made_by or ""), params=of_models.get(str(identifier), {}),
+                        changed=_time(time) or 0, run_id=str(made_by or ""),
+                        params=model_params.get(str(identifier), {}),
                     ))  # fmt: skip
             return experiments, runs
 
@@ -577,7 +578,7 @@ class Database(_ReadStore):
                 connection.execute("PRAGMA trusted_schema = OFF")
                 connection.execute("PRAGMA cell_size_check = ON")
                 connection.set_progress_handler(lambda: monotonic() > deadline, 100_000)
-                # Tables of its own: a virtual one would be of a module, a view of other tables, a generated column of
+                # Tables of its own: a virtual table would be of a module, a view of other tables, a generated column of
                 # functions.
                 names = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
                 made = dict(connection.execute(names))
@@ -604,12 +605,12 @@ class Database(_ReadStore):
 
 def _texts(rows: Iterable[tuple[Any, ...]]) -> dict[str, dict[str, str]]:
     """By the id of a run, its parameters or tags."""
-    found: dict[str, dict[str, str]] = {}
+    texts: dict[str, dict[str, str]] = {}
     for identifier, key, value in rows:
-        of_run = found.setdefault(str(identifier), {})
-        if len(of_run) < _MOST_KEYS:
-            of_run[str(key)[:_LONGEST_NAME]] = str(value)[:_LARGEST_VALUE]
-    return found
+        texts_of_run = texts.setdefault(str(identifier), {})
+        if len(texts_of_run) < _MOST_KEYS:
+            texts_of_run[str(key)[:_LONGEST_NAME]] = str(value)[:_LARGEST_VALUE]
+    return texts
 
 
 class TrackingServer(_ReadStore):
@@ -627,15 +628,15 @@ class TrackingServer(_ReadStore):
         """Asked anew; then the artifacts of all runs are listed, several at a time."""
         self._listed.clear()
         self._asked = 0
-        found = super().experiments()
-        runs = [run for of_experiment in self._runs.values() for run in of_experiment.values() if self._is_served(run)]
+        experiments = super().experiments()
+        runs = [run for runs_by_id in self._runs.values() for run in runs_by_id.values() if self._is_served(run)]
         self._stopped = None
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._list_all, runs))
         if self._stopped is not None:
             detail = self._stopped.detail.rstrip(".")
             raise AtlasError(f"{self.address} cannot be listed: {detail}.", "Run it again later: nothing is lost.")
-        return found
+        return experiments
 
     def run(self, experiment: str, identifier: str) -> Run | None:
         """As it was listed; a process that only reads models asks for the one."""
@@ -653,10 +654,10 @@ class TrackingServer(_ReadStore):
 
     def folder_content(self, run: Run, path: str) -> FolderContent:
         """What lies in a folder of artifacts; from the last listing if it is there. Raises ModelError."""
-        found = self._listed.pop((run.id, path), None)
-        if isinstance(found, ModelError):
-            raise found
-        return found or self.listed_now(run, path)
+        listed = self._listed.pop((run.id, path), None)
+        if isinstance(listed, ModelError):
+            raise listed
+        return listed or self.listed_now(run, path)
 
     def listed_now(self, run: Run, path: str) -> FolderContent:
         """The same, asked now."""
@@ -672,13 +673,13 @@ class TrackingServer(_ReadStore):
             question, parameters = "artifacts/list", [("run_id", run.id), *([("path", path)] if path else [])]
         below = f"{path}/" if path else ""
         for page in self._pages(question, parameters):
-            for one in _listed(page.get("files")):
-                full = one.get("path")
+            for entry in _listed(page.get("files")):
+                full = entry.get("path")
                 name = full.removeprefix(below) if isinstance(full, str) and full.startswith(below) else ""
                 if not name or "/" in name or "\\" in name or name.startswith(".") or not name.isprintable():
                     continue
-                size = Reader().count(one.get("file_size"), "file_size")
-                if one.get("is_dir") is True:
+                size = Reader().count(entry.get("file_size"), "file_size")
+                if entry.get("is_dir") is True:
                     content.folders.append(name)
                 elif size is not None:
                     content.files[name] = FileFacts(size, mark)
@@ -714,10 +715,10 @@ class TrackingServer(_ReadStore):
         try:
             experiments: dict[str, str] = {}
             for page in self._pages("experiments/search", {"view_type": "ACTIVE_ONLY"}):
-                for one in _listed(page.get("experiments")):
-                    identifier = one.get("experiment_id")
+                for experiment in _listed(page.get("experiments")):
+                    identifier = experiment.get("experiment_id")
                     if isinstance(identifier, str) and _EXPERIMENT.fullmatch(identifier):
-                        experiments[identifier] = tidy(str(one.get("name") or ""), _LONGEST_NAME)
+                        experiments[identifier] = tidy(str(experiment.get("name") or ""), _LONGEST_NAME)
             runs: list[Run] = []
             ids = sorted(experiments)
             for start in range(0, len(ids), _EXPERIMENTS_AT_ONCE):
@@ -768,8 +769,8 @@ class TrackingServer(_ReadStore):
         return self.server.ask(f"/api/2.0/mlflow/{question}", parameters or (), body=body)
 
     def _parsed(self, runs: Any) -> Iterator[Run]:
-        for one in _listed(runs):
-            info, data = _mapping(one.get("info")), _mapping(one.get("data"))
+        for answer in _listed(runs):
+            info, data = _mapping(answer.get("info")), _mapping(answer.get("data"))
             identifier = info.get("run_id") or info.get("run_uuid")
             if info.get("lifecycle_stage") == _DELETED or not isinstance(identifier, str):
                 continue
@@ -785,8 +786,8 @@ class TrackingServer(_ReadStore):
             )  # fmt: skip
 
     def _models(self, models: Any) -> Iterator[Run]:
-        for one in _listed(models):
-            info, data = _mapping(one.get("info")), _mapping(one.get("data"))
+        for answer in _listed(models):
+            info, data = _mapping(answer.get("info")), _mapping(answer.get("data"))
             identifier = info.get("model_id")
             if not isinstance(identifier, str):
                 continue
@@ -813,10 +814,10 @@ class _ServedArtifacts(FileSystem):
     def facts(self, path: str) -> FileFacts:
         """By a listing of its folder."""
         folder, _, name = path.strip("/").rpartition("/")
-        found = self._store.listed_now(self._run, folder).files.get(name)
-        if found is None:
+        facts = self._store.listed_now(self._run, folder).files.get(name)
+        if facts is None:
             raise Failed("not_found", f"{printable(name, 100)} is not there any more")
-        return found
+        return facts
 
     def open(self, path: str, name: str) -> ByteSource:
         """A file, for reading by ranges."""
@@ -842,29 +843,29 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _listed(value: Any) -> list[Mapping[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _pairs(value: Any) -> dict[str, str]:
     """A list of keys and values as an object of texts."""
-    found = {}
-    for one in _listed(value)[:_MOST_KEYS]:
-        key, text = one.get("key"), one.get("value")
+    texts = {}
+    for pair in _listed(value)[:_MOST_KEYS]:
+        key, text = pair.get("key"), pair.get("value")
         if isinstance(key, str) and isinstance(text, str):
-            found[key[:_LONGEST_NAME]] = text[:_LARGEST_VALUE]
-    return found
+            texts[key[:_LONGEST_NAME]] = text[:_LARGEST_VALUE]
+    return texts
 
 
 def _numbers(value: Any) -> tuple[dict[str, float], int | None, int]:
     """The last values of metrics, the last step, and the time of the last change."""
-    found, steps, times = {}, [], [0]
-    for one in _listed(value)[:_MOST_KEYS]:
-        key, number = one.get("key"), Reader().number(one.get("value"))
+    values, steps, times = {}, [], [0]
+    for metric in _listed(value)[:_MOST_KEYS]:
+        key, number = metric.get("key"), Reader().number(metric.get("value"))
         if isinstance(key, str) and number is not None:
-            found[key[:_LONGEST_NAME]] = number
-            steps += [step for step in (_time(one.get("step")),) if step is not None]
-            times += [time for time in (_time(one.get("timestamp")),) if time is not None]
-    return found, max(steps, default=None), max(times)
+            values[key[:_LONGEST_NAME]] = number
+            steps += [step for step in (_time(metric.get("step")),) if step is not None]
+            times += [time for time in (_time(metric.get("timestamp")),) if time is not None]
+    return values, max(steps, default=None), max(times)
 
 
 def _time(value: Any) -> int | None:

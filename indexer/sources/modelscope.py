@@ -151,18 +151,18 @@ class ModelScope(Source):
             question = Question("names", name)
             if question.key in progress.finished:
                 continue
-            number, is_cut = 1, False
+            number = 1
             while True:
-                found, total = _search(name, number)
+                candidates, total = _search(name, number)
                 progress.calls += 1
-                new = [one for one in found if one[0].lower() not in seen]
-                seen |= {one[0].lower() for one in new}
+                new = [candidate for candidate in candidates if candidate[0].lower() not in seen]
+                seen |= {candidate[0].lower() for candidate in new}
                 with ThreadPoolExecutor(_THREADS) as threads:
                     rows = list(threads.map(partial(_checked, request=request, bases=bases), new))
                 is_cut = number >= _MOST_PAGES and number * _ON_A_PAGE < total
-                is_last = not found or number * _ON_A_PAGE >= total or number >= _MOST_PAGES
-                kept = tuple(row for row in rows if row is not None)
-                yield Page(question, kept, None if is_last else str(number + 1), is_last, is_cut)
+                is_last = not candidates or number * _ON_A_PAGE >= total or number >= _MOST_PAGES
+                claimed = tuple(row for row in rows if row is not None)
+                yield Page(question, claimed, None if is_last else str(number + 1), is_last, is_cut)
                 if is_last:
                     break
                 number += 1
@@ -176,15 +176,18 @@ def _checked(
 
     Raises ModelError if ModelScope cannot be asked now. A model that cannot be read is a BadRow.
     """
-    name, found = candidate
+    name, shown_facts = candidate
     reference = ModelRef(f"{_SCHEME}{name}")
-    stated = _bases_in(found)
-    if stated and not any(classify_path(one, name, bases) == YES for one in stated):
+    stated = _bases_in(shown_facts)
+    if stated and not any(classify_path(base, name, bases) == YES for base in stated):
         return None
     try:
         facts, files = _facts(reference.id), _files(reference)
-        row = _row_of(reference, {**found, **facts}, files)
-        relation, claimed_by = relation_to(row, bases, RELATIONS), "tag" if _bases_in({**found, **facts}) else "card"
+        row = _row_of(reference, {**shown_facts, **facts}, files)
+        relation, claimed_by = (
+            relation_to(row, bases, RELATIONS),
+            "tag" if _bases_in({**shown_facts, **facts}) else "card",
+        )
         if relation is None and _adapter_base(reference, name, files, bases):
             relation, claimed_by = "adapter", "adapter_config"
     except ModelError as error:
@@ -209,7 +212,7 @@ def _adapter_base(reference: ModelRef, name: str, files: Mapping[str, _File], ba
 
 @lru_cache(maxsize=8)
 def _server_at(endpoint: str, token: str) -> Server:
-    from indexer.network.server import Server  # what asks no server needs no client of one
+    from indexer.network.server import Server  # what asks no server needs no client of it
 
     headers = {"Authorization": f"Bearer {token}", "Cookie": f"m_session_id={token}"} if token else {}
     return Server("ModelScope", endpoint, headers)
@@ -232,8 +235,8 @@ def _data(path: str, parameters: Sequence[tuple[str, str]] = (), body: Any = Non
     answer = _server().ask(f"/api/v1{path}", list(parameters), body=body, method="" if body is None else "PUT")
     code = answer.get("Code") if isinstance(answer, dict) else None
     if code not in (200, "200"):
-        said = tidy(str(answer.get("Message") or ""), 200).rstrip(".") if isinstance(answer, dict) else ""
-        raise Failed("server_error", f"ModelScope answers: {said or shown(code)}")
+        message = tidy(str(answer.get("Message") or ""), 200).rstrip(".") if isinstance(answer, dict) else ""
+        raise Failed("server_error", f"ModelScope answers: {message or shown(code)}")
     data = answer.get("Data")
     return data if isinstance(data, dict) else {}
 
@@ -251,14 +254,14 @@ def _search(name: str, number: int) -> tuple[list[tuple[str, Mapping[str, Any]]]
     data = _data("/dolphin/models", body=body)
     page = data.get("Model")
     models = page.get("Models") if isinstance(page, dict) else None
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for one in models[:1_000] if isinstance(models, list) else []:
-        if isinstance(one, dict) and isinstance(one.get("Path"), str) and isinstance(one.get("Name"), str):
-            identifier = f"{one['Path']}/{one['Name']}"
+    candidates: list[tuple[str, Mapping[str, Any]]] = []
+    for facts in models[:1_000] if isinstance(models, list) else []:
+        if isinstance(facts, dict) and isinstance(facts.get("Path"), str) and isinstance(facts.get("Name"), str):
+            identifier = f"{facts['Path']}/{facts['Name']}"
             if is_hub_id(identifier):
-                found.append((identifier, one))
+                candidates.append((identifier, facts))
     total = page.get("TotalCount") if isinstance(page, dict) else 0
-    return found, total if isinstance(total, int) and is_count(total) else 0
+    return candidates, total if isinstance(total, int) and is_count(total) else 0
 
 
 def _facts(identifier: str) -> Mapping[str, Any]:
@@ -278,15 +281,15 @@ def _files(reference: ModelRef) -> dict[str, _File]:
         raise
     files: dict[str, _File] = {}
     listed = data.get("Files")
-    for one in listed[:_MOST_FILES] if isinstance(listed, list) else []:
-        path = one.get("Path") if isinstance(one, dict) else None
-        if not isinstance(path, str) or one.get("Type") == "tree":
+    for entry in listed[:_MOST_FILES] if isinstance(listed, list) else []:
+        path = entry.get("Path") if isinstance(entry, dict) else None
+        if not isinstance(path, str) or entry.get("Type") == "tree":
             continue
         parts = path.split("/")
         if any(part in ("", ".", "..") for part in parts) or not path.isprintable() or "\\" in path or len(path) > 500:
             continue
-        size, sha256 = one.get("Size"), str(one.get("Sha256") or "").lower()
-        mark = next((str(one[key]) for key in ("Sha256", "Revision", "CommittedDate") if one.get(key)), "")
+        size, sha256 = entry.get("Size"), str(entry.get("Sha256") or "").lower()
+        mark = next((str(entry[key]) for key in ("Sha256", "Revision", "CommittedDate") if entry.get(key)), "")
         if isinstance(size, int) and is_count(size):
             files[path] = _File(size, sha256 if SHA256.fullmatch(sha256) else None, mark[:200])
     return files
@@ -294,7 +297,7 @@ def _files(reference: ModelRef) -> dict[str, _File]:
 
 def _version(files: Mapping[str, _File]) -> str:
     """40 hex digits that change with any file."""
-    lines = [f"{path}\0{one.size}\0{one.mark}" for path, one in sorted(files.items())]
+    lines = [f"{path}\0{file.size}\0{file.mark}" for path, file in sorted(files.items())]
     return hashlib.sha1("\n".join(lines).encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
 
 
@@ -328,7 +331,7 @@ def _read_whole(reference: ModelRef, path: str, files: Mapping[str, _File], limi
 def _bases_in(facts: Mapping[str, Any]) -> list[str]:
     stated = facts.get("BaseModel")
     named = stated if isinstance(stated, list) else [stated]
-    return [tidy(one, 300) for one in named[:20] if isinstance(one, str) and one.strip()]
+    return [tidy(base, 300) for base in named[:20] if isinstance(base, str) and base.strip()]
 
 
 def _row_of(reference: ModelRef, facts: Mapping[str, Any], files: Mapping[str, _File]) -> Row:
@@ -342,7 +345,7 @@ def _row_of(reference: ModelRef, facts: Mapping[str, Any], files: Mapping[str, _
     times = [_moment(facts.get(key)) for key in ("LastUpdatedTime", "CreatedTime")]
     row: Row = facts_in_files(files, readme[:MAX_README], {}, {}, times[0] or "")
     listed = facts.get("Tags")
-    tags = [printable(one, 200) for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
+    tags = [printable(tag, 200) for tag in listed if isinstance(tag, str)] if isinstance(listed, list) else []
     stated = _bases_in(facts)
     card = row["cardData"]
     licence = facts.get("License")
@@ -351,10 +354,10 @@ def _row_of(reference: ModelRef, facts: Mapping[str, Any], files: Mapping[str, _
     row |= {
         "id": reference.id,
         "sha": _version(files),
-        "tags": [*tags, *(f"base_model:{one}" for one in stated)],
+        "tags": [*tags, *(f"base_model:{base}" for base in stated)],
         "siblings": [
-            {"rfilename": path, "size": one.size} | ({"lfs": {"sha256": one.sha256}} if one.sha256 else {})
-            for path, one in files.items()
+            {"rfilename": path, "size": file.size} | ({"lfs": {"sha256": file.sha256}} if file.sha256 else {})
+            for path, file in files.items()
         ],
         "createdAt": times[1],
         "lastModified": times[0],
