@@ -182,12 +182,9 @@ def _checked(
     if stated and not any(classify_path(base, name, bases) == YES for base in stated):
         return None
     try:
-        facts, files = _facts(reference.id), _files(reference)
-        row = _row_of(reference, {**shown_facts, **facts}, files)
-        relation, claimed_by = (
-            relation_to(row, bases, RELATIONS),
-            "tag" if _bases_in({**shown_facts, **facts}) else "card",
-        )
+        facts, files = {**shown_facts, **_facts(reference.id)}, _files(reference)
+        row = _row_of(reference, facts, files)
+        relation, claimed_by = relation_to(row, bases, RELATIONS), "tag" if _bases_in(facts) else "card"
         if relation is None and _adapter_base(reference, name, files, bases):
             relation, claimed_by = "adapter", "adapter_config"
     except ModelError as error:
