@@ -100,6 +100,7 @@ class Build:
         self.listing = listing or Listing(folder.listing(facts.id))
         self.asked: dict[str, Any] = {}  # the Hub's address and the command's options, if there is a crawl
         self.report = BuildReport(facts.id, facts.commit, str(folder.root))
+        self.questions: set[str] = set()  # that other sources answered for this build
         self.crawl_calls = 0  # questions that a crawl asked of the Hub's API
         self.database_bytes: int | None = None  # known once the workers have their share
         self.search = search  # for the start of adapters that have a record: there is nothing else to do then
@@ -134,7 +135,9 @@ class Build:
         depth = one.depth if one.descendants else 0
         models = self.listing.models()
         if not self.with_hub:
-            models = [model for model in models if model.id in self.places]
+            models = [
+                model for model in models if model.id in self.places or not self.questions.isdisjoint(model.claims)
+            ]
         if one.where is not None:
             models = matching(models, self.facts.id, one.where)
         if one.checkpoints != "all" and any(RUN in model.row for model in models):

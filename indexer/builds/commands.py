@@ -29,10 +29,11 @@ from indexer.errors import (
 from indexer.machine import check_device
 from indexer.network.session import install_session
 from indexer.publish.previous_atlas import check_rank
+from indexer.quantities import some_of
 from indexer.sources.claims import NO_PATH
-from indexer.sources.questions import CrawlRequest, Rejected
+from indexer.sources.questions import SOURCE, BadRow, ClaimedRow, CrawlProgress, CrawlRequest, Rejected
 from indexer.sources.rows import checked_pages
-from indexer.sources.source import BaseFacts
+from indexer.sources.source import BaseFacts, Source
 from indexer.storage.atomic_files import remove_leftovers
 from indexer.upkeep.removal import finish_removals
 
@@ -64,7 +65,7 @@ def build(
     """
     watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
     names = list(base) if isinstance(base, list | tuple) else [base]
-    if not names and not options.sources:
+    if not names and not options.addresses:
         raise BadArgument("There is no `base`.", "For example: FacebookAI/roberta-base")
     prepare(options, watcher)
     if options.scheduler is not None and not options.dry_run:
@@ -81,7 +82,7 @@ def build(
         remove_leftovers(folder)
         found = [find_base(folder, name) for name in dict.fromkeys(names)]
         trees = models = None
-        if options.sources:
+        if options.addresses:
             trees = Trees(folder, options, watcher)
             found, models = trees.sorted_models(found, None if options.dry_run else fetch)
         for facts in found:
@@ -89,15 +90,17 @@ def build(
         if not options.dry_run:
             finish_removals(folder, [facts.id for facts in found], watcher.say)
         for facts in found:
-            with_hub = trees is None or options.hub
+            with_hub = not options.sources or options.hub
             places = models.places(facts.id) if models else None
             one = Build(folder, facts, options, watcher, places=places, with_hub=with_hub)
             one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
             was_listed = one.listing.path.exists()
-            if with_hub or (models and models.of[facts.id]):
+            if with_hub or options.listing_sources or (models and models.of[facts.id]):
                 one.base.check()
             if with_hub:
                 update_listing(one, counts_only=options.dry_run)
+            for source in options.listing_sources:
+                list_source(one, source)
             if trees is not None and models is not None:
                 list_trees(one, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
@@ -126,18 +129,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
     if build.source.offline:
         watcher.say("offline: using the listing as it is")
         return
-    request = CrawlRequest(
-        ids=build.facts.ids,
-        relations=options.relations,
-        discover=options.discover,
-        descendants=options.descendants,
-        since=options.created_since,
-        author=options.author,
-        mirrors=build.base.mirrors(build.listing),
-        max_questions=options.questions,
-        max_depth=options.depth,
-        **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
-    )
+    request = _request(build)
     pathless = 0  # untagged models that name no base, as transformers 5 saves them
     try:
         progress, resumed = listing.begin(request)
@@ -185,6 +177,54 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             gone -= len(build.follow(left))
         if gone:
             watcher.say(f"{gone} models were deleted from {build.source.title}; the atlas keeps what it has of them")
+    finally:
+        listing.remove_if_empty()
+
+
+def _request(build: Build) -> CrawlRequest:
+    options = build.options
+    return CrawlRequest(
+        ids=build.facts.ids,
+        relations=options.relations,
+        discover=options.discover,
+        descendants=options.descendants,
+        since=options.created_since,
+        author=options.author,
+        mirrors=build.base.mirrors(build.listing),
+        max_questions=options.questions,
+        max_depth=options.depth,
+        **({"max_candidates": options.max_candidates} if options.max_candidates else {}),
+    )
+
+
+def list_source(build: Build, source: Source) -> None:
+    """List what another source than the base's own shows of it; only what it showed before can leave.
+
+    Offline, or if it stops half-way, what is listed stays. Raises AtlasError if it cannot go on.
+    """
+    question, listing, watcher = f"{SOURCE}{source.scheme}", build.listing, build.watcher
+    build.questions.add(question)
+    if reason := source.offline:
+        watcher.say(f"{source.title} is not asked ({reason}): using the listing as it is")
+        return
+    request, progress, found, is_complete, bad = _request(build), CrawlProgress(), 0, True, list[str]()
+    listing.note_base(request.ids, build.base.licence)
+    shown: set[str] = set()
+    try:
+        for page in checked_pages(source, request, progress):
+            claimed = {row.id: (row.row, row.claim) for row in page.of(ClaimedRow)}
+            found += listing.update_place(question, claimed.values(), ())[0]
+            shown |= claimed.keys()
+            bad += [one.why for one in page.of(BadRow)]
+            is_complete = is_complete and not page.is_cut
+            watcher.listed(f"listing {page.question.what} on {source.title}: {found} new")
+        build.crawl_calls += progress.calls
+        if bad:
+            watcher.say(f"models of {source.title} that cannot be listed: {len(bad):,} ({some_of(bad, 1)})")
+        if is_complete and not bad:
+            left = [one.id for one in listing.models() if question in one.claims and one.id not in shown]
+            if gone := listing.update_place(question, (), left)[1]:
+                watcher.say(f"{gone} models are not on {source.title} any more; the atlas keeps what it has of them")
     finally:
         listing.remove_if_empty()
 

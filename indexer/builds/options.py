@@ -29,12 +29,13 @@ from indexer.names import (
     RELATIONS,
     SORTS,
 )
-from indexer.sources.registry import listed_reference
+from indexer.sources.registry import listed_reference, listing_source
 from indexer.untrusted import printable
 
 if TYPE_CHECKING:
     from indexer.profiles.measurement import ProfileRequest
     from indexer.profiles.probes import ProbeChoice
+    from indexer.sources.source import Source
 
 Size = str | int | None
 ProbeName = Literal["random", "text", "image"]
@@ -187,6 +188,12 @@ class ExecutorOptions(Options):
 class StorageOptions(Options):
     """How addresses are opened. Once made, ``storage_options`` is a tuple."""
 
+    sources: Annotated[str | Path | Sequence[str | Path], Option(
+        "Read models from a folder of folders, hf-cache, modelscope-cache, an address (s3://…, gs://…, az://…, "
+        "https://…, hf://…), MLflow (mlruns, mlflow.db, mlflow+https://…) or modelscope in place of the Hub. May be "
+        "given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
+    hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
+    paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
     storage_options: Annotated[str | Sequence[str], Option(
         "An option of fsspec for the addresses. May be given several times.", metavar="KEY=VALUE",
         flag="--storage-option", is_repeated=True)] = ()
@@ -196,6 +203,18 @@ class StorageOptions(Options):
         words = (self.storage_options,) if isinstance(self.storage_options, str) else self.storage_options or ()
         self._set(storage_options=tuple(words))
         _ = self.file_system_options  # raises
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those of ``sources`` that are trees."""
+        assert isinstance(self.sources, tuple)
+        return tuple(place for place in self.sources if listing_source(str(place)) is None)
+
+    @property
+    def listing_sources(self) -> tuple[Source, ...]:
+        """Those of ``sources`` that list what descends from a base, besides the Hub."""
+        assert isinstance(self.sources, tuple)
+        return tuple(source for place in self.sources if (source := listing_source(str(place))) is not None)
 
     @cached_property
     def file_system_options(self) -> dict[str, Any]:
@@ -220,8 +239,9 @@ class SourceOptions(StorageOptions):
     """Where models are looked for. Once made, ``sources`` is a tuple of addresses and paths."""
 
     sources: Annotated[str | Path | Sequence[str | Path], Option(
-        "Read models from a folder of folders, hf-cache, or an address (s3://…, gs://…, az://…, https://…, hf://…) in "
-        "place of the Hub. May be given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
+        "Read models from a folder of folders, hf-cache, modelscope-cache, an address (s3://…, gs://…, az://…, "
+        "https://…, hf://…), MLflow (mlruns, mlflow.db, mlflow+https://…) or modelscope in place of the Hub. May be "
+        "given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
     hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
     paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
 
@@ -234,9 +254,15 @@ class SourceOptions(StorageOptions):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """``sources`` as a tuple."""
+        """Those of ``sources`` that are trees."""
         assert isinstance(self.sources, tuple)
-        return self.sources
+        return tuple(place for place in self.sources if listing_source(str(place)) is None)
+
+    @property
+    def listing_sources(self) -> tuple[Source, ...]:
+        """Those of ``sources`` that list what descends from a base, besides the Hub."""
+        assert isinstance(self.sources, tuple)
+        return tuple(source for place in self.sources if (source := listing_source(str(place))) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from indexer.arguments import plain_arguments
 from indexer.atlas import AtlasFolder
 from indexer.builds.build import Build
 from indexer.builds.build_base import facts_of_stored, find_base
-from indexer.builds.commands import prepare, update_listing
+from indexer.builds.commands import list_source, prepare, update_listing
 from indexer.builds.options import PublishOptions, WorkOptions
 from indexer.builds.plan import move_records
 from indexer.builds.report import BuildReport, Progress, Watcher
@@ -79,7 +79,9 @@ def work(
         if with_hub and not one.listing.is_crawled:
             one.base.check()
             update_listing(one)
-        if options.sources:  # every shard must know where models lie
+        for source in options.listing_sources:
+            list_source(one, source)
+        if options.addresses:  # every shard must know where models lie
             trees = Trees(folder, options, watcher)
             _, models = trees.sorted_models([facts], lambda *_: one.stored_base(whole=False))
             one.places = models.places(facts.id)

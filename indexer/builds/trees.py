@@ -458,11 +458,11 @@ class Trees:
                 if question in one.claims and name not in of_tree and name not in tree.kept
             ]  # fmt: skip
             if shown or left:
-                counts = listing.update_tree(question, shown, left)
+                counts = listing.update_place(question, shown, left)
                 new, gone = new + counts[0], gone + counts[1]
         for question, name in self._moved:
             if name in listed and question in listed[name].claims:
-                gone += listing.update_tree(question, (), [name])[1]
+                gone += listing.update_place(question, (), [name])[1]
         return new, gone
 
     def _row(self, tree: Tree, one: PlacedModel) -> Row:

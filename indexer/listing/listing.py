@@ -24,6 +24,7 @@ from indexer.sources.cards.readme import SENTENCE
 from indexer.sources.claims import BY_FOLDER, Claim
 from indexer.sources.questions import (
     COPY,
+    SOURCE,
     BadRow,
     ClaimedRow,
     CrawlProgress,
@@ -34,7 +35,7 @@ from indexer.sources.questions import (
     Step,
     UnlistedMember,
 )
-from indexer.sources.registry import is_listed_id
+from indexer.sources.registry import is_listed_id, source_of
 from indexer.storage.atomic_files import link_or_copy
 from indexer.storage.small_database import DamagedDatabase, FileState, SmallTables
 from indexer.untrusted import malformed
@@ -154,8 +155,10 @@ class Listing:
         claims = {"user": (Claim(relation, claimed_by, parent), "")}
         self._write(lambda listing: listing.see(str(row["id"]), claims, row, datetime.now(UTC)))
 
-    def update_tree(self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]) -> tuple[int, int]:
-        """Note which models the tree of a ``question`` shows, and which have ``left`` it.
+    def update_place(
+        self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]
+    ) -> tuple[int, int]:
+        """Note which models the tree or the source of a ``question`` shows, and which have ``left`` it.
 
         Returns how many are new or have come back, and how many no source shows any more.
         """
@@ -293,7 +296,7 @@ class Listing:
                 listing.note_base(ids, None)
             for one in models:
                 claim = Claim(one.relation, one.claimed_by, one.parent)
-                key = RESTORED if is_listed_id(one.id) and one.claimed_by != BY_FOLDER else "user"
+                key = _restored_key(one, ids[0])
                 claims = {} if one.deleted_at_hub else {key: (claim, "")}
                 listing.see(one.id, claims, one.row, one.last_seen, first_seen=one.first_seen, was=claim)
 
@@ -353,6 +356,14 @@ class Listing:
     def _state(self) -> FileState | None:
         with system_errors(partial(self.database.unusable, "read")):
             return self.database.state()
+
+
+def _restored_key(model: ListedModel, base: str) -> str:
+    """The question that a restored model counts as shown by: what answers it can also take the model away."""
+    if model.claimed_by == BY_FOLDER or not is_listed_id(model.id):
+        return "user"
+    source = source_of(model.id)
+    return RESTORED if source is source_of(base) else f"{SOURCE}{source.scheme}"
 
 
 def _current(listing: ListingTables) -> CrawlState:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -154,6 +155,59 @@ class LocalFile:
         # A descriptor outlives its last reference, and a process has 1,024 of them.
         if getattr(self, "_descriptor", None) is not None:
             self.close()
+
+
+# Of a run of bytes at most so many are asked for at once.
+_BLOCK = 8 << 20
+
+
+class RangedFile:
+    """A file of ``size`` bytes of which ``fetch(start, stop)`` gets a range by one request; see ``ByteSource``."""
+
+    is_remote = True
+
+    def __init__(self, name: str, size: int, fetch: Callable[[int, int], bytes], sha256: str | None = None) -> None:
+        self.name, self.size, self.bytes_read, self.sha256 = name, size, 0, sha256
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._kept: list[tuple[int, bytes]] = []
+
+    def read(self, start: int, stop: int, keep: bool = False) -> bytes:
+        """Exactly the bytes [start, stop)."""
+        check_range(self, start, stop)
+        for first, content in self._kept:
+            if first <= start and stop <= first + len(content):
+                return content[start - first : stop - first]
+        content = self._fetch(start, stop) if stop > start else b""
+        with self._lock:
+            self.bytes_read += len(content)
+            if keep:
+                self._kept.append((start, content))
+        return content
+
+    def run(self, start: int, stop: int) -> Run:
+        """The range [start, stop), fetched in blocks."""
+        check_range(self, start, stop)
+        block, first = b"", start
+
+        def read_at(position: int, buffer: memoryview) -> None:
+            nonlocal block, first
+            done = 0
+            while done < len(buffer):
+                at = position + done - first
+                if not 0 <= at < len(block):
+                    first = position + done
+                    block = self.read(first, min(stop, first + _BLOCK))
+                    at = 0
+                piece = block[at : at + len(buffer) - done]
+                buffer[done : done + len(piece)] = piece
+                done += len(piece)
+
+        return Run(start, stop, read_at)
+
+    def close(self) -> None:
+        """Drop the kept bytes."""
+        self._kept.clear()
 
 
 def check_range(source: ByteSource, start: int, stop: int) -> None:

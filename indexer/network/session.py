@@ -64,6 +64,9 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 # Set in the extensions of a request whose caller tries again by itself.
 SENT_ONCE = "sent_once"
+# Set in the extensions of a request to another server than a Hub: whether the caller reads the body as it comes. Of a
+# request to a Hub the address says it.
+STREAMED = "streamed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +155,13 @@ class HubTransport(httpx2.BaseTransport):
         if wait > 0:
             time.sleep(wait)
         response = self._send(request)
-        note_response(request_kind(request.url), response.headers)
+        if STREAMED not in request.extensions:  # quotas are the Hub's
+            note_response(request_kind(request.url), response.headers)
         if response.status_code != 429:  # a 429 pauses everybody (Tries)
             self._limiter.note_quota(limit, response.headers, self._limits.longest_rate_limit_wait)
         # The token may be the reason for a refusal: one with few permissions can be refused what is public.
         may_be_public = request.method in ("GET", "HEAD") and "Authorization" in request.headers
+        may_be_public = may_be_public and STREAMED not in request.extensions
         if response.status_code in (401, 403) and may_be_public:
             message = response.headers.get("X-Error-Message", "")
             if response.headers.get("X-Error-Code") != "GatedRepo" and INVALID_TOKEN not in message:
@@ -189,6 +194,7 @@ class HubTransport(httpx2.BaseTransport):
         if request.url.host in _PUBLIC_HOSTS and not self._is_endpoint(request.url.host):
             request.headers.pop("Authorization", None)
         is_api = "/api/" in request.url.path and not is_file(request.url)
+        is_api = not request.extensions.get(STREAMED, not is_api)
         if is_api:
             request.headers["Accept-Encoding"] = ", ".join(_READABLE_ENCODINGS)
         response = self._inner.handle_request(request)

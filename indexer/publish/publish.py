@@ -120,7 +120,9 @@ class _Publisher:
         reread = [
             entry
             for entry in changed
-            if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key or entry.listed.id in renewed
+            if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key
+            or entry.listed.id in renewed
+            or entry.tracked is not None  # which may be what has changed
         ]
         withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
@@ -254,8 +256,9 @@ class _Publisher:
             model_id = ids[entry.listed.id]
             try:
                 rows_by_table, vectors_of_model = record_rows(
-                    model_id, entry.record_key, self.publication.base, self.store, representations
-                )
+                    model_id, entry.record_key, self.publication.base, self.store, representations,
+                    entry.tracked,
+                )  # fmt: skip
             except InvalidValue as why:
                 self._skip(entry.listed.id, model_id, why)
                 continue

@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,8 +34,10 @@ from indexer.records.row_space import as_text, row_space_of
 from indexer.records.store import FailureRecord, RecordStore
 from indexer.records.tokens import KINDS
 from indexer.sources.cards.modelcard import LICENCE_COLUMNS, Licence, MalformedRow, bounded_count
+from indexer.sources.cards.training_files import with_tracked
+from indexer.sources.claims import BY_FOLDER
 from indexer.sources.rows import facts_of
-from indexer.sources.runs import run_of
+from indexer.sources.runs import TRACKED, run_of
 from indexer.untrusted import printable
 from indexer.vectors.centre import Centre
 from indexer.vectors.files import MOST_NUMBERS
@@ -81,6 +83,11 @@ class Entry:
         """Whether the last attempt at this commit failed."""
         outcome = self.missed or self.outcome
         return outcome is not None and outcome.status == "failed"
+
+    @property
+    def tracked(self) -> Any:
+        """What a tracking server says of its training, as its listing row has it; None if none does."""
+        return self.listed.row.get(TRACKED) if self.listed.claimed_by == BY_FOLDER else None
 
     @property
     def status(self) -> str:
@@ -332,8 +339,11 @@ def record_rows(
     base: StoredBase,
     store: RecordStore,
     representations: Sequence[Representation],
+    tracked: Any = None,
 ) -> tuple[dict[str, list[Row]], dict[str, Vector]]:
     """The rows of a stored record by table, and its vectors for those of ``representations`` that it holds, by name.
+
+    ``tracked``: what a tracking server says of the training, as the listing row has it.
 
     Raises InvalidValue if the record cannot be read, has other matrices than the base, or does not fit the tables.
     """
@@ -346,6 +356,7 @@ def record_rows(
         expected = [(matrix.key, tuple(matrix.shape)) for matrix in base.layout.matrices]
         if [(delta.key, tuple(delta.shape)) for delta in record.deltas] != expected:
             raise InvalidValue(f"its matrices are not those of {base.base}")
+        record = replace(record, training=with_tracked(record.training, tracked))
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
         for one in representations:

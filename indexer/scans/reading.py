@@ -252,10 +252,10 @@ def _kind_of_adapter(checkpoint: Checkpoint) -> str:
 
 def _licence_of_row(row: dict[str, Any]) -> str | None:
     try:
-        licence = facts_of({**row, "id": "x/y"}).license
+        licence = facts_of({**row, "id": "x/y"}).licence
     except MalformedRow:
         return None
-    return tidy(licence, _LONGEST) or None if licence else None
+    return tidy(str(licence), _LONGEST) or None if licence else None
 
 
 def _licence_in(checkpoint: Checkpoint) -> str | None:

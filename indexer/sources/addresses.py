@@ -10,17 +10,17 @@ import errno
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.network.byterange import Run, check_range
+from indexer.network.byterange import RangedFile
 from indexer.network.hub_requests import session_retries
 from indexer.network.rate_limit import count_received
 from indexer.network.retries import TransientError
@@ -30,6 +30,9 @@ from indexer.untrusted import printable, tidy
 Result = TypeVar("Result")
 
 HUB_CACHE = "hf-cache"
+# What opens places of other forms than folders and the addresses of fsspec: functions of an address and of fsspec's
+# options, which return None for an address of another form.
+PLACES = ("indexer.sources.mlflow:opened", "indexer.sources.modelscope:opened")
 # By the scheme of an address, the extra that brings the package for it.
 _EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
@@ -38,8 +41,6 @@ _EXTRAS = {
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.\-]{0,30}):/{0,2}(?!$)", re.ASCII)
 _PAGES = ("http", "https")  # listings are pages of links, one for each folder
 _MOST_FILES = 5_000_000
-# Of a run of bytes at most so many are asked for at once.
-_BLOCK = 8 << 20
 # Fields of fsspec's listings that change with the content, and those that hold its time.
 _HASHES = ("ETag", "etag", "md5Hash", "md5", "blob_id", "sha256", "Content-MD5", "Digest", "crc32c")
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "Last-Modified", "modified", "created")
@@ -74,6 +75,11 @@ _LOG_IN = "Renew the credentials (for S3: the usual variables and files of AWS),
 
 def file_system(address: str, options: Mapping[str, Any] | None = None) -> FileSystem:
     """The place at an address; ``options`` are fsspec's for it. Raises AtlasError if it cannot be opened."""
+    for place in PLACES:
+        module, _, name = place.partition(":")
+        found: FileSystem | None = getattr(import_module(module), name)(address, options or {})
+        if found is not None:
+            return found
     if is_remote(address):
         return FsspecFiles(address, dict(options or {}))
     if address.startswith("file:"):
@@ -106,7 +112,7 @@ def is_remote(address: str) -> bool:
     return scheme is not None and scheme[1] != "file" and "://" in address and not Path(address).is_dir()
 
 
-class FsspecFiles:
+class FsspecFiles(FileSystem):
     """A place that fsspec reads. Raises AtlasError for an unknown scheme, a package that is missing, or credentials."""
 
     is_remote = True
@@ -190,15 +196,15 @@ class FsspecFiles:
         info = self._asked(lambda: self._files.info(self._full(path)), path.rpartition("/")[2])
         return _facts_of(info)
 
-    def open(self, path: str, name: str) -> FsspecFile:
+    def open(self, path: str, name: str) -> RangedFile:
         """A file, for reading by ranges."""
-        return FsspecFile(self, path, name, self.facts(path).size)
+        return RangedFile(name, self.facts(path).size, partial(self.read, path, name))
 
     def read(self, path: str, name: str, start: int, stop: int) -> bytes:
         """The bytes [start, stop) of a file, by one request that is repeated if need be."""
 
         def once() -> bytes:
-            content = bytes(self._files.cat_file(self._full(path), start=start, end=stop)) if stop > start else b""
+            content = bytes(self._files.cat_file(self._full(path), start=start, end=stop))
             count_received(len(content))
             if len(content) > stop - start:
                 content = content[start:stop]  # the whole file
@@ -240,56 +246,6 @@ class FsspecFiles:
     def _stopped(self, error: Exception) -> AtlasError:
         what = _SECRET.sub(r"\1=…", tidy(str(error), 200)).rstrip(".")
         return AtlasError(f"{self._shown} cannot be opened: {what or type(error).__name__}.", "Check the address.")
-
-
-class FsspecFile:
-    """A file at an address; see ``ByteSource``."""
-
-    is_remote = True
-
-    def __init__(self, files: FsspecFiles, path: str, name: str, size: int) -> None:
-        self.name, self.size, self.bytes_read = name, size, 0
-        self.sha256: str | None = None
-        self._files, self._path = files, path
-        self._lock = threading.Lock()
-        self._kept: list[tuple[int, bytes]] = []
-
-    def read(self, start: int, stop: int, keep: bool = False) -> bytes:
-        """Exactly the bytes [start, stop)."""
-        check_range(self, start, stop)
-        for first, content in self._kept:
-            if first <= start and stop <= first + len(content):
-                return content[start - first : stop - first]
-        content = self._files.read(self._path, self.name, start, stop)
-        with self._lock:
-            self.bytes_read += len(content)
-            if keep:
-                self._kept.append((start, content))
-        return content
-
-    def run(self, start: int, stop: int) -> Run:
-        """The range [start, stop), fetched in blocks."""
-        check_range(self, start, stop)
-        block, first = b"", start
-
-        def read_at(position: int, buffer: memoryview) -> None:
-            nonlocal block, first
-            done = 0
-            while done < len(buffer):
-                at = position + done - first
-                if not 0 <= at < len(block):
-                    first = position + done
-                    block = self.read(first, min(stop, first + _BLOCK))
-                    at = 0
-                piece = block[at : at + len(buffer) - done]
-                buffer[done : done + len(piece)] = piece
-                done += len(piece)
-
-        return Run(start, stop, read_at)
-
-    def close(self) -> None:
-        """Drop the kept bytes."""
-        self._kept.clear()
 
 
 def _facts_of(info: Mapping[str, Any]) -> FileFacts:

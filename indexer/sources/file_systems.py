@@ -11,10 +11,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from indexer.errors import AtlasError, Failed
 from indexer.network.byterange import ByteSource, LocalFile
@@ -96,8 +96,24 @@ class Problems:
         return any(not one or path == one or path.startswith(f"{one}/") for one in self.unseen)
 
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """The training run that made a model, as a tracking server or its files say.
+
+    ``key``: what tells it from others; ``words``: what the model can be named after, the last ones first; ``settings``:
+    its parameters, metrics and tags, untrusted.
+    """
+
+    key: str
+    words: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
 class FileSystem(Protocol):
-    """A place. ``address``: what identifies it; ``is_remote``: whether reading it waits for a server."""
+    """A place. ``address``: what identifies it; ``is_remote``: whether reading it waits for a server.
+
+    To add a kind of place, derive a class, and name a function that opens it in ``addresses.PLACES``.
+    """
 
     address: str
     is_remote: bool
@@ -114,8 +130,12 @@ class FileSystem(Protocol):
         """A file, for reading by ranges; ``name`` is what messages call it. Raises ModelError."""
         ...
 
+    def run_at(self, path: str) -> TrackedRun | None:
+        """The run that made the model at a path; None where files beside it say so, if anything does."""
+        return None
 
-class LocalFiles:
+
+class LocalFiles(FileSystem):
     """A folder on this machine. Links are followed to files in it, and never out of it.
 
     In the cache of the Hub's client the files of a model are links to blobs, so a place inside such a folder may also

@@ -17,6 +17,9 @@ RawRow = dict[str, Any]
 WALKED = ("finetune", "merge", "quantized")
 COPY = "copy"
 
+# How the question begins, in ``claims`` of a listing, that a source besides the base's own answers as a whole.
+SOURCE = "source:"
+
 _LONGEST_RAW = 2_000
 _FIRST_OF_BAD = ("id", "private")
 

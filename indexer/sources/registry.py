@@ -36,6 +36,7 @@ SOURCES = {
     HUB: "indexer.sources.hub:Hub",
     TREE: "indexer.sources.tree:Tree",
     REMOTE_TREE: "indexer.sources.tree:RemoteTree",
+    "modelscope": "indexer.sources.modelscope:ModelScope",
 }
 
 # The id of a model of any source but the Hub. What a source itself calls valid is a part of these.
@@ -186,6 +187,14 @@ def source_of(identifier: str) -> Source:
     if (found := _source_by_form(identifier)) is None:
         raise Skipped("malformed", f"{printable(identifier, 100)!r} is not the id of a model that can be read here")
     return found
+
+
+def listing_source(place: str) -> Source | None:
+    """The source besides the Hub that a person names by its scheme, to list what descends from bases; else None."""
+    if place in (HUB, FOLDER, TREE, REMOTE_TREE):
+        return None
+    source = _known(place)
+    return source if source is not None and source.lists else None
 
 
 def base_source(name: str) -> tuple[Source, str]:

@@ -11,6 +11,8 @@ from indexer.untrusted import is_count
 
 # The key of a listing row that says which run a model belongs to: {"key": …, "number": …}.
 RUN = "run"
+# The key of a listing row that holds what a tracking server says of the training, as ``Training.to_dict``.
+TRACKED = "training"
 _LONGEST_KEY = 250  # characters: an id serves
 _MOST = 1 << 53
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from indexer.network.byterange import ByteSource
 from indexer.sources.addresses import file_system, is_remote
-from indexer.sources.file_systems import FileFacts, FileSystem, FolderContent, LocalFiles, Problems
+from indexer.sources.file_systems import FileFacts, FileSystem, FolderContent, LocalFiles, Problems, TrackedRun
 from indexer.sources.folder import OF_FOLDER
 
 _WEIGHTS = (".safetensors", ".bin")
@@ -28,6 +28,10 @@ class OneFile:
     def facts(self, path: str) -> FileFacts:
         """As the folder has them."""
         return self._files.facts(path)
+
+    def run_at(self, path: str) -> TrackedRun | None:
+        """As the folder has it."""
+        return self._files.run_at(path)
 
     def open(self, path: str, name: str) -> ByteSource:
         """As the folder opens it."""

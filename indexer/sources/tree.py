@@ -10,6 +10,7 @@ spelling of names (``Qwen2___5`` is ``Qwen2.5``).
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -76,7 +77,7 @@ class TreeModel:
     ``path``: of its folder or its file in the tree. ``words``: what it can be named after, the last ones first.
     ``hub_id`` and ``commit``: of a model of the Hub, in the cache of its client. ``is_file``: a file of its own.
     ``checkpoint``: which one of a training run it is, by the names of folders and files. ``above``: the paths of what a
-    training tool wrote of the whole run, by name.
+    training tool wrote of the whole run, by name. ``tracked``: what a tracking server says of the run.
     """
 
     path: str
@@ -87,11 +88,13 @@ class TreeModel:
     is_file: bool = False
     checkpoint: Checkpoint | None = None
     above: Mapping[str, str] = field(default_factory=dict)
+    tracked: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the names, sizes and times of its files, 32 hex digits; not of where they lie."""
+        """A hash of the names, sizes and times of its files and of its run, 32 hex digits; not of where they lie."""
         parts = [self.commit] if self.commit else []
+        parts += [json.dumps(self.tracked, sort_keys=True)] if self.tracked else []
         parts += [f"{'' if self.is_file else name} {one.facts.size} {one.facts.mark}" for name, one in self._sorted]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
@@ -144,8 +147,16 @@ class _Walk:
             if len(self.listing.models) >= counted + 500:
                 counted = len(self.listing.models)
                 self.said(counted)
-        self.listing.models = [self._with_run(model) for model in self.listing.models]
+        self.listing.models = [self._with_tracked_run(self._with_run(model)) for model in self.listing.models]
         return self.listing
+
+    def _with_tracked_run(self, model: TreeModel) -> TreeModel:
+        """The model with the run that a tracking server knows. It is named after it, and its checkpoints are of it."""
+        run = self.files.run_at(model.path)
+        if run is None:
+            return model
+        checkpoint = model.checkpoint and replace(model.checkpoint, run=run.key)
+        return replace(model, words=run.words, checkpoint=checkpoint, tracked=run.settings)
 
     def _with_run(self, model: TreeModel) -> TreeModel:
         """The model with what its folder and those around it show of its run."""

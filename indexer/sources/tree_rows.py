@@ -19,9 +19,11 @@ from indexer.names import with_dots
 from indexer.network.byterange import ByteSource
 from indexer.sources.cards.paths import without_paths
 from indexer.sources.cards.readme import MAX_README, card_facts, sentence_bases
+from indexer.sources.cards.training_files import read_training
 from indexer.sources.claims import YES, classify_path, hub_id_in, out_of_caches, untyped_relation
 from indexer.sources.file_systems import FileSystem, TreeFile
 from indexer.sources.folder import HASHED, digest_of_files, facts_in_files, json_object, sample_digest
+from indexer.sources.runs import TRACKED
 from indexer.sources.source import Row
 from indexer.sources.tree import TreeModel
 from indexer.untrusted import load_json, tidy
@@ -71,6 +73,9 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
     times = [_time(one) for one in model.files.values()]
     modified = datetime.fromtimestamp(max((one for one in times if one is not None), default=0.0), UTC).isoformat()
     row = facts_in_files(model.files, readme, config, adapter, modified) | {"createdAt": modified}
+    tracked = read_training((), tracked=model.tracked).to_dict()
+    if tracked:
+        row[TRACKED] = tracked
     is_adapter = None
     metadata: Mapping[str, Any] = {}
     weights = [name for name in model.files if name.endswith(".safetensors")]
@@ -81,6 +86,7 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
     named: list[tuple[str, Any]] = [
         ("adapter_config.json", adapter.get("base_model_name_or_path")),
         ("config.json", config.get("_name_or_path")),
+        ("its run", tracked.get("base")),
     ]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)

@@ -26,6 +26,7 @@ from indexer.quantities import some_of
 from indexer.records.identity import OtherVersion
 from indexer.records.representations.registry import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
+from indexer.sources.local_names import LOCAL
 from indexer.upkeep.removal import conclude, finish_removals, forget, unfinished_removals
 
 
@@ -75,16 +76,22 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
 
 
 def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
-    """The trees that models were found in, with counts; nothing if there are none.
+    """The trees, and the sources besides the Hub, that models were found in, with counts; nothing if there are none.
 
     ``models``: of bases that were asked for; ``left``: those that are not there any more.
     """
     known = KnownTrees(folder)
     trees, places = known.trees(), known.places()
-    if not trees:
-        return {}
     with Reading(folder.database) as connection:
         rows = connection.rows("SELECT model, bool_or(status = 'indexed') AS indexed FROM fine_tunes GROUP BY model")
+        others = connection.rows(
+            "SELECT split_part(model, ':', 1) AS address, '' AS author, count(DISTINCT model) AS models, "
+            "count(DISTINCT model) FILTER (status = 'indexed' AND NOT deleted_at_hub) AS indexed, 0 AS another_base, "
+            '0 AS base_not_named, 0 AS problems, count(DISTINCT model) FILTER (deleted_at_hub) AS "left", '
+            "max(last_seen) AS seen FROM fine_tunes WHERE contains(model, ':') AND NOT starts_with(model, $local) "
+            "GROUP BY 1 ORDER BY 1",
+            {"local": LOCAL},
+        )
     indexed = {row["model"] for row in rows if row["indexed"]}
     found = []
     for tree in trees:
@@ -100,7 +107,8 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
             "left": len({one.model for one in of_tree} - here),
             "seen": datetime.fromisoformat(tree.seen),
         })  # fmt: skip
-    return {"sources": found}
+    found += others
+    return {"sources": found} if found else {}
 
 
 def rebuild(

@@ -12,6 +12,7 @@ import pytest
 
 from indexer import build, status
 from indexer.errors import AtlasError, Failed
+from indexer.network import byterange
 from indexer.network.session import HttpLimits, install_session
 from indexer.sources import addresses
 from indexer.sources.addresses import FsspecFiles, file_system, meaning_of
@@ -203,7 +204,7 @@ def test_throttling_is_waited_for_and_a_request_too_many_is_a_failure(memory, mo
 def test_ranges_are_exact_and_counted(memory, monkeypatch):
     received = []
     monkeypatch.setattr(addresses, "count_received", received.append)
-    monkeypatch.setattr(addresses, "_BLOCK", 100)
+    monkeypatch.setattr(byterange, "_BLOCK", 100)
     files = FsspecFiles("memory://team", {})
     whole = memory.cat_file("/team/m0/adapter_model.safetensors")
     with closing(files.open("m0/adapter_model.safetensors", "w")) as file:

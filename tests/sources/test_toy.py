@@ -108,7 +108,8 @@ def test_a_source_that_cannot_be_imported_is_one_line_where_it_is_needed(package
         with pytest.raises(AtlasError, match=r"The source 'broken' cannot be loaded: AttributeError"):
             named("broken:x")
     with pytest.raises(
-        AtlasError, match=r"neither a folder here nor a Hub id nor a model of the archive.*zip:OWNER/NAME"
+        AtlasError,
+        match=r"neither a folder here nor a Hub id nor a model of ModelScope nor a model of the archive.*zip:OWNER/NAME",
     ):
         ModelRef.parse("no such name")
 

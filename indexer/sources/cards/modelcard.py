@@ -77,6 +77,9 @@ class Licence:
     licence_name: str | None = None
     licence_link: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.licence} ({self.licence_name})" if self.licence_name else self.licence
+
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Licence | None:
         """From a row with these columns, or some of them; None without a licence. Raises ValueError for a number."""

@@ -170,13 +170,18 @@ def is_training_file(name: str) -> bool:
     )
 
 
-def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, str] | None = None) -> Training:
+def read_training(
+    contents: Iterable[tuple[str, bytes]],
+    metadata: Mapping[str, str] | None = None,
+    tracked: Mapping[str, Any] | None = None,
+) -> Training:
     """What the files of one checkpoint say of its training.
 
     Args:
         contents: names and contents of files for which ``is_training_file`` is true, those nearest to the weights
             first: of two that say the same thing the first counts.
         metadata: the texts in the header of its safetensors file.
+        tracked: the settings of its run, as a tracking server says them.
 
     Files that cannot be read say nothing. Never raises for what a file holds.
     """
@@ -194,6 +199,9 @@ def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, 
         if flat := _flat(loaded):
             sources.append(("", flat, loaded))
             read.append("safetensors metadata")
+    if tracked and (flat := _flat(tracked)):
+        sources.append(("", flat, tracked))
+        read.append("the tracked run")
     if not sources:
         return Training()
     values: dict[str, Any] = {"datasets": ()}
@@ -222,6 +230,22 @@ def read_training(contents: Iterable[tuple[str, bytes]], metadata: Mapping[str, 
         settings=settings,
         read=tuple(dict.fromkeys(read)),
     )
+
+
+def with_tracked(stated: Mapping[str, Any], tracked: Any) -> Mapping[str, Any]:
+    """What the files beside the weights state, completed by what a tracking server says; both as ``Training.to_dict``.
+
+    Both may come from somebody else. What is no such object says nothing.
+    """
+    if not isinstance(tracked, Mapping):
+        return stated
+    settings: dict[str, Any] = {}
+    for one in (stated, tracked):
+        of_one = one.get("settings")
+        if isinstance(of_one, Mapping):
+            settings = {**of_one, **settings}
+    read = [name for one in (stated, tracked) if isinstance(one.get("read"), list) for name in one["read"]]
+    return {**tracked, **stated, "settings": dict(list(settings.items())[:MOST_SETTINGS]), "read": read}
 
 
 @cache
