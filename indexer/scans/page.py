@@ -11,7 +11,7 @@ from jinja2 import Environment
 from indexer.console.output import cell_text
 from indexer.console.page import page_environment, shorten
 from indexer.quantities import size_in_words
-from indexer.scans.report import Scan
+from indexer.scans.report import UNKNOWN, Scan
 
 _MOST_ROWS = 1000  # of a table
 # What the tables are about, for readers who did not run the scan.
@@ -47,7 +47,7 @@ def page(scan: Scan) -> str:
     names = {
         "models": f"{len(scan.models):,}",
         "bytes": size_in_words(scan.bytes),
-        "bases": f"{len([row for row in scan.bases if row['is_here']]):,}",
+        "bases": f"{len([row for row in scan.bases if row['base'] != UNKNOWN]):,}",
         "unrelated": f"{len(scan.unrelated):,}",
         "broken": f"{len(scan.broken):,}",
         "untrained": f"{len(scan.untrained):,}",
@@ -60,14 +60,14 @@ def page(scan: Scan) -> str:
             scan=scan,
             numbers=names,
             tables=[
-                (title, _ABOUT.get(title, ""), _table(title, rows)) for title, rows in tables.items()
+                (title, _ABOUT.get(title, ""), _table(rows)) for title, rows in tables.items()
             ],
-            models=_table("models", models) if models else None,
+            models=_table(models) if models else None,
         )
     )  # fmt: skip
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """A table for the template (``table.html``)."""
     columns = [(name.replace("_", " "), "number" if name in _NUMBERS else "name") for name in rows[0]]
     cells = [
@@ -75,7 +75,7 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for row in rows[:_MOST_ROWS]
     ]
     return {
-        "caption": title,
+        "caption": "",  # the heading of the section says it
         "columns": columns,
         "rows": cells,
         "more": len(rows) - len(cells),

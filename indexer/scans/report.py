@@ -209,6 +209,11 @@ class Scan:
         return [one for one in self.duplicates if one.kind != "near"]
 
     @property
+    def near(self) -> list[ScannedDuplicate]:
+        """Duplicates whose changes are nearly equal."""
+        return [one for one in self.duplicates if one.kind == "near"]
+
+    @property
     def headline(self) -> str:
         """What is there, in a sentence."""
         where = ", ".join(place.place for place in self.places[:_MOST_NAMED])
@@ -218,7 +223,7 @@ class Scan:
             (len(self.broken), "broken"),
             (len(self.untrained), "untrained"),
             (len(self.exact), "there twice"),
-            (len(self.duplicates) - len(self.exact), "near-duplicates"),
+            (len(self.near), "near-duplicate" + ("" if len(self.near) == 1 else "s")),
         ):
             if count:
                 parts.append(f"{count:,} {what}")
@@ -230,13 +235,9 @@ class Scan:
         sentences = []
         if self.unread:
             sentences.append(f"The scan was stopped: {self.unread:,} more of the models were not read.")
-        freed = sum(one.bytes for one in self.exact)
-        near = sum(one.bytes for one in self.duplicates if one.kind == "near")
-        if self.duplicates:
-            sentences.append(
-                f"Without duplicates {size_in_words(freed)} would be free, and without near-duplicates "
-                f"{size_in_words(near)} more."
-            )
+        for kind, duplicates in (("Duplicates", self.exact), ("Near-duplicates", self.near)):
+            if duplicates:
+                sentences.append(f"{kind} take {size_in_words(sum(one.bytes for one in duplicates))}.")
         if self.unchecked:
             verb = "names" if len(self.unchecked) == 1 else "name"
             sentences.append(f"{counted(len(self.unchecked), 'model')} {verb} a base that is not here: not checked.")
