@@ -196,12 +196,12 @@ class AtlasFolder:
         """Remove what this command made and did not use: its folders, then the lock, then the folders around them."""
         own = {
             "lock": self.root / "lock",
-            **{one.name: one for one in (self.listings, self.bases, self.records, self.trees.parent)},
+            **{folder.name: folder for folder in (self.listings, self.bases, self.records, self.trees.parent)},
         }
         with suppress(OSError):
-            found = [path.name for path in self.root.iterdir()]
-            if set(found) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in found):
-                for name in set(found) - {"lock"}:
+            names = [path.name for path in self.root.iterdir()]
+            if set(names) <= set(own) and not any(own[name].is_dir() and any(own[name].iterdir()) for name in names):
+                for name in set(names) - {"lock"}:
                     own[name].rmdir()
                 own["lock"].unlink()
                 for folder in made:

@@ -48,10 +48,10 @@ def without_address(text: str) -> str:
     Knows pages of huggingface.co, hf.co and of the endpoint in use (HF_ENDPOINT), with or without https://; any other
     text is returned as it is. Raises AtlasError for the address of something other than a model.
     """
-    found = _path_on_site(text)
-    if found is None:
+    path = _path_on_site(text)
+    if path is None:
         return text
-    parts = [unquote(part) for part in found.split("/") if part]
+    parts = [unquote(part) for part in path.split("/") if part]
     if len(parts) < 2 or parts[0] in _NO_MODELS:
         raise AtlasError(
             f"{text[:200]!r} is not the address of a model.", "A model's page is huggingface.co/OWNER/NAME."
@@ -82,10 +82,10 @@ def hub_address(text: str, kind: str) -> str | None:
     None for an address that is no page of the Hub: tools put the path of a folder behind the Hub's name
     (``https://huggingface.co//data/models/X``).
     """
-    found = _ADDRESS.search(text)
-    if not found:
+    match = _ADDRESS.search(text)
+    if not match:
         return None
-    parts = found[1].removesuffix("/").split("/")
+    parts = match[1].removesuffix("/").split("/")
     if kind == "datasets":
         if len(parts) < 2 or parts[0].lower() != "datasets":
             return None

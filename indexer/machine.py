@@ -43,11 +43,11 @@ def _quotas() -> Iterator[float]:
                     period = (folder / "cpu.cfs_period_us").read_text(encoding="ascii")
                 else:
                     quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()  # "max" for none
-                found = int(quota) / int(period)
+                processors = int(quota) / int(period)
             except (OSError, ValueError, ArithmeticError):
                 continue
-            if found > 0:
-                yield found
+            if processors > 0:
+                yield processors
 
 
 def available_memory() -> int:

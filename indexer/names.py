@@ -166,12 +166,12 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
 
     The larger similarity counts, of the two ids or of their parts after the owner: people mistype either.
     """
-    found = []
+    near = []
     for other in names:
         if other != name:
-            one, two = name.lower(), other.lower()
-            pairs = ((one, two), (one.rpartition("/")[2], two.rpartition("/")[2]))
+            first, second = name.lower(), other.lower()
+            pairs = ((first, second), (first.rpartition("/")[2], second.rpartition("/")[2]))
             likeness = max(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
             if likeness >= _LEAST_LIKENESS:
-                found.append((-likeness, other))
-    return [other for _, other in sorted(found)[:3]]
+                near.append((-likeness, other))
+    return [other for _, other in sorted(near)[:3]]

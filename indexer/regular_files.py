@@ -115,7 +115,7 @@ def _opened_beneath(root: Path, path: Path, flags: int) -> int:
                     waiting += reversed(_parts_in(root, Path(target)))
                 else:
                     waiting += reversed(target.split("/"))
-            elif any(one not in ("", ".") for one in waiting):
+            elif any(part not in ("", ".") for part in waiting):
                 folders.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | guard, dir_fd=folders[-1]))
             else:
                 return os.open(name, flags | guard, 0o644, dir_fd=folders[-1])
@@ -146,7 +146,7 @@ def files_below(folder: Path, beneath: Path | None = None) -> list[str]:
     ``beneath``: a folder that nothing is looked at outside of. A link that leads out of it is listed: whoever opens it
     with ``descriptor_of`` is told so.
     """
-    found: list[str] = []
+    files: list[str] = []
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -161,12 +161,12 @@ def files_below(folder: Path, beneath: Path | None = None) -> list[str]:
                 continue
             kind = _kind_of_entry(entry, folder / below / entry.name, beneath)
             if kind == stat.S_IFREG or kind == stat.S_IFLNK:
-                found.append(below + entry.name)
+                files.append(below + entry.name)
             elif below.count("/") < MOST_DEPTH and kind == stat.S_IFDIR:
                 waiting.append(f"{below}{entry.name}/")
-        if len(found) > MOST_FILES:
+        if len(files) > MOST_FILES:
             raise OSError(errno.EFBIG, f"it has more than {MOST_FILES:,} files, so it is no checkpoint", str(folder))
-    return sorted(found)
+    return sorted(files)
 
 
 def _entries(folder: Path, beneath: Path | None) -> list[os.DirEntry[str]]:

@@ -69,7 +69,7 @@ def _can_be_written(path: Path) -> bool:
     """Whether a folder can be written, or made."""
     if not path.is_absolute():
         return False
-    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
+    there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), path)
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 

@@ -124,25 +124,27 @@ class Build:
 
         ``stored``: what the atlas had before they were planned.
         """
-        units = [one.unit for one in planned if one.unit is not None]
+        units = [plan.unit for plan in planned if plan.unit is not None]
         if stored is None or (stored.is_sampled and any(needs_whole_base(unit) for unit in units)):
             return self.stored_base()
         return stored
 
     def selected(self) -> list[ListedModel]:
         """The listed models that the options select."""
-        one = self.options
-        depth = one.depth if one.descendants else 0
+        options = self.options
+        depth = options.depth if options.descendants else 0
         models = self.listing.models()
         if not self.with_hub:
             models = [
                 model for model in models if model.id in self.places or not self.questions.isdisjoint(model.claims)
             ]
-        if one.where is not None:
-            models = matching(models, self.facts.id, one.where)
-        if one.checkpoints != "all" and any(RUN in model.row for model in models):
+        if options.where is not None:
+            models = matching(models, self.facts.id, options.where)
+        if options.checkpoints != "all" and any(RUN in model.row for model in models):
             models = without_earlier(models, self._unreadable(models))
-        return select(models, one.limit, one.sort, one.created_since, one.author, one.relations, depth)
+        return select(
+            models, options.limit, options.sort, options.created_since, options.author, options.relations, depth
+        )
 
     def _unreadable(self, models: Sequence[ListedModel]) -> set[str]:
         """Those of ``models`` that were skipped at their present commit."""
@@ -190,11 +192,11 @@ class Build:
             models, selected, self.store, template, options.retry_failed, parents,
             self.places if places is None else places, fetches_base=fetches_base,
         )  # fmt: skip
-        for one in planned:
-            if one.listed.id in chosen and one.unit is None:
-                if one.is_unchanged:
+        for entry in planned:
+            if entry.listed.id in chosen and entry.unit is None:
+                if entry.is_unchanged:
                     self.report.unchanged += 1
-                elif one.has_failed:
+                elif entry.has_failed:
                     self.report.failed += 1
                 else:
                     self.report.skipped += 1
@@ -212,7 +214,7 @@ class Build:
             )
         self.report.discovered = len(chosen)
         for lacking, (what, _) in _LACKING.items():
-            if again := sum(one.lacks == lacking and one.unit is not None for one in planned):
+            if again := sum(entry.lacks == lacking and entry.unit is not None for entry in planned):
                 self.watcher.say(f"{what}, to be read again: {again}")
         return planned
 
@@ -223,7 +225,11 @@ class Build:
 
     def unread(self, models: Sequence[ListedModel]) -> list[ListedModel]:
         """Those of ``models`` whose README may name datasets that the listing does not show."""
-        return [one for one in models if one.claimed_by != BY_FOLDER and needs_readme(one.row)] if self.asks else []
+        return (
+            [model for model in models if model.claimed_by != BY_FOLDER and needs_readme(model.row)]
+            if self.asks
+            else []
+        )
 
     def read_readmes(self, models: Sequence[ListedModel]) -> None:
         """Read the READMEs of ``unread`` models, once for each commit, and note what they name in the listing.
@@ -237,18 +243,18 @@ class Build:
         more = f", {len(wanted) - len(unread):,} more in later builds" if len(wanted) > len(unread) else ""
         self.watcher.say(f"reading {len(unread):,} READMEs for datasets that the listing does not show{more}")
         tasks = [partial(self._datasets_in, model.row) for model in unread]
-        found: dict[str, list[str]] = {}
+        names_by_model: dict[str, list[str]] = {}
         problem: str | None = None
         for model, answer in zip(unread, in_threads(tasks, self.options.connections), strict=False):
             if not isinstance(answer, Failed):
-                found[model.id] = answer
+                names_by_model[model.id] = answer
                 continue
             problem = problem or f"{printable(model.id, 100)}: {answer.detail}"
             if answer.reason in ("network", "rate_limited"):
                 break
-        self.listing.note_datasets(found)
+        self.listing.note_datasets(names_by_model)
         if problem is not None:
-            left = len(unread) - len(found)
+            left = len(unread) - len(names_by_model)
             self.watcher.say(f"READMEs that could not be read, left for the next build: {left:,} ({problem})")
 
     @staticmethod
@@ -261,7 +267,7 @@ class Build:
     def with_listed(self, planned: Sequence[Entry]) -> list[Entry]:
         """The same plan with the models as they are listed now."""
         listed = {model.id: model for model in self.listing.models()}
-        return [replace(one, listed=listed[one.listed.id]) for one in planned]
+        return [replace(entry, listed=listed[entry.listed.id]) for entry in planned]
 
     def run(self, planned: Sequence[Entry], base: StoredBase) -> BuildReport:
         """Do what is planned, and publish now and then. On Ctrl-C what was done is published before it is raised."""
@@ -368,7 +374,11 @@ class Build:
         self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
         """Work on models that turned out to have a new name, under that name, or another commit in place of theirs."""
-        commits = {one.listed.id: one.unit.commit for one in planned if one.unit is not None and one.unit.model.is_name}
+        commits = {
+            entry.listed.id: entry.unit.commit
+            for entry in planned
+            if entry.unit is not None and entry.unit.model.is_name
+        }
         reasons = {name: outcome.reason for name in commits if (outcome := settled[name].outcome) is not None}
         names = [name for name, reason in reasons.items() if reason in ("renamed", "not_found")]
         if not names:
@@ -387,15 +397,15 @@ class Build:
             return
         again = self.plan([model for model in self.listing.models() if model.id in wanted])
         self.report.discovered = discovered
-        again = [one for one in again if one.listed.id in wanted]
-        settled.update({one.listed.id: one for one in again})
+        again = [entry for entry in again if entry.listed.id in wanted]
+        settled.update({entry.listed.id: entry for entry in again})
         yield from self.work(again, base, settled)
 
     def _work_with_whole_base(
         self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]
     ) -> Iterator[Result[Unit]]:
         """Work again on models that turned out to need whole matrices of a base of which some rows were kept."""
-        again = [one for one in planned if one.unit is not None and _lacked_base(settled[one.listed.id])]
+        again = [entry for entry in planned if entry.unit is not None and _lacked_base(settled[entry.listed.id])]
         if not again or self.facts.component or self.report.stopped:
             return
         try:
@@ -413,7 +423,7 @@ class Build:
 
     def work(self, planned: Sequence[Entry], base: StoredBase, settled: dict[str, Entry]) -> Iterator[Result[Unit]]:
         """Do what is planned and publish nothing; after each model ``settled`` (by id) has its new entry."""
-        units = [one.unit for one in planned if one.unit is not None]
+        units = [entry.unit for entry in planned if entry.unit is not None]
         self.watcher.started(self.facts.id, len(units))
         if not units:
             return
@@ -465,7 +475,7 @@ class Build:
         """Bring the atlas up to date; with an ``outcome`` (finished, stopped) the run is recorded as a build."""
         self.finished()
         entries = list(entries)
-        is_news = outcome == "finished" or any(one.status != "listed" for one in entries)
+        is_news = outcome == "finished" or any(entry.status != "listed" for entry in entries)
         if not is_news and not self.folder.database.exists():
             return  # there is nothing that is not in the listing
         renamed = self.listing.renamed

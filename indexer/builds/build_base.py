@@ -69,7 +69,7 @@ class BuildBase:
 
     def hashes(self) -> tuple[str | None, ...]:
         """The checksums of its weight files; () if they are not known without asking."""
-        stored = [one for one in stored_bases(self._folder, self.facts.id) if one.commit == self.facts.commit]
+        stored = [base for base in stored_bases(self._folder, self.facts.id) if base.commit == self.facts.commit]
         return stored[0].file_hashes if stored else self._opened_hashes
 
     def stored(self, *, whole: bool = True) -> StoredBase:
@@ -87,11 +87,11 @@ class BuildBase:
         try:
             opened = open_base(self.facts)
         except AtlasError as error:
-            kept = None if self._asks_for_whole else self._usable(self.facts.commit, False)
-            if kept is None:
+            sample = None if self._asks_for_whole else self._usable(self.facts.commit, False)
+            if sample is None:
                 raise
             self._say(f"only some rows of {self.facts.id} are used, as the atlas keeps them: {error.message}")
-            return kept
+            return sample
         with closing(opened) as checkpoint:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
             for known in stored_bases(self._folder, self.facts.id):
@@ -153,8 +153,8 @@ class BuildBase:
         """Other ids of the base's weights: named by the user, known by name, or read before and found to be copies."""
         listing.note_base(self.facts.ids, self.licence)
         self.note_mirrors(listing)
-        found = [*listing.mirrors(), *self._source.mirrors(self.facts.ids), *self.previous.copies]
-        return tuple(one for one in dict.fromkeys(found) if one not in self.facts.ids)
+        candidates = [*listing.mirrors(), *self._source.mirrors(self.facts.ids), *self.previous.copies]
+        return tuple(name for name in dict.fromkeys(candidates) if name not in self.facts.ids)
 
     @property
     def licence(self) -> Licence | None:
@@ -179,10 +179,16 @@ class BuildBase:
                     raise AtlasError(problem, "Run it again later.") from error
                 self._say(f"there is no {name} on {source.title}; models that name it are still looked for (same_as)")
                 continue
-            theirs, ours = (config or {}).get("model_type"), self.facts.config.get("model_type")
-            if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours and not self.facts.component:
+            their_type, our_type = (config or {}).get("model_type"), self.facts.config.get("model_type")
+            if (
+                isinstance(their_type, str)
+                and isinstance(our_type, str)
+                and their_type != our_type
+                and not self.facts.component
+            ):
                 raise AtlasError(
-                    f"{name} is of type {printable(theirs, 60)}, {self.facts.id} of type {printable(ours, 60)}: "
+                    f"{name} is of type {printable(their_type, 60)}, "
+                    f"{self.facts.id} of type {printable(our_type, 60)}: "
                     "they do not have the same weights (same_as).",
                     "Name another id of the base's own weights.",
                 )
@@ -200,11 +206,11 @@ class BuildBase:
             rank = rank_of(earlier, self.facts.id)
             (rows,) = earlier(["fine_tunes", "records"], [copies]) or ([],)
             (built,) = earlier(["builds"], [builds]) or ([],)
-        found = [row for row in rows if row["base"] == self.facts.id and is_listed_id(row["model"])]
-        found = sorted(found, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES]
+        rows_of_copies = [row for row in rows if row["base"] == self.facts.id and is_listed_id(row["model"])]
+        rows_of_copies = sorted(rows_of_copies, key=lambda row: -(row["downloads"] or 0))[:_MOST_COPIES]
         seconds = sum(row["seconds"] for row in built)
         rate = sum(row["bytes_read"] for row in built) / seconds if seconds else None
-        return PreviousBase(rank, tuple(row["model"] for row in found), rate)
+        return PreviousBase(rank, tuple(row["model"] for row in rows_of_copies), rate)
 
 
 def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
@@ -219,7 +225,7 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
         return base_of(source, name)
     for base in stored_bases(folder):
         facts = facts_of_stored(base, Listing(folder.listing(base.base)))
-        if typed.lower() in {one.lower() for one in facts.ids}:
+        if typed.lower() in {name.lower() for name in facts.ids}:
             return facts
     with suppress(AtlasError):
         if (cached := source.base(name)) is not None:

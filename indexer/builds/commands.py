@@ -80,41 +80,44 @@ def build(
     reports = []
     with folder.locked(f"index build{''.join(f' --base {name}' for name in names)}"):
         remove_leftovers(folder)
-        found = [find_base(folder, name) for name in dict.fromkeys(names)]
+        bases = [find_base(folder, name) for name in dict.fromkeys(names)]
         trees = models = None
         if options.addresses:
             trees = Trees(folder, options, watcher)
-            found, models = trees.sorted_models(found, None if options.dry_run else fetch)
-        for facts in found:
+            bases, models = trees.sorted_models(bases, None if options.dry_run else fetch)
+        for facts in bases:
             check_rank(folder, facts.id, options.rank)
         if not options.dry_run:
-            finish_removals(folder, [facts.id for facts in found], watcher.say)
-        for facts in found:
+            finish_removals(folder, [facts.id for facts in bases], watcher.say)
+        for facts in bases:
             with_hub = not options.sources or options.hub
             places = models.places(facts.id) if models else None
-            one = Build(folder, facts, options, watcher, places=places, with_hub=with_hub)
-            one.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
-            was_listed = one.listing.path.exists()
+            build_of_base = Build(folder, facts, options, watcher, places=places, with_hub=with_hub)
+            build_of_base.asked = {"endpoint": without_user(constants.ENDPOINT), "options": options.as_words()}
+            was_listed = build_of_base.listing.path.exists()
             if with_hub or options.listing_sources or (models and models.of[facts.id]):
-                one.base.check()
+                build_of_base.base.check()
             if with_hub:
-                update_listing(one, counts_only=options.dry_run)
+                update_listing(build_of_base, counts_only=options.dry_run)
             for source in options.listing_sources:
-                list_source(one, source)
+                list_source(build_of_base, source)
             if trees is not None and models is not None:
-                list_trees(one, trees, models.of[facts.id])
+                list_trees(build_of_base, trees, models.of[facts.id])
             # A base without listed models is not fetched, and nothing is published for it.
-            if not one.listing.models():
-                reports.append(one.finished())
+            if not build_of_base.listing.models():
+                reports.append(build_of_base.finished())
             elif options.dry_run:
-                expected = one.estimate(one.plan())
-                tree, sentences = family_tree(one.selected(), one.crawl_calls)
-                one.report.dry_run = expected.as_row() | {"tree": tree, "api_calls": one.crawl_calls}
+                expected = build_of_base.estimate(build_of_base.plan())
+                tree, sentences = family_tree(build_of_base.selected(), build_of_base.crawl_calls)
+                build_of_base.report.dry_run = expected.as_row() | {
+                    "tree": tree,
+                    "api_calls": build_of_base.crawl_calls,
+                }
                 for sentence in (*sentences, expected.sentence, *expected.requests.sentences()):
                     watcher.say(sentence)
-                reports.append(one.report)
+                reports.append(build_of_base.report)
             else:
-                reports.append(_run(one, was_listed))
+                reports.append(_run(build_of_base, was_listed))
         if trees is not None and not reports:
             raise AtlasError("No model there names a base that can be used.", "Name the bases: --base ID.")
     return reports[0] if isinstance(base, str) else reports
@@ -140,12 +143,12 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             more = f", and models made from those at most {most:,} more (`questions`)" if request.descendants else ""
             watcher.say(children_sentence(request.base, counts, request.relations, request.page_size) + more)
         gone_before = listing.gone()
-        found, is_complete = 0, not request.is_narrowed
+        models_found, is_complete = 0, not request.is_narrowed
         for page in checked_pages(build.source, request, progress):
-            found += listing.append_page(page)
+            models_found += listing.append_page(page)
             is_complete = is_complete and not page.is_cut
-            pathless += sum(one.why == NO_PATH for one in page.of(Rejected))
-            watcher.listed(f"listing {page.question.what}: {found} new")
+            pathless += sum(rejected.why == NO_PATH for rejected in page.of(Rejected))
+            watcher.listed(f"listing {page.question.what}: {models_found} new")
         build.crawl_calls = progress.calls
         if progress.unasked:
             watcher.say(
@@ -167,7 +170,7 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
 
             examination = Examination(build, progress.compared, counts_only)
             for page in build.source.list_type(examination.model_type, request, progress, examination):
-                found += listing.append_page(page)
+                models_found += listing.append_page(page)
                 is_complete = is_complete and not page.is_cut
                 watcher.listed(f"listing {page.question.what}: {examination.claimed} with weights like the base's")
             watcher.say(examination.sentence())
@@ -207,17 +210,17 @@ def list_source(build: Build, source: Source) -> None:
     if reason := source.offline:
         watcher.say(f"{source.title} is not asked ({reason}): using the listing as it is")
         return
-    request, progress, found, is_complete, bad = _request(build), CrawlProgress(), 0, True, list[str]()
+    request, progress, models_found, is_complete, bad = _request(build), CrawlProgress(), 0, True, list[str]()
     listing.note_base(request.ids, build.base.licence)
     shown: set[str] = set()
     try:
         for page in checked_pages(source, request, progress):
             claimed = {row.id: (row.row, row.claim) for row in page.of(ClaimedRow)}
-            found += listing.update_place(question, claimed.values(), ())[0]
+            models_found += listing.update_place(question, claimed.values(), ())[0]
             shown |= claimed.keys()
             bad += [one.why for one in page.of(BadRow)]
             is_complete = is_complete and not page.is_cut
-            watcher.listed(f"listing {page.question.what} on {source.title}: {found} new")
+            watcher.listed(f"listing {page.question.what} on {source.title}: {models_found} new")
         build.crawl_calls += progress.calls
         if bad:
             watcher.say(f"models of {source.title} that cannot be listed: {len(bad):,} ({some_of(bad, 1)})")

@@ -39,13 +39,13 @@ def matching(models: Sequence[ListedModel], base: str, condition: str) -> list[L
             rows = valid_listing_rows(number, Entry(model, base, commit_of(model.row)))
         except InvalidValue:  # a publish says so
             continue
-        for name, found in tables.items():
-            found += rows[name]
+        for name, rows_of_table in tables.items():
+            rows_of_table += rows[name]
     connection = in_memory(schema_sql())
     try:
         staged = Tables(connection)
-        for name, found in tables.items():
-            staged.insert(name, found)
+        for name, rows_of_table in tables.items():
+            staged.insert(name, rows_of_table)
         numbers = {number for (number,) in staged.rows(_MATCHING.format(condition=condition))}
     except duckdb.Error as error:
         text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -181,10 +181,10 @@ class DaskExecutor:
                 return None
             sentence = f"the worker could not do it ({type(error).__name__}: {_in_a_line(error)})"
             return worker.give_up(unit, Failed("worker_error", sentence))
-        found: Result[Unit] | Exception = future.result()
-        if isinstance(found, Exception):
-            raise found
-        return visible_result(found, worker)
+        result: Result[Unit] | Exception = future.result()
+        if isinstance(result, Exception):
+            raise result
+        return visible_result(result, worker)
 
     def _lost(self) -> AtlasError:
         return AtlasError(

@@ -69,7 +69,7 @@ def deepen(
         sampled = {name for name, row in rows.items() if row["read"] == "sample"}
         advice = Text("Name it: ", Call("add", "FOLDER", published.base, read="full"))
         again = "add it again with --read full"
-        unread = [one for one in selected if one.id in sampled and one.id not in places]
+        unread = [model for model in selected if model.id in sampled and model.id not in places]
         refuse_folders(unread, bool(names), advice, again, watcher)
         planned = build.plan(selected)
         estimate = build.estimate(planned)

@@ -208,8 +208,8 @@ class _Doctor:
             return
         hf_raise_for_status(response)
         try:
-            found = load_json(response.read())
-            name, access = str(found["name"]), found.get("auth", {}).get("accessToken", {})
+            answer = load_json(response.read())
+            name, access = str(answer["name"]), answer.get("auth", {}).get("accessToken", {})
             role = str(access.get("role", "unknown"))
         except (ValueError, KeyError, TypeError, AttributeError):
             yield "accepted; the Hub does not say whose it is"
@@ -282,11 +282,11 @@ class _Doctor:
         yield f"{self.row['id']} at {str(self.row['sha'])[:7]}, {len(names)} files"
         body = fetch_small(self.row["id"], "config.json", self.row["sha"], LARGEST_JSON)
         try:
-            found = parse_json(body)
+            config = parse_json(body)
         except ValueError:
             yield _Problem("config.json is not JSON", "A cache or proxy on the way changes files.")
             return
-        kind = found.get("model_type") if isinstance(found, dict) else None
+        kind = config.get("model_type") if isinstance(config, dict) else None
         yield f"config.json is served (model_type {printable(str(kind), 40)})"
 
     def _weights(self) -> _Findings:

@@ -52,17 +52,17 @@ class Requests:
     def sentences(self) -> list[str]:
         """For example: ≈ 40 API and 9,000 file requests: 15 min at least, as the Hub allows 500 and 3,000 in 5 min."""
         has_token, seconds = get_token() is not None, self.seconds
-        found = f"≈ {self.api:,} API and {self.files:,} file requests"
+        sentence = f"≈ {self.api:,} API and {self.files:,} file requests"
         if not seconds:
-            return [found]
+            return [sentence]
         (api, window), (files, _) = quota_of("api", has_token), quota_of("resolve", has_token)
         allowed = f"the Hub allows {api:,} and {files:,} in {duration_in_words(window)}"
-        found += f": {duration_in_words(seconds)} at least, as {allowed}"
+        sentence += f": {duration_in_words(seconds)} at least, as {allowed}"
         if has_token:
-            return [found]
+            return [sentence]
         with_token = QUOTAS[True]
         return [
-            f"{found} without a token",
+            f"{sentence} without a token",
             f"with a token it allows {with_token['api']:,} and {with_token['resolve']:,}: "
             "log in with `hf auth login`, or set HF_TOKEN",
         ]
@@ -161,8 +161,8 @@ def estimate_of(planned: Sequence[Entry], base: BaseShape, read: str, rate: floa
     Bytes are those of the full models' block matrices, or of a sample of their rows; a model whose row names no dtypes
     is assumed to be stored like the base.
     """
-    units = [one.unit for one in planned if one.unit is not None]
-    full = [one.listed.row for one in planned if one.unit is not None and one.listed.relation != "adapter"]
+    units = [entry.unit for entry in planned if entry.unit is not None]
+    full = [entry.listed.row for entry in planned if entry.unit is not None and entry.listed.relation != "adapter"]
     sizes = [_item_bytes(row, base.item_bytes) for row in full]
     whole = sum(base.block_bytes * size // base.item_bytes for size in sizes)
     sample = sum(map(base.sample_bytes, sizes))
@@ -201,10 +201,10 @@ def family_tree(listed: Iterable[ListedModel], calls: int) -> tuple[list[dict[st
     """
     tree = Counter((max(1, len(one.path)), one.relation) for one in listed)
     rows = [{"steps": depth, "relation": name, "models": count} for (depth, name), count in sorted(tree.items())]
-    found = []
+    lines = []
     for depth in sorted({depth for depth, _ in tree}):
         counts = [f"{tree[depth, one]:,} {one}" for one in RELATIONS if tree[depth, one]]
-        found.append(f"{depth} step{'' if depth == 1 else 's'} from the base: {', '.join(counts)}")
+        lines.append(f"{depth} step{'' if depth == 1 else 's'} from the base: {', '.join(counts)}")
     if calls:
         # Both limits, whatever the account: a crawl is run again, and by others.
         times = []
@@ -212,8 +212,8 @@ def family_tree(listed: Iterable[ListedModel], calls: int) -> tuple[list[dict[st
             quota = QUOTAS[has_token]["api"]
             least = duration_in_words(calls / quota * WINDOW_SECONDS)
             times.append(f"{quota:,} {whose}" + (f" (so at least {least})" if calls > quota else ""))
-        found.append(
+        lines.append(
             f"the crawl made {calls:,} API request{'' if calls == 1 else 's'}; "
             f"in {duration_in_words(WINDOW_SECONDS)} the Hub allows {' and '.join(times)}"
         )
-    return rows, found
+    return rows, lines

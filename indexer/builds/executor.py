@@ -125,9 +125,9 @@ def _cause(processes: Iterable[BaseProcess]) -> str:
 @contextmanager
 def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, Connection]]:
     """A pool that ends with the block, at once after an exception; and a pipe with data once a process has begun."""
-    begun, theirs = Pipe(duplex=False)
+    begun, their_end = Pipe(duplex=False)
     pool = ProcessPoolExecutor(
-        workers, mp_context=spawning(), initializer=_initialise, initargs=(verbosity.quiet, theirs)
+        workers, mp_context=spawning(), initializer=_initialise, initargs=(verbosity.quiet, their_end)
     )
     try:
         yield pool, begun
@@ -139,7 +139,7 @@ def _pool(workers: int) -> Iterator[tuple[ProcessPoolExecutor, Connection]]:
         raise
     finally:
         pool.shutdown(wait=True)
-        theirs.close()
+        their_end.close()
         begun.close()
 
 

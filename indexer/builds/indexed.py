@@ -63,12 +63,12 @@ def refuse_folders(models: Sequence[ListedModel], is_named: bool, advice: str, a
     ``advice`` and ``again``: what to do about one, as a sentence and within one. Raises AtlasError if the models were
     named.
     """
-    folders = sorted(one.id for one in models if one.claimed_by == BY_FOLDER)
+    folders = sorted(model.id for model in models if model.claimed_by == BY_FOLDER)
     if not folders:
         return
     why = f"{folders[0]} is a folder, whose path is not stored"
-    if any(one.claims.keys() and all(name.startswith(QUESTION) for name in one.claims) for one in models
-           if one.id == folders[0]):  # fmt: skip
+    if any(model.claims.keys() and all(name.startswith(QUESTION) for name in model.claims) for model in models
+           if model.id == folders[0]):  # fmt: skip
         why = f"{folders[0]} was found in a tree, and is not there as it was"
     if is_named:
         raise AtlasError(f"{why}.", advice)

@@ -483,8 +483,8 @@ def bytes_of(name: str, size: Size) -> int | None:
 
 def parse_size(text: str) -> int:
     """Bytes of "512M", "2G", "1.5 GiB". Raises ValueError."""
-    found = _SIZE.fullmatch(text.strip())
-    size = int(float(found[1]) * _UNITS[(found[2] or "").lower()]) if found else 0
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if size <= 0:
         raise ValueError(f"{text!r} is not a size like 512M or 2G")
     return size

@@ -46,7 +46,7 @@ def plan(
         _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}, fetches_base)
         for model in models
     ]
-    present = {one.record_key for one in planned if one.record_key is not None}
+    present = {entry.record_key for entry in planned if entry.record_key is not None}
     if len(present) == len(planned):
         return planned
     # By model the other records that could be published, from their headers alone.
@@ -56,15 +56,15 @@ def plan(
         identity = kept.identity
         if (identity.base, identity.base_commit, identity.spec.rank) == wanted:
             earlier.setdefault(identity.model, []).append(kept)
-    return [_with_earlier(one, earlier.get(one.listed.id, ())) for one in planned]
+    return [_with_earlier(entry, earlier.get(entry.listed.id, ())) for entry in planned]
 
 
 def _with_earlier(entry: Entry, records: Sequence[RecordHeader]) -> Entry:
     """A model without a record of its current commit keeps that of an earlier one, if there is one."""
-    kept = current_record(records, entry.commit) if entry.record_key is None else None
-    if kept is None:
+    stored = current_record(records, entry.commit) if entry.record_key is None else None
+    if stored is None:
         return entry
-    identity, unit, lacks = kept.identity, entry.unit, entry.lacks
+    identity, unit, lacks = stored.identity, entry.unit, entry.lacks
     if unit is not None and identity.spec.version != unit.spec.version:
         lacks = "version"
     elif unit is not None and unit.parent is None and not unit.is_on_base and identity.commit == unit.commit:
@@ -76,7 +76,7 @@ def _with_earlier(entry: Entry, records: Sequence[RecordHeader]) -> Entry:
     return replace(
         entry,
         commit=identity.commit,
-        record_key=kept.digest,
+        record_key=stored.digest,
         outcome=None,
         unit=unit,
         lacks=lacks,
@@ -121,14 +121,16 @@ def _planned(
     )
     # Records under another base of the adapter are found by their headers: see _with_earlier.
     is_open = not is_known and listed.relation == "adapter" and names_another(listed.row, template.base)
-    found = None if is_open else existing_record(unit.identity, store)
-    lacks = _lacks(found, unit.spec) if found is not None else ""
-    if found is not None and not lacks:
-        return Entry(listed, template.base, commit, record_key=found.digest)
+    stored = None if is_open else existing_record(unit.identity, store)
+    lacks = _lacks(stored, unit.spec) if stored is not None else ""
+    if stored is not None and not lacks:
+        return Entry(listed, template.base, commit, record_key=stored.digest)
     # The last failure, of a sample or a full read: a model that cannot be read fails both ways. One of the future was
     # written before the clock was set back, so before the others.
-    failures = [failure for one in _that_serve(unit.identity) if (failure := store.failure(one.digest)) is not None]
-    outcome = max(failures, key=lambda one: (one.age >= 0, one.when), default=None)
+    failures = [
+        failure for record in _that_serve(unit.identity) if (failure := store.failure(record.digest)) is not None
+    ]
+    outcome = max(failures, key=lambda record: (record.age >= 0, record.when), default=None)
     is_due = (
         outcome is None or outcome.reason in _RECHECKED or (outcome.status == "skipped" and outcome.reader < READER)
     )
@@ -142,8 +144,8 @@ def _planned(
         listed,
         template.base,
         commit,
-        record_key=found.digest if found else None,
-        outcome=None if found else outcome,
+        record_key=stored.digest if stored else None,
+        outcome=None if stored else outcome,
         unit=unit if is_wanted else None,
         lacks=lacks,
     )
@@ -165,16 +167,16 @@ def needs_whole_base(unit: Unit) -> bool:
         return False
 
 
-def _lacks(found: Identity, wanted: Spec) -> str:
+def _lacks(stored: Identity, wanted: Spec) -> str:
     """What a record does not have of what is ``wanted``: "spectra", "rows" or ""."""
-    if wanted.spectra and not found.spec.spectra:
+    if wanted.spectra and not stored.spec.spectra:
         return "spectra"
-    return "rows" if found.spec.sample and not wanted.sample else ""
+    return "rows" if stored.spec.sample and not wanted.sample else ""
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:
     """The existing record of this model at this commit: preferably one with spectra, else a full one."""
-    return next((one for one in _that_serve(identity) if store.has(one.digest)), None)
+    return next((header for header in _that_serve(identity) if store.has(header.digest)), None)
 
 
 def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> None:
@@ -182,14 +184,14 @@ def move_records(store: RecordStore, base: str, renamed: dict[str, str]) -> None
 
     A damaged one is left where it is, and its model is read again under the new name.
     """
-    for kept in list(store.headers()) if renamed else ():
-        new = renamed.get(kept.identity.model)
-        if new is None or kept.identity.base != base:
+    for header in list(store.headers()) if renamed else ():
+        new = renamed.get(header.identity.model)
+        if new is None or header.identity.base != base:
             continue
-        identity = replace(kept.identity, model=new)
+        identity = replace(header.identity, model=new)
         if not store.has(identity.digest):
             with suppress(AtlasError):
-                store.write(replace(store.read(kept.digest), identity=identity))
+                store.write(replace(store.read(header.digest), identity=identity))
 
 
 def _that_serve(identity: Identity) -> Iterator[Identity]:

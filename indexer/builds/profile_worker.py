@@ -75,7 +75,7 @@ class ProfileWorker:
         return cls(
             probe_name=probe.name,
             inputs=probe.values.numpy(),
-            states={layer: found.detach().cpu().numpy() for layer, found in states.items()},
+            states={layer: tensor.detach().cpu().numpy() for layer, tensor in states.items()},
             **rest,
         )
 
@@ -100,7 +100,7 @@ class ProfileWorker:
             states: States | None = None
             # Not by hash: two vocabularies of one size draw the same ids for other words.
             if probe is shared:
-                states = {layer: torch.from_numpy(found).to(self.device) for layer, found in self.states.items()}
+                states = {layer: torch.from_numpy(state).to(self.device) for layer, state in self.states.items()}
             else:
                 subject = replace(subject, notes=(*subject.notes, _OWN_VOCABULARY))
             store_profile(self.atlas, unit.identity, subject, probe, self.request, states, self.on_progress)

@@ -50,11 +50,11 @@ def base_and_models(folder: AtlasFolder, base: str | None, models: Sequence[str]
     """
     with Reading(folder.database) as connection:
         canonical = None if base is None else base_named(connection, base)
-        found = indexed_models(connection, models, canonical)
-        bases = [str(row["base"]) for row in found or connection.rows("SELECT base FROM bases ORDER BY base")]
+        rows = indexed_models(connection, models, canonical)
+        bases = [str(row["base"]) for row in rows or connection.rows("SELECT base FROM bases ORDER BY base")]
     if canonical is None and len(set(bases)) != 1:
         raise AtlasError(f"This atlas has several bases ({', '.join(bases) or 'none'}).", "Choose one with `base`.")
-    return canonical or bases[0], [str(row["model"]) for row in found]
+    return canonical or bases[0], [str(row["model"]) for row in rows]
 
 
 def profile_base(folder: AtlasFolder, base: str, models: Sequence[str], options: ProfileOptions) -> ProfileReport:
@@ -129,7 +129,7 @@ class _Profiling:
         self.layer_count = len(options.request.layers or chosen_layers(depth))
         self.width = next(iter(self.stored.layout.matrices)).shape[1]
         self.budget = options.memory_bytes or available_memory()
-        listed = {one.id: one.row for one in Listing(folder.listing(base)).models()}
+        listed = {model.id: model.row for model in Listing(folder.listing(base)).models()}
         units = [
             ProfileUnit(
                 self._identity("fine_tune", row["model"], str(row["commit"] or "main")),
@@ -178,8 +178,8 @@ class _Profiling:
         )
 
     def _is_done(self, identity: ProfileIdentity) -> bool:
-        found = ProfileStore(self.folder).find(identity)
-        return found is not None and found.is_complete
+        profile = ProfileStore(self.folder).find(identity)
+        return profile is not None and profile.is_complete
 
     def run(self) -> None:
         """Profile everything that is due."""
@@ -218,14 +218,16 @@ class _Profiling:
     def _workers(self) -> int:
         """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""
         wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
-        one = PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
-        if self.options.memory_bytes is not None and one > self.budget:
+        worker_bytes = (
+            PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
+        )
+        if self.options.memory_bytes is not None and worker_bytes > self.budget:
             raise AtlasError(
                 f"`memory` {size_in_words(self.budget)} is too little for this base: a model takes about "
-                f"{size_in_words(one)}.",
+                f"{size_in_words(worker_bytes)}.",
                 "Allow more, or leave `memory` out.",
             )
-        fitting = max(1, min(wanted, self.budget // one - 1))  # one less, because this process also needs room
+        fitting = max(1, min(wanted, self.budget // worker_bytes - 1))  # one less, because this process also needs room
         if fitting < wanted:
             say(f"memory for {fitting} of {wanted} workers")
         return fitting

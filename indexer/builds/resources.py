@@ -69,13 +69,13 @@ def resources_for(
     wanted = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
     base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-    found = share_out(wanted, base_bytes, largest, options.memory_bytes, at_work)
-    if found.workers < wanted:
-        say(f"memory for {found.workers} of {wanted} workers")
+    shares = share_out(wanted, base_bytes, largest, options.memory_bytes, at_work)
+    if shares.workers < wanted:
+        say(f"memory for {shares.workers} of {wanted} workers")
     return replace(
-        found,
-        resident=found.resident and not is_sampled,
-        connections=max(1, options.connections // found.workers),
+        shares,
+        resident=shares.resident and not is_sampled,
+        connections=max(1, options.connections // shares.workers),
         bandwidth=options.bytes_per_second,
     )
 
@@ -96,16 +96,17 @@ def share_out(
     AtlasError if not even one worker fits into the given ``memory``.
     """
     budget = memory if memory is not None else available_memory() // 2
-    one = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes + at_work
-    fitting = max((count for count in range(1, workers + 1) if _needed(count, one) <= budget), default=0)
+    worker_bytes = PROCESS_BYTES + _MATRICES_AT_WORK * largest_bytes + at_work
+    fitting = max((count for count in range(1, workers + 1) if _needed(count, worker_bytes) <= budget), default=0)
     if not fitting:
         if memory is not None:
             raise AtlasError(
-                f"`memory` {_in_mb(memory)} is too little for this base: one worker needs about {_in_mb(one)}.",
+                f"`memory` {_in_mb(memory)} is too little for this base: "
+                f"one worker needs about {_in_mb(worker_bytes)}.",
                 "Allow more, or leave `memory` out.",
             )
         fitting = 1
-    left = max(0, budget - _needed(fitting, one))
+    left = max(0, budget - _needed(fitting, worker_bytes))
     ahead = min(AHEAD_BYTES, left // fitting)
     resident = base_bytes <= min(_RESIDENT_BYTES, left // fitting - ahead)
     left -= fitting * (ahead + resident * base_bytes)
@@ -117,9 +118,9 @@ def share_out(
     )
 
 
-def _needed(workers: int, one: int) -> int:
+def _needed(workers: int, worker_bytes: int) -> int:
     """A single worker is this process; several are new processes in addition to it."""
-    return workers * one + (PROCESS_BYTES if workers > 1 else 0)
+    return workers * worker_bytes + (PROCESS_BYTES if workers > 1 else 0)
 
 
 def _in_mb(size: int) -> str:

@@ -74,26 +74,26 @@ def work(
     facts = find_base(folder, base)
     check_rank(folder, facts.id, options.rank)
     with_hub = not options.sources or options.hub
-    one = Build(folder, facts, options, watcher, with_hub=with_hub)
+    build_of_base = Build(folder, facts, options, watcher, with_hub=with_hub)
     with folder.locked(f"index work --base {base} --shard {share}", wait=True):
-        if with_hub and not one.listing.is_crawled:
-            one.base.check()
-            update_listing(one)
+        if with_hub and not build_of_base.listing.is_crawled:
+            build_of_base.base.check()
+            update_listing(build_of_base)
         for source in options.listing_sources:
-            list_source(one, source)
+            list_source(build_of_base, source)
         if options.addresses:  # every shard must know where models lie
             trees = Trees(folder, options, watcher)
-            _, models = trees.sorted_models([facts], lambda *_: one.stored_base(whole=False))
-            one.places = models.places(facts.id)
-            list_trees(one, trees, models.of[facts.id])
-        stored = one.stored_base()
-        one.read_readmes([model for model in one.selected() if share.holds(model.id)])
-    planned = one.plan([model for model in one.selected() if share.holds(model.id)])
+            _, models = trees.sorted_models([facts], lambda *_: build_of_base.stored_base(whole=False))
+            build_of_base.places = models.places(facts.id)
+            list_trees(build_of_base, trees, models.of[facts.id])
+        stored = build_of_base.stored_base()
+        build_of_base.read_readmes([model for model in build_of_base.selected() if share.holds(model.id)])
+    planned = build_of_base.plan([model for model in build_of_base.selected() if share.holds(model.id)])
     settled = {each.listed.id: each for each in planned}
     with usable_umask():
-        for _ in one.work(planned, stored, settled):
+        for _ in build_of_base.work(planned, stored, settled):
             pass
-    return one.finished()
+    return build_of_base.finished()
 
 
 @plain_arguments

@@ -99,7 +99,7 @@ def find_starts(
     with folder.locked("index starts"):
         finish_removals(folder, say=watcher.say)
         with Reading(folder.database) as connection:
-            listings = [Listing(folder.listing(one["base"])) for one in published_bases(connection)]
+            listings = [Listing(folder.listing(model["base"])) for model in published_bases(connection)]
             names, places = _with_names(names, listings)
             published, rows = choose_indexed(
                 folder, connection, names, base, UNKNOWN, "adapter of unknown start", options
@@ -115,13 +115,13 @@ def find_starts(
         build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
         for name in sorted(rows) if names else ():
             _check(known[name], watcher)
-        selected = [one for one in listing.models() if one.id in rows and known[one.id]["is_unknown"]]
-        places = places_in_trees(folder, {one.id for one in selected}) | places
-        readable = {one.id for one in selected if one.claimed_by != BY_FOLDER} | set(places)
-        unread = [one for one in selected if one.id not in readable]
+        selected = [model for model in listing.models() if model.id in rows and known[model.id]["is_unknown"]]
+        places = places_in_trees(folder, {model.id for model in selected}) | places
+        readable = {model.id for model in selected if model.claimed_by != BY_FOLDER} | set(places)
+        unread = [model for model in selected if model.id not in readable]
         refuse_folders(unread, bool(names), "Name its path.", "name its path", watcher)
-        planned = _planned(build, readable & {one.id for one in selected}, places)
-        report.discovered = sum(one.unit is not None for one in planned)
+        planned = _planned(build, readable & {model.id for model in selected}, places)
+        report.discovered = sum(model.unit is not None for model in planned)
         seconds = search.seconds * report.discovered
         sentence = "no adapter whose start is unknown and can be looked for"
         if report.discovered:
@@ -156,7 +156,7 @@ def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, dev
     from indexer.deltas.starts.sweep import FirstFactors, sweep
     from indexer.deltas.vectorise import with_start
 
-    factors, units = FirstFactors(), [one.unit for one in planned if one.unit is not None]
+    factors, units = FirstFactors(), [entry.unit for entry in planned if entry.unit is not None]
     with closing(BaseMatrices(stored.path, resident=False)) as matrices:
         for number, unit in enumerate(units, 1):
             build.watcher.listed(f"reading the first factors of {number} of {len(units)} adapters")
@@ -174,9 +174,9 @@ def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, dev
         left = (time.monotonic() - begin) * (1 / share - 1)
         build.watcher.listed(f"{share:.1%} of the seeds were tried, {duration_in_words(left)} left")
 
-    found = sweep(factors.noted, device, on_progress=watch)
-    build.watcher.say(f"seeds that may be those of adapters: {len(found):,}; they are looked through first")
-    return tuple(found)
+    seeds_by_model = sweep(factors.noted, device, on_progress=watch)
+    build.watcher.say(f"seeds that may be those of adapters: {len(seeds_by_model):,}; they are looked through first")
+    return tuple(seeds_by_model)
 
 
 def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
@@ -186,18 +186,18 @@ def _read_seeds(seeds: str | Path | Sequence[int]) -> tuple[int, ...]:
             text = read_regular(Path(seeds), most=_LARGEST_FILE, through_links=True).decode("utf-8-sig")
         words = [line.partition("#")[0].strip() for line in text.splitlines()]
     else:
-        words = [str(one) for one in seeds]
-    found = []
+        words = [str(word) for word in seeds]
+    seeds_read = []
     for number, word in enumerate(words, 1):
         if not word:
             continue
         digits = word.removeprefix("-")
         if not (digits.isascii() and digits.isdecimal() and len(digits) <= 20):
             raise BadArgument(f"`seeds`: line {number} is {word[:60]!r}, not a whole number.", "One seed in a line.")
-        found.append(int(word) & 0xFFFFFFFF)  # the generator takes the low 32 bits
-    if not 0 < len(found) <= _MOST_SEEDS:
-        raise BadArgument(f"`seeds` names {len(found):,} seeds; it must be from 1 to {_MOST_SEEDS:,}.", "")
-    return tuple(dict.fromkeys(found))
+        seeds_read.append(int(word) & 0xFFFFFFFF)  # the generator takes the low 32 bits
+    if not 0 < len(seeds_read) <= _MOST_SEEDS:
+        raise BadArgument(f"`seeds` names {len(seeds_read):,} seeds; it must be from 1 to {_MOST_SEEDS:,}.", "")
+    return tuple(dict.fromkeys(seeds_read))
 
 
 def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list[str], dict[str, ModelRef]]:
@@ -205,24 +205,24 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
 
     Raises AtlasError for a folder that was not added, or has changed since.
     """
-    found, places = [], {}
+    names, places = [], {}
     for name in names:
         reference = ModelRef.parse(name)
         if reference.is_name:
-            found.append(name)
+            names.append(name)
             continue
         row = row_of(reference)
-        of_folders = [one for listing in listings for one in listing.models() if one.claimed_by == BY_FOLDER]
-        model = next((one for one in of_folders if one.row.get("folder") == row.get("folder")), None)
+        of_folders = [model for listing in listings for model in listing.models() if model.claimed_by == BY_FOLDER]
+        model = next((model for model in of_folders if model.row.get("folder") == row.get("folder")), None)
         if model is None:
             raise AtlasError(f"{name} is not in this atlas.", Text("Add it: ", Call("add", "FOLDER", "BASE")))
         if row["sha"] != model.row.get("sha"):
             raise AtlasError(
                 f"{name} has changed since it was added.", Text("Add it again: ", Call("add", "FOLDER", "BASE"))
             )
-        found.append(model.id)
+        names.append(model.id)
         places[model.id] = replace(reference, id=model.id)
-    return found, places
+    return names, places
 
 
 def _check(row: dict[str, Any], watcher: Watcher) -> None:
@@ -240,10 +240,10 @@ def _check(row: dict[str, Any], watcher: Watcher) -> None:
 def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Entry]:
     """All listed models, those ``chosen`` with the units that their records were made of."""
     planned, previous = [], build.base.previous.rank
-    for one in build.plan([]):
-        listed, header = one.listed, build.store.header(one.record_key or "")
+    for entry in build.plan([]):
+        listed, header = entry.listed, build.store.header(entry.record_key or "")
         if listed.id not in chosen or header is None:
-            planned.append(replace(one, unit=None))
+            planned.append(replace(entry, unit=None))
             continue
         identity = header.identity
         unit = Unit(
@@ -257,7 +257,7 @@ def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRe
             vector_length=previous.budget if previous is not None else None,
             is_on_base=True,
         )
-        planned.append(replace(one, unit=unit))
+        planned.append(replace(entry, unit=unit))
     return planned
 
 

@@ -152,7 +152,7 @@ class Trees:
             options = tuple(self.options.file_system_options.items()) if files.is_remote else ()
             tree = Tree(known, files, listing, options, self._places.get(key, {}))
             if key in before and before[key].author != known.author:  # rows name the author
-                tree.before = {place: replace(one, fingerprint="") for place, one in tree.before.items()}
+                tree.before = {place: replace(placed, fingerprint="") for place, placed in tree.before.items()}
             self.trees.append(tree)
         if problems and not self.trees:
             raise problems[0]
@@ -162,10 +162,10 @@ class Trees:
         for tree in self.trees:
             self._here |= {tree.place_of(model) for model in tree.listing.models}
         for key, places in self._places.items():
-            for place, one in places.items():
-                self._known.setdefault(one.facts.version, []).append((key, one))
+            for place, placed in places.items():
+                self._known.setdefault(placed.facts.version, []).append((key, placed))
                 if place in self._here:
-                    self._in_use.add(one.model)
+                    self._in_use.add(placed.model)
         seen: set[str] = set()
         for tree in self.trees:
             self._settle(tree, seen)
@@ -175,29 +175,29 @@ class Trees:
     def _collect_names(self) -> None:
         """The names in use, each with its place."""
         for path in sorted(self.folder.listings.glob("*.sqlite")):
-            for one in Listing(path).models():
-                if one.claimed_by == BY_FOLDER and one.id.startswith(LOCAL):
-                    self._names[one.id] = str(one.row.get("folder", ""))
+            for placed in Listing(path).models():
+                if placed.claimed_by == BY_FOLDER and placed.id.startswith(LOCAL):
+                    self._names[placed.id] = str(placed.row.get("folder", ""))
         for places in self._places.values():
-            self._names |= {one.model: place for place, one in places.items()}
-            self._of_places |= {place: one.model for place, one in places.items()}
+            self._names |= {placed.model: place for place, placed in places.items()}
+            self._of_places |= {place: placed.model for place, placed in places.items()}
         self._of_places |= {place: name for name, place in self._names.items()}
 
     def _moved_from(self, version: str) -> tuple[str, KnownPlace] | None:
         """The tree and the former place of a model with this content that is not there any more; None for no such."""
         listed = {tree.known.tree: tree for tree in self.trees}
-        for key, one in self._known.get(version, ()):
-            if one.place in self._here or one.model in self._in_use:
+        for key, placed in self._known.get(version, ()):
+            if placed.place in self._here or placed.model in self._in_use:
                 continue
             if key in listed:
-                has_gone = not listed[key].may_hide(one)
+                has_gone = not listed[key].may_hide(placed)
             else:
                 address = self._before[key].address if key in self._before else None
-                has_gone = not one.is_here or (
-                    address is not None and one.path is not None and is_gone(address, one.path)
+                has_gone = not placed.is_here or (
+                    address is not None and placed.path is not None and is_gone(address, placed.path)
                 )
             if has_gone:
-                return key, one
+                return key, placed
         return None
 
     def _settle(self, tree: Tree, seen: set[str]) -> None:
@@ -214,8 +214,8 @@ class Trees:
                 settled[place] = PlacedModel(model, before, None)
             else:
                 new.append((model, place))
-        here = {place: one for place, one in tree.before.items() if one.is_here and place not in seen}
-        left = {place for place, one in here.items() if not tree.may_hide(one)}
+        here = {place: placed for place, placed in tree.before.items() if placed.is_here and place not in seen}
+        left = {place for place, placed in here.items() if not tree.may_hide(placed)}
         tree.kept |= {here[place].model for place in here.keys() - left}
         wanted = self._short_names(tree, new)
         stored: list[KnownPlace] = []
@@ -243,14 +243,14 @@ class Trees:
                 stored = []
         tree.models = [settled[place] for place in places if place in settled]
         stored += [replace(tree.before[place], is_here=False) for place in left]
-        stored += [replace(one.known, is_here=True) for one in tree.models if not one.known.is_here]
+        stored += [replace(placed.known, is_here=True) for placed in tree.models if not placed.known.is_here]
         self._store(tree, stored)
 
     def _move(self, key: str, before: KnownPlace, place: str) -> str:
         """The name of a model that lies at another ``place`` now, ``before`` in the tree ``key``."""
         self._names[before.model] = place
         self._left_behind.setdefault(key, []).append(replace(before, fingerprint="", is_here=False))
-        if key in self._before and all(one.known.tree != key for one in self.trees):
+        if key in self._before and all(tree.known.tree != key for tree in self.trees):
             self._moved.append((self._before[key].question, before.model))
         return before.model
 
@@ -270,15 +270,15 @@ class Trees:
     def _short_names(self, tree: Tree, new: Sequence[tuple[TreeModel, str]]) -> dict[str, str]:
         """By place, the shortest name that no other new model of the tree would get."""
         waiting = {place: model.words for model, place in new if not model.hub_id}
-        found: dict[str, str] = {}
+        names_by_place: dict[str, str] = {}
         for more in range(_MOST_WORDS + 1):
             names = {place: name_of_words(words, more) for place, words in waiting.items()}
             counts = Counter(names.values())
             for place, name in names.items():
                 if counts[name] == 1 and (name not in self._names or self._names[name] == place):
-                    found[place] = name
+                    names_by_place[place] = name
                     del waiting[place]
-        return found | {place: name_of_words(words) for place, words in waiting.items()}
+        return names_by_place | {place: name_of_words(words) for place, words in waiting.items()}
 
     def _name(self, wanted: str, place: str) -> str:
         """The name of a model that has none: that which its place has, else a new one."""
@@ -290,7 +290,7 @@ class Trees:
 
     def _store(self, tree: Tree, places: Iterable[KnownPlace]) -> None:
         self.known.note(tree.known, places, without_paths=not self.options.paths)
-        listed = {one.known.tree: one.known for one in self.trees}
+        listed = {tree.known.tree: tree.known for tree in self.trees}
         for key, former in self._left_behind.items():
             if (known := listed.get(key) or self._before.get(key)) is not None:
                 has_no_paths = not self.options.paths if key in listed else known.address is None
@@ -302,12 +302,15 @@ class Trees:
     def named_bases(self) -> list[str]:
         """The ids that models give as their bases, the most frequent first, and bases that the trees had models of."""
         counts = Counter(
-            named for tree in self.trees for one in tree.models if (named := base_among(one.known.facts, "", {})[1])
+            named
+            for tree in self.trees
+            for placed in tree.models
+            if (named := base_among(placed.known.facts, "", {})[1])
         )
         shown = {tree.known.question for tree in self.trees}
         for path in sorted(self.folder.listings.glob("*.sqlite")):
             listing = Listing(path)
-            if listing.ids() and any(not shown.isdisjoint(one.claims) for one in listing.models()):
+            if listing.ids() and any(not shown.isdisjoint(placed.claims) for placed in listing.models()):
                 counts[listing.ids()[0]] += 0
         return sorted(counts, key=lambda name: (-counts[name], name))
 
@@ -355,7 +358,7 @@ class Trees:
         - ``trusts_shapes``: the base of an adapter may be told by the shapes of its factors alone, because a person
           has said which bases are meant.
         """
-        found = Sorted({facts.id: [] for facts in bases})
+        sorted_models = Sorted({facts.id: [] for facts in bases})
         listings = {facts.id: Listing(self.folder.listing(facts.id)) for facts in bases}
         listed = {base: {model.id: model for model in listing.models()} for base, listing in listings.items()}
         ids: dict[str, Collection[str]] = {}
@@ -381,32 +384,32 @@ class Trees:
                     base = next((base for base in listed if tree.is_listed(listed[base].get(name), placed)), None)
                 if base is not None:
                     of_tree["models"] += 1
-                    found.of[base].append((tree, placed))
+                    sorted_models.of[base].append((tree, placed))
                 elif other is not None:
                     of_tree["another_base"] += 1
-                    found.others.append((name, other))
+                    sorted_models.others.append((name, other))
                 else:
                     unnamed.append((tree, placed))
-        tried = self._identify(unnamed, bases, found, fetch, trusts_shapes) if unnamed and bases else {}
+        tried = self._identify(unnamed, bases, sorted_models, fetch, trusts_shapes) if unnamed and bases else {}
         for tree, placed in unnamed:
             base = tried.get(placed.known.place)
             counts[tree.known.tree]["models" if base else "base_not_named"] += 1
             if base:
-                found.of[base].append((tree, placed))
+                sorted_models.of[base].append((tree, placed))
             else:
-                found.unnamed.append(placed.known.model)
+                sorted_models.unnamed.append(placed.known.model)
         for tree in self.trees:
             of_tree = counts[tree.known.tree]
             of_tree["problems"] = sum(tree.listing.problems.counts.values())
             tree.known = replace(tree.known, counts=dict(of_tree))
             self._store(tree, ())
-        return found
+        return sorted_models
 
     def _identify(
         self,
         unnamed: Sequence[tuple[Tree, PlacedModel]],
         bases: Sequence[BaseFacts],
-        found: Sorted,
+        sorted_models: Sorted,
         fetch: Callable[[BaseFacts, bool], object] | None,
         trusts_shapes: bool,
     ) -> dict[str, str]:
@@ -415,7 +418,7 @@ class Trees:
 
         if fetch is not None:
             for facts in bases:
-                fetch(facts, bool(found.of[facts.id]))
+                fetch(facts, bool(sorted_models.of[facts.id]))
         ids = {facts.id for facts in bases}
         known = [base for base in known_bases(self.folder) if base.base in ids]
         if not known:
@@ -436,7 +439,7 @@ class Trees:
             if answer is not None and answer.base is not None and (trusts_shapes or not is_by_shapes):
                 results[placed.known.place] = answer.base
                 if is_by_shapes:
-                    found.by_shapes.append(placed.known.model)
+                    sorted_models.by_shapes.append(placed.known.model)
             else:
                 self._store(tree, [replace(placed.known, tried=now_tried)])
         return results
@@ -486,21 +489,21 @@ class Sorted:
 
     def sentences(self) -> list[str]:
         """What is not indexed, and why."""
-        found = []
+        lines = []
         if self.others:
             counts = Counter(base for _, base in self.others).most_common()
             named = [f"{printable(base, 60)} ({count:,})" for base, count in counts]
-            found.append(f"models of other bases, not indexed: {len(self.others):,}, of {some_of(named, 8)}")
+            lines.append(f"models of other bases, not indexed: {len(self.others):,}, of {some_of(named, 8)}")
         if self.unnamed:
-            found.append(f"models that name no base, not indexed: {len(self.unnamed):,} ({some_of(self.unnamed, 3)})")
+            lines.append(f"models that name no base, not indexed: {len(self.unnamed):,} ({some_of(self.unnamed, 3)})")
         if self.by_shapes:
             shown = some_of(self.by_shapes, 3)
-            found.append(f"models whose base is told by their shapes alone: {len(self.by_shapes):,} ({shown})")
-        return found
+            lines.append(f"models whose base is told by their shapes alone: {len(self.by_shapes):,} ({shown})")
+        return lines
 
     def places(self, base: str) -> dict[str, ModelRef]:
         """Where the models of a base lie, by their names."""
-        return {one.known.model: tree.reference(one) for tree, one in self.of[base]}
+        return {placed.known.model: tree.reference(placed) for tree, placed in self.of[base]}
 
 
 def places_in_trees(folder: AtlasFolder, models: Collection[str]) -> dict[str, ModelRef]:
@@ -511,9 +514,9 @@ def places_in_trees(folder: AtlasFolder, models: Collection[str]) -> dict[str, M
     known = KnownTrees(folder)
     wanted = set(models)
     places: Mapping[str, Mapping[str, KnownPlace]] = known.places() if wanted else {}
-    found: dict[str, ModelRef] = {}
+    references: dict[str, ModelRef] = {}
     for tree in known.trees() if wanted else ():
-        of_tree = {place: one for place, one in places.get(tree.tree, {}).items() if one.model in wanted}
+        of_tree = {place: placed for place, placed in places.get(tree.tree, {}).items() if placed.model in wanted}
         if tree.address is None or not of_tree:
             continue
         try:
@@ -523,10 +526,10 @@ def places_in_trees(folder: AtlasFolder, models: Collection[str]) -> dict[str, M
             continue
         here = Tree(tree, files, listing)
         for model in listing.models:
-            one = of_tree.get(here.place_of(model))
-            if one is not None and one.fingerprint == model.fingerprint:
-                found.setdefault(one.model, here.reference(PlacedModel(model, one, None)))
-    return found
+            placed = of_tree.get(here.place_of(model))
+            if placed is not None and placed.fingerprint == model.fingerprint:
+                references.setdefault(placed.model, here.reference(PlacedModel(model, placed, None)))
+    return references
 
 
 def _ancestor(folder: AtlasFolder, facts: BaseFacts, bases: Mapping[str, BaseFacts]) -> str | None:

@@ -129,7 +129,7 @@ def _print_reports(reports: list[BuildReport], output: str, what_next: str, none
 
 def _with_units(row: dict[str, Any]) -> dict[str, Any]:
     """The same with units for sizes and times."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
             value = _with_units(value)
@@ -137,8 +137,8 @@ def _with_units(row: dict[str, Any]) -> dict[str, Any]:
             value = duration_in_words(value)
         elif value is not None and name.startswith("bytes"):
             value = size_in_words(value) + ("/s" if name.endswith("per_second") else "")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 @click.command()

@@ -36,15 +36,17 @@ def options_for(source: Callable[..., Any], *names: str, without: Collection[str
     The command receives them by their names. Of a flag that is True by default there is only ``--no-NAME``, unless it
     has a spelling of its own.
     """
-    chosen = [one for one in described(source) if (one.name in names or not names) and one.name not in without]
-    negated = [one.name for one in chosen if is_negated(one.type, one.option, one.default)]
+    chosen = [
+        option for option in described(source) if (option.name in names or not names) and option.name not in without
+    ]
+    negated = [option.name for option in chosen if is_negated(option.type, option.option, option.default)]
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def wrapped(**given: Any) -> Any:
             return command(**given | {name: not given.pop(f"no_{name}") for name in negated})
 
-        made = [_parameter(one) for one in chosen]
+        made = [_parameter(option) for option in chosen]
         # As click's decorators do: the last of a command's parameters comes first.
         wrapped.__click_params__ = [*getattr(command, "__click_params__", ()), *reversed(made)]  # type: ignore[attr-defined]
         return cast(Command, wrapped)
@@ -52,9 +54,9 @@ def options_for(source: Callable[..., Any], *names: str, without: Collection[str
     return decorated
 
 
-def _parameter(one: Described) -> click.Parameter:
+def _parameter(parameter: Described) -> click.Parameter:
     """The click option, whose text names other options as they are typed."""
-    option = one.option
+    option = parameter.option
     if isinstance(option, Option):
         option = replace(option, help=for_command_line(option.text))
-    return click_parameter(one.name, one.type, option, one.default)
+    return click_parameter(parameter.name, parameter.type, option, parameter.default)

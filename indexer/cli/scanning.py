@@ -79,21 +79,21 @@ def scan(
         raise BadArgument(f"--fail-on {unknown[0]!r} is not one of {', '.join(FAILURES)}.", "")
     file = None if html is None else _checked(html)
 
-    def show(found: Scan) -> None:
+    def show(result: Scan) -> None:
         if output == "table":
-            say(found.headline)
-            emit(found.in_short(), output)
-            for note in found.notes:
+            say(result.headline)
+            emit(result.in_short(), output)
+            for note in result.notes:
                 say(note)
         else:
-            emit(found.to_dict() if output == "json" else found.to_rows(), output)
+            emit(result.to_dict() if output == "json" else result.to_rows(), output)
         if file is not None:
-            write_atomically(file, page(found).encode())
+            write_atomically(file, page(result).encode())
 
     with _View() as view:
         scanner = Scanner(places, atlas, ScanOptions(**chosen), view)
         try:
-            found = scanner.run()
+            result = scanner.run()
         except KeyboardInterrupt as stopped:
             view.close()
             if scanner.read:
@@ -102,8 +102,8 @@ def scan(
             else:
                 stopped.args = ("no model was read yet.",)
             raise
-    show(found)
-    failures = found.failures(kinds)
+    show(result)
+    failures = result.failures(kinds)
     for sentence in failures:
         say(sentence)
     if failures:

@@ -35,29 +35,29 @@ def status(context: click.Context, details: bool, hub: bool, atlas: str, output:
     if hub:
         context.invoke(doctor, base=None, model=None, output=output)
         return
-    found = library.status(atlas)
+    description = library.status(atlas)
     if output == "table" and not details:
-        found = _in_short(found)
-    emit(found["bases"] if output in ROWS else found, output)
+        description = _in_short(description)
+    emit(description["bases"] if output in ROWS else description, output)
 
 
-def _in_short(found: dict[str, Any]) -> dict[str, Any]:
+def _in_short(description: dict[str, Any]) -> dict[str, Any]:
     """The status without commits, file names and zeros, with one line for each reason of skipped and failed models."""
     counts = ("indexed", "sampled", "skipped", "failed", "pending", "gone")
-    shown = [name for name in counts if any(row[name] for row in found["bases"])]
-    published: dict[str, list[str]] = {row["base"]: [] for row in found["bases"]}
-    for row in found["representations"]:
+    shown = [name for name in counts if any(row[name] for row in description["bases"])]
+    published: dict[str, list[str]] = {row["base"]: [] for row in description["bases"]}
+    for row in description["representations"]:
         published[row["base"]].append(row["representation"])
-    flagged = [f"{number:,} {name.replace('_', ' ')}" for name, number in found["flags"].items() if number]
+    flagged = [f"{number:,} {name.replace('_', ' ')}" for name, number in description["flags"].items() if number]
     short = {
-        "atlas": found["atlas"],
-        "published": found["published"],
-        "size": _sizes(found["bytes"]),
+        "atlas": description["atlas"],
+        "published": description["published"],
+        "size": _sizes(description["bytes"]),
         "flagged": flagged,
-        "bases": [{name: row[name] for name in ("base", "listed", *shown)} for row in found["bases"]],
-        "sources": [_source_in_short(row) for row in found.get("sources", ())],
+        "bases": [{name: row[name] for name in ("base", "listed", *shown)} for row in description["bases"]],
+        "sources": [_source_in_short(row) for row in description.get("sources", ())],
         "representations": [{"base": base, "names": names} for base, names in published.items()],
-        "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in found["failures"]],
+        "failures": [{name: row[name] for name in ("reason", "status", "models")} for row in description["failures"]],
     }
     return {name: value for name, value in short.items() if value}
 
@@ -87,17 +87,19 @@ def doctor(context: click.Context, base: str | None, model: str | None, output: 
     """Test the Hub with a dozen requests, and print what works and what to do; exit 1 if a build cannot work."""
     from indexer.builds.doctor import doctor as test_hub
 
-    found = test_hub(base, model)
+    diagnosis = test_hub(base, model)
     if output in ("json", *ROWS):
-        emit(found.to_dict() if output == "json" else found.steps, output)
+        emit(diagnosis.to_dict() if output == "json" else diagnosis.steps, output)
     else:
-        rows = [{"step": one.step, "state": "ok" if one.ok else "not ok", "found": one.found} for one in found.steps]
+        rows = [
+            {"step": step.step, "state": "ok" if step.ok else "not ok", "found": step.found} for step in diagnosis.steps
+        ]
         emit(rows, output)
-        for one in found.steps:
-            if not one.ok and one.advice:
-                say(f"{one.step}: {one.advice}")
-        say(f"{found.requests} requests in {found.seconds:.0f} s")
-    if not found.ok:
+        for step in diagnosis.steps:
+            if not step.ok and step.advice:
+                say(f"{step.step}: {step.advice}")
+        say(f"{diagnosis.requests} requests in {diagnosis.seconds:.0f} s")
+    if not diagnosis.ok:
         context.exit(1)
 
 
@@ -119,14 +121,16 @@ def listing(base: str | None, atlas: str, output: str) -> None:
 @click.pass_context
 def verify(context: click.Context, strict: bool, atlas: str, output: str) -> None:
     """Check every file against its checksum and the database against the files; exit 1 if anything disagrees."""
-    found = library.verify(atlas, strict=strict)
-    rows = [asdict(one) | {"problem": for_command_line(one.problem)} for one in found]
+    disagreements = library.verify(atlas, strict=strict)
+    rows = [
+        asdict(disagreement) | {"problem": for_command_line(disagreement.problem)} for disagreement in disagreements
+    ]
     emit(
-        rows if output in ROWS else {"ok": not found, "disagreements": rows},
+        rows if output in ROWS else {"ok": not disagreements, "disagreements": rows},
         output,
         columns=["kind", "what", "problem"],
     )
-    if found:
+    if disagreements:
         context.exit(1)
 
 

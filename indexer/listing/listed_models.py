@@ -66,7 +66,7 @@ class ListedModel:
 
     def with_claims(self, claims: Mapping[str, tuple[Claim, str]], last: Claim | None = None) -> ListedModel:
         """The same model with these claims; ``last`` is its claim if there are none (by default the one it has)."""
-        claim = min((one for one, _ in claims.values()), key=lambda one: one.rank, default=last)
+        claim = min((claim for claim, _ in claims.values()), key=lambda claim: claim.rank, default=last)
         claim = claim or Claim(self.relation, self.claimed_by, self.parent)
         return replace(
             self,

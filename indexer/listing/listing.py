@@ -81,9 +81,9 @@ class Listing:
     def copies(self) -> dict[str, str]:
         """Quantised copies and mirrors of models of the family: id in lower case → what it is a copy of."""
         steps = self._read(ListingTables.steps)
-        found = {name: step.of for name, (step, _) in steps.items() if step.relation in ("quantized", COPY)}
-        found |= {model.id: model.parent for model in self.models() if model.relation == "quantized"}
-        return {name.lower(): of for name, of in found.items()}
+        copies = {name: step.of for name, (step, _) in steps.items() if step.relation in ("quantized", COPY)}
+        copies |= {model.id: model.parent for model in self.models() if model.relation == "quantized"}
+        return {name.lower(): of for name, of in copies.items()}
 
     def note_mirrors(self, mirrors: Sequence[str], base: str) -> None:
         """Remember other names of the base's weights."""
@@ -262,10 +262,10 @@ class Listing:
 
         def stored(listing: ListingTables) -> int:
             crawl, names, new = _current(listing), Names(listing), 0
-            for found in page.of(ClaimedRow):
-                if not names.is_removed(found.id):
-                    claims = {page.question.key: (found.claim, crawl.id)}
-                    new += listing.see(found.id, claims, found.row, now, names=names)
+            for row in page.of(ClaimedRow):
+                if not names.is_removed(row.id):
+                    claims = {page.question.key: (row.claim, crawl.id)}
+                    new += listing.see(row.id, claims, row.row, now, names=names)
             for bad in page.of(BadRow):
                 listing.note_bad(replace(bad, seen=now), crawl.id)
             for member in page.of(UnlistedMember):
@@ -294,11 +294,11 @@ class Listing:
         def restored(listing: ListingTables) -> None:
             if not listing.ids():
                 listing.note_base(ids, None)
-            for one in models:
-                claim = Claim(one.relation, one.claimed_by, one.parent)
-                key = _restored_key(one, ids[0])
-                claims = {} if one.deleted_at_hub else {key: (claim, "")}
-                listing.see(one.id, claims, one.row, one.last_seen, first_seen=one.first_seen, was=claim)
+            for model in models:
+                claim = Claim(model.relation, model.claimed_by, model.parent)
+                key = _restored_key(model, ids[0])
+                claims = {} if model.deleted_at_hub else {key: (claim, "")}
+                listing.see(model.id, claims, model.row, model.last_seen, first_seen=model.first_seen, was=claim)
 
         self._write(restored)
 

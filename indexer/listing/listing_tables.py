@@ -137,8 +137,8 @@ class ListingTables:
         listed: list[ListedModel] = []
         number, text = -1, ""
         for member, identifier, first, last, claim in self._members():
-            while number < member and (found := next(rows, None)) is not None:
-                number, text = found
+            while number < member and (row := next(rows, None)) is not None:
+                number, text = row
             if number != member:
                 continue  # its row is damaged
             try:

@@ -79,15 +79,15 @@ class KnownTrees:
         """By tree, the models that were ever found in it, by their places."""
 
         def read(tables: SmallTables) -> dict[str, dict[str, KnownPlace]]:
-            found: dict[str, dict[str, KnownPlace]] = {}
+            by_tree: dict[str, dict[str, KnownPlace]] = {}
             for tree, place, path, model, fingerprint, facts, tried, is_here in tables.all("places"):
                 try:
                     known = KnownPlace(place, path and json.loads(path), model, fingerprint, _facts(facts), tried,
                                        bool(is_here))  # fmt: skip
                 except WRONG_KINDS:
                     continue
-                found.setdefault(tree, {})[place] = known
-            return found
+                by_tree.setdefault(tree, {})[place] = known
+            return by_tree
 
         return self.database.read(read)
 
@@ -100,26 +100,26 @@ class KnownTrees:
                 tables.put_all("places", ((*row[:2], None, *row[3:]) for row in rows))
             address = None if without_paths else tree.address
             tables.put("trees", tree.tree, address, tree.author, tree.seen, json.dumps(dict(tree.counts)))
-            tables.put_all("places", (_row(tree.tree, one, without_paths) for one in places))
+            tables.put_all("places", (_row(tree.tree, known, without_paths) for known in places))
 
         self.database.write(write)
 
 
-def _row(tree: str, one: KnownPlace, without_paths: bool) -> tuple[Any, ...]:
-    path = None if without_paths or one.path is None else json.dumps(one.path)
-    facts = json.dumps(asdict(one.facts), separators=(",", ":"))
-    return tree, one.place, path, one.model, one.fingerprint, facts, one.tried, int(one.is_here)
+def _row(tree: str, known: KnownPlace, without_paths: bool) -> tuple[Any, ...]:
+    path = None if without_paths or known.path is None else json.dumps(known.path)
+    facts = json.dumps(asdict(known.facts), separators=(",", ":"))
+    return tree, known.place, path, known.model, known.fingerprint, facts, known.tried, int(known.is_here)
 
 
 def _facts(text: str) -> TreeFacts:
-    found = load_json(text)
-    return TreeFacts(str(found["version"]), tuple((str(what), str(name)) for what, name in found["named"]),
-                     str(found["relation"]))  # fmt: skip
+    facts = load_json(text)
+    return TreeFacts(str(facts["version"]), tuple((str(what), str(name)) for what, name in facts["named"]),
+                     str(facts["relation"]))  # fmt: skip
 
 
 def _counts(text: str) -> dict[str, int]:
     try:
-        found = load_json(text)
-        return {str(name): int(count) for name, count in found.items()}
+        counts = load_json(text)
+        return {str(name): int(count) for name, count in counts.items()}
     except WRONG_KINDS:
         return {}

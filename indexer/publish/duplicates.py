@@ -192,8 +192,8 @@ def renew_initialisations(tables: Tables, base: str, matrices: int, fresh: Colle
             continue
         group = groups[best]
         if group is None:  # either id may still name the former group of a model that was read again
-            group = next((one for one in (ids[best], ids[place]) if one not in groups), None)
-        changed |= {one for one in (place, best) if groups[one] != group}
+            group = next((number for number in (ids[best], ids[place]) if number not in groups), None)
+        changed |= {number for number in (place, best) if groups[number] != group}
         groups[place] = groups[best] = group
-    rows_changed = [{"model_id": ids[one], "initialisation": groups[one]} for one in sorted(changed)]
+    rows_changed = [{"model_id": ids[number], "initialisation": groups[number]} for number in sorted(changed)]
     tables.update("records", {"initialisation": "INTEGER"}, rows_changed)

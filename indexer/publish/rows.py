@@ -327,8 +327,8 @@ def row_of_licence(licence: Licence | None) -> Row:
 def moment(text: Any) -> datetime | None:
     """A time in ISO 8601 as UTC; None if it cannot be parsed."""
     try:
-        found = datetime.fromisoformat(text)
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        moment_read = datetime.fromisoformat(text)
+        return moment_read.replace(tzinfo=UTC) if moment_read.tzinfo is None else moment_read.astimezone(UTC)
     except (TypeError, ValueError, OverflowError):
         return None
 
@@ -372,8 +372,8 @@ def record_rows(
                 raise InvalidValue(f"its vector {one.tag} is not finite")
             vectors[one.name] = vector
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
-        for table, found in rows.items():
-            check_rows(table, found)
+        for table, rows_of_table in rows.items():
+            check_rows(table, rows_of_table)
     return rows, vectors
 
 

@@ -95,23 +95,23 @@ class OpenBases:
 
     def known(self, places: Sequence[BasePlace]) -> list[KnownBase]:
         """The bases of the atlas, and those at ``places`` that can be read; each once."""
-        found = list(self._of_atlas)
+        bases = list(self._of_atlas)
         by_files: dict[tuple[str, ...], int] = {}
         for place in places:
             if place not in self._open:
                 self._make_room()
                 self._open[place] = self._opened(place)
             base = self._open[place]
-            if base is None or any(base.base in known.ids for known in found):
+            if base is None or any(base.base in known.ids for known in bases):
                 continue
             files = self._files[place]
             if files not in by_files:
-                by_files[files] = len(found)
-                found.append(base)
+                by_files[files] = len(bases)
+                bases.append(base)
             else:  # the same files under another id: two equal bases would share the probability
-                same = found[by_files[files]]
-                found[by_files[files]] = replace(same, ids=(*same.ids, *base.ids))
-        return found
+                same = bases[by_files[files]]
+                bases[by_files[files]] = replace(same, ids=(*same.ids, *base.ids))
+        return bases
 
     def _opened(self, place: BasePlace) -> KnownBase | None:
         try:
@@ -160,5 +160,5 @@ def forget_bases() -> None:
 
 def claimed(facts: TreeFacts, identifier: str, known: Sequence[KnownBase]) -> str | None:
     """The base that the files of a model name: one that is ``known``, by its first id, else any id; None for none."""
-    base, other = base_among(facts, identifier, {one.base: one.ids for one in known})
+    base, other = base_among(facts, identifier, {base.base: base.ids for base in known})
     return base or other

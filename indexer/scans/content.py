@@ -123,7 +123,7 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
         rounded=coarse.hexdigest() if rounded else "",
         dtype=checkpoint.dtype,
         is_whole=is_whole,
-        checksums=tuple(sorted(one for one in checksums if one)) if None not in checksums else (),
+        checksums=tuple(sorted(checksum for checksum in checksums if checksum)) if None not in checksums else (),
         zeros=frozenset(zeros),
     )
 

@@ -44,34 +44,34 @@ def repeated(
 
     A model that is kept stands for those near it, and not for those near these.
     """
-    found: dict[int, Repeated] = {}
+    repeats: dict[int, Repeated] = {}
 
     def note(members: Sequence[int], kind: Callable[[Content, Content], DuplicateKind]) -> None:
-        first, *others = sorted((number for number in members if number not in found), key=order)
+        first, *others = sorted((number for number in members if number not in repeats), key=order)
         for number in others:
-            found[number] = Repeated(number, first, kind(contents[number], contents[first]), 0.0)
+            repeats[number] = Repeated(number, first, kind(contents[number], contents[first]), 0.0)
 
     for members in _groups(contents, lambda content: content.checksums or None):
         note(members, lambda content, other: "same file")
-    whole = {number: content for number, content in contents.items() if content.is_whole and number not in found}
+    whole = {number: content for number, content in contents.items() if content.is_whole and number not in repeats}
     for members in _groups(whole, lambda content: content.tensors):
         note(members, lambda content, other: "same file" if content.files == other.files else "same weights")
-    left = {number: content for number, content in contents.items() if number not in found}
+    left = {number: content for number, content in contents.items() if number not in repeats}
     for members in _groups(left, lambda content: content.rounded or None):
         dtypes = {left[number].dtype for number in members}
         if len(dtypes) == len(members):  # of one dtype they are merely near
             note(members, lambda content, other: "rounded")
-    near = {number: sketch for number, sketch in sketches.items() if number not in found}
+    near = {number: sketch for number, sketch in sketches.items() if number not in repeats}
     pairs: dict[int, dict[int, float]] = {}
     for first, second, distance in _near(near):
         pairs.setdefault(first, {})[second] = pairs.setdefault(second, {})[first] = distance
     for kept in sorted(pairs, key=order):
-        if kept in found:
+        if kept in repeats:
             continue
         for number, distance in sorted(pairs[kept].items()):
-            if number not in found and order(kept) < order(number):
-                found[number] = Repeated(number, kept, "near", distance)
-    return sorted(found.values(), key=lambda one: (order(one.of), order(one.number)))
+            if number not in repeats and order(kept) < order(number):
+                repeats[number] = Repeated(number, kept, "near", distance)
+    return sorted(repeats.values(), key=lambda repeat: (order(repeat.of), order(repeat.number)))
 
 
 def _groups(contents: Mapping[int, Content], key: Callable[[Content], Hashable | None]) -> list[list[int]]:

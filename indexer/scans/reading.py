@@ -214,13 +214,13 @@ class _Model:
 
 def _is_among(base: str, known: Sequence[KnownBase]) -> bool:
     """Whether a base can be compared with."""
-    return any(base == one.base and one.matrices is not None for one in known)
+    return any(base == known_base.base and known_base.matrices is not None for known_base in known)
 
 
 def _names(name: str, claim: str, known: Sequence[KnownBase]) -> bool:
     ids = next((base.ids for base in known if base.base == claim), (claim,))
-    return name.lower() in {one.lower() for one in ids} or name.lower().rpartition("/")[2] in {
-        one.lower().rpartition("/")[2] for one in ids
+    return name.lower() in {identifier.lower() for identifier in ids} or name.lower().rpartition("/")[2] in {
+        identifier.lower().rpartition("/")[2] for identifier in ids
     }
 
 
@@ -230,7 +230,7 @@ def _weight_sizes(model: TreeModel) -> list[int]:
 
 def _inodes(model: TreeModel, root: str) -> tuple[tuple[int, int], ...]:
     """Device and inode of each weight file; () where one cannot be looked up."""
-    found = []
+    inodes = []
     for name, file in sorted(model.files.items()):
         if not name.endswith((".safetensors", ".bin")):
             continue
@@ -238,8 +238,8 @@ def _inodes(model: TreeModel, root: str) -> tuple[tuple[int, int], ...]:
             status = os.stat(f"{root}/{file.path}")  # noqa: PTH116 - paths here are text, for names that are not UTF-8
         except (OSError, ValueError):
             return ()
-        found.append((status.st_dev, status.st_ino))
-    return tuple(found)
+        inodes.append((status.st_dev, status.st_ino))
+    return tuple(inodes)
 
 
 def _kind_of_adapter(checkpoint: Checkpoint) -> str:

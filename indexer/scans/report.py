@@ -206,12 +206,12 @@ class Scan:
     @property
     def exact(self) -> list[ScannedDuplicate]:
         """Duplicates with equal weights."""
-        return [one for one in self.duplicates if one.kind != "near"]
+        return [duplicate for duplicate in self.duplicates if duplicate.kind != "near"]
 
     @property
     def near(self) -> list[ScannedDuplicate]:
         """Duplicates whose changes are nearly equal."""
-        return [one for one in self.duplicates if one.kind == "near"]
+        return [duplicate for duplicate in self.duplicates if duplicate.kind == "near"]
 
     @property
     def headline(self) -> str:
@@ -237,7 +237,7 @@ class Scan:
             sentences.append(f"The scan was stopped: {self.unread:,} more of the models were not read.")
         for kind, duplicates in (("Duplicates", self.exact), ("Near-duplicates", self.near)):
             if duplicates:
-                sentences.append(f"{kind} take {size_in_words(sum(one.bytes for one in duplicates))}.")
+                sentences.append(f"{kind} take {size_in_words(sum(duplicate.bytes for duplicate in duplicates))}.")
         if self.unchecked:
             verb = "names" if len(self.unchecked) == 1 else "name"
             sentences.append(f"{counted(len(self.unchecked), 'model')} {verb} a base that is not here: not checked.")
@@ -252,8 +252,8 @@ class Scan:
         """A line for each of ``kinds`` (FAILURES) of which there are some. Only equal files count as duplicates."""
         names = {
             UNRELATED: [model.model for model in self.unrelated],
-            BROKEN: [one.model for one in self.broken],
-            DUPLICATE: [one.model for one in self.duplicates if one.kind == "same file"],
+            BROKEN: [record.model for record in self.broken],
+            DUPLICATE: [record.model for record in self.duplicates if record.kind == "same file"],
         }
         sentences = []
         for kind in kinds:
@@ -272,13 +272,13 @@ class Scan:
             "kinds": self.kinds,
             "bases": self.bases,
             "runs": [asdict(run) for run in self.runs],
-            "duplicates": [asdict(one) for one in self.duplicates],
+            "duplicates": [asdict(record) for record in self.duplicates],
             "unrelated": [model.model for model in self.unrelated],
             "unchecked": [model.model for model in self.unchecked],
-            "broken": [asdict(one) for one in self.broken],
+            "broken": [asdict(record) for record in self.broken],
             "untrained": [{"model": model.model, "why": model.untrained} for model in self.untrained],
             "licences": self.licences,
-            "left_out": [asdict(one) for one in self.left_out],
+            "left_out": [asdict(record) for record in self.left_out],
             "models": self.to_rows(),
             "notes": self.notes,
             "bases_given": list(self.bases_given),
@@ -306,12 +306,12 @@ class Scan:
                 for model in self.unrelated
             ],
             "not checked: base not here": _counted("base", ((model.claim or "", model) for model in self.unchecked)),
-            "broken": [asdict(one) for one in self.broken],
+            "broken": [asdict(record) for record in self.broken],
             "untrained": [{"model": model.model, "why": model.untrained} for model in self.untrained],
             "runs": [asdict(run) for run in self.runs],
-            "duplicates": [asdict(one) for one in self.duplicates],
+            "duplicates": [asdict(record) for record in self.duplicates],
             "licences": self.licences if any(model.licence for model in self.models) else [],
-            "left out": [asdict(one) for one in self.left_out],
+            "left out": [asdict(record) for record in self.left_out],
         }
         return {title: _in_words(rows) for title, rows in tables.items() if rows}
 

@@ -144,7 +144,7 @@ class Scanner:
         names = ", ".join(place.name for place in self.places)
         self._read_all(self.units, f"scanning {names}", self.read)
         self._compare_further(names)
-        contents = {number: one.reading.content for number, one in self.read.items() if one.reading.content}
+        contents = {number: model.reading.content for number, model in self.read.items() if model.reading.content}
         again = [self._unit(number, only_content=True) for number in unconfirmed(contents)]
         self._read_all(again, f"comparing likely duplicates in {names}", self.whole)
 
@@ -208,18 +208,18 @@ class Scanner:
         """Compare models whose base is not known yet with the bases that others name."""
         if self.bases:
             return
-        claims = Counter(one.reading.claim for one in self.read.values() if one.reading.claim)
+        claims = Counter(model.reading.claim for model in self.read.values() if model.reading.claim)
         named = (kept(str(claim)) for claim, _ in claims.most_common())
-        found = list(islice((place for place in named if place is not None), _MOST_BASES))
-        if not found:
+        bases = list(islice((place for place in named if place is not None), _MOST_BASES))
+        if not bases:
             return
         units = []
-        for number, one in self.read.items():
-            reading, identification = one.reading, one.reading.identification
+        for number, model in self.read.items():
+            reading, identification = model.reading, model.reading.identification
             is_open = identification is None or identification.base is None or _is_by_shapes(reading)
-            others = [place for place in found if reading.claim not in place.ids]
-            if one.error is None and is_open and others and (reading.claim is None or reading.is_claim_here):
-                units.append(self._unit(number, bases=tuple(found)))
+            others = [place for place in bases if reading.claim not in place.ids]
+            if model.error is None and is_open and others and (reading.claim is None or reading.is_claim_here):
+                units.append(self._unit(number, bases=tuple(bases)))
         self._read_all(units, f"comparing models of {names} with the bases of others", self.read)
 
     # ---- describing
@@ -236,9 +236,9 @@ class Scanner:
             places[place.name] = PlaceScanned(place.name, len(own), sum(model.bytes for model in own))
         compared = {
             candidate.base
-            for one in self.read.values()
-            if one.reading.identification is not None
-            for candidate in one.reading.identification.candidates
+            for model in self.read.values()
+            if model.reading.identification is not None
+            for candidate in model.reading.identification.candidates
         }
         return Scan(
             places=tuple(places.values()),
@@ -246,9 +246,13 @@ class Scanner:
             runs=tuple(self._run(run, names) for run in runs if len(run) > 1),
             duplicates=tuple(
                 ScannedDuplicate(
-                    names[one.number], names[one.of], one.kind, round(one.distance, 4), models[one.number].bytes
+                    names[repeat.number],
+                    names[repeat.of],
+                    repeat.kind,
+                    round(repeat.distance, 4),
+                    models[repeat.number].bytes,
                 )
-                for one in self._repeated(runs)
+                for repeat in self._repeated(runs)
             ),
             left_out=tuple(self._left_out(models.values())),
             unreachable=tuple(self._unreachable()),
@@ -259,11 +263,11 @@ class Scanner:
             compared=frozenset(compared | given),
         )
 
-    def _described(self, one: ModelRead, given: Collection[str]) -> ScannedModel:
-        reading, number, error = one.reading, one.unit.number, one.error
+    def _described(self, model: ModelRead, given: Collection[str]) -> ScannedModel:
+        reading, number, error = model.reading, model.unit.number, model.error
         identification = reading.identification
         best = identification.candidates[0] if identification is not None and identification.candidates else None
-        is_base = best is not None and best.base.lower() == one.unit.model.hub_id.lower()
+        is_base = best is not None and best.base.lower() == model.unit.model.hub_id.lower()
         sure = best is not None and best.probability >= SURE and (best.basis != "shapes" or best.base in given)
         parts: dict[str, Any] = {}
         if best is not None and sure:
@@ -280,7 +284,7 @@ class Scanner:
             if given and identification is not None:
                 parts |= {"allowed": identification.is_from(given)}
         return ScannedModel(
-            model=one.unit.name,
+            model=model.unit.name,
             place=self.place_of[number].name,
             kind=reading.kind,
             bytes=reading.bytes,
@@ -297,9 +301,9 @@ class Scanner:
 
     def _runs(self) -> list[list[RunCheckpoint]]:
         checkpoints = []
-        for number, one in sorted(self.read.items()):
-            checkpoint, training = one.unit.model.checkpoint, one.reading.training
-            key = None if checkpoint is None else f"{one.unit.address}/{checkpoint.run}"
+        for number, model in sorted(self.read.items()):
+            checkpoint, training = model.unit.model.checkpoint, model.reading.training
+            key = None if checkpoint is None else f"{model.unit.address}/{checkpoint.run}"
             checkpoints.append(
                 RunCheckpoint(
                     model_id=number,
@@ -319,7 +323,9 @@ class Scanner:
         sizes = [self.read[number].reading.bytes for number in numbers]
         steps = [checkpoint.step if checkpoint.step is not None else checkpoint.number for checkpoint in run]
         known = [step for step in steps if step is not None]
-        of_folders = {one.run for number in numbers if (one := self.units[number].model.checkpoint) is not None}
+        of_folders = {
+            checkpoint.run for number in numbers if (checkpoint := self.units[number].model.checkpoint) is not None
+        }
         stated = self.read[numbers[-1]].reading.training.run
         place = self.place_of[numbers[-1]]
         name = printable(min(of_folders, key=len), _LONGEST_NAME) if of_folders else stated or names[numbers[-1]]
@@ -335,16 +341,16 @@ class Scanner:
 
     def _repeated(self, runs: Sequence[Sequence[RunCheckpoint]]) -> list[Repeated]:
         """Duplicates; links to a file that is there already are none."""
-        readings = {number: one.reading for number, one in self.read.items() if one.error is None}
+        readings = {number: model.reading for number, model in self.read.items() if model.error is None}
         files: set[tuple[tuple[int, int], ...]] = set()
         for number, reading in sorted(readings.items()):
             if reading.inodes and reading.inodes in files:
                 del readings[number]
             files.add(reading.inodes)
         contents = {number: reading.content for number, reading in readings.items() if reading.content is not None}
-        for number, one in self.whole.items():
-            if one.reading.content is not None and number in contents:
-                contents[number] = one.reading.content
+        for number, model in self.whole.items():
+            if model.reading.content is not None and number in contents:
+                contents[number] = model.reading.content
         sketches = {number: reading.sketch for number, reading in readings.items() if reading.sketch is not None}
         behind = {
             checkpoint.model_id: len(run) - place for run in runs for place, checkpoint in enumerate(run, 1)
@@ -356,30 +362,30 @@ class Scanner:
         return repeated(contents, sketches, order)
 
     def _left_out(self, models: Collection[ScannedModel]) -> list[LeftOut]:
-        found: dict[str, LeftOut] = {}
+        reasons: dict[str, LeftOut] = {}
         for model in models:
             if model.problem and not model.is_broken:
-                known = found.get(model.problem)
+                known = reasons.get(model.problem)
                 count = 1 if known is None else known.count + 1
                 first = f"{model.model}: {model.detail}" if known is None else known.first
-                found[model.problem] = LeftOut(model.problem, count, first)
+                reasons[model.problem] = LeftOut(model.problem, count, first)
         for place in self.places:
             for kind, count in sorted(place.problems.counts.items()):
                 if not kind.startswith(_UNREACHABLE):
-                    known = found.get(kind)
+                    known = reasons.get(kind)
                     first = known.first if known else printable(place.problems.first[kind], _LONGEST_NAME)
-                    found[kind] = LeftOut(kind, count + (known.count if known else 0), first)
-        return list(found.values())
+                    reasons[kind] = LeftOut(kind, count + (known.count if known else 0), first)
+        return list(reasons.values())
 
     def _unreachable(self) -> list[Broken]:
-        found = []
+        unreachable = []
         for place in self.places:
             for kind, count in sorted(place.problems.counts.items()):
                 path = printable(place.problems.first[kind], _LONGEST_NAME)
                 if kind.startswith(_UNREACHABLE):
                     where = f"{place.name}/{path}" if path and len(self.places) > 1 else path or place.name
-                    found.append(Broken(where, "unreachable", kind, count))
-        return found
+                    unreachable.append(Broken(where, "unreachable", kind, count))
+        return unreachable
 
 
 def _name_of_place(typed: str, files: FileSystem) -> str:

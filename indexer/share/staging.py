@@ -164,7 +164,7 @@ class Staged:
                     ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
                     columns = [
                         pa.array(ids, pa.int32()),
-                        pa.array([names.get(int(one)) for one in ids], pa.string()),
+                        pa.array([names.get(int(model_id)) for model_id in ids], pa.string()),
                         pa.FixedSizeListArray.from_arrays(flat, published.length),
                     ]
                     writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_VECTOR_ROWS)

@@ -197,7 +197,7 @@ class Hub(Source):
         row: Row = {
             "id": reference.id,
             "sha": version.commit,
-            "siblings": [{"rfilename": one} for one in sorted(version.names)],
+            "siblings": [{"rfilename": name} for name in sorted(version.names)],
         }
         with suppress(AtlasError):
             return facts_from(row, (), config, component)
@@ -211,8 +211,8 @@ class Hub(Source):
 
         if not self.offline:
             return resolve_base(name)
-        if (kept := self.kept_base(name)) is not None:
-            return kept
+        if (cached := self.kept_base(name)) is not None:
+            return cached
         known = without_address(name).partition("@")[0]
         raise AtlasError(f"The base {known} is not in the cache, and {self.offline}.", f"Unset it to ask {self.title}.")
 
@@ -253,19 +253,19 @@ def _ask_for_files(reference: ModelRef, commit: str | None) -> tuple[str, list[s
 
     ensure_session()
     with model_errors(reference.id + (f" at {shown(reference.revision)}" if reference.revision else "")):
-        found = HfApi(**current_session().hub).model_info(reference.id, revision=commit or reference.revision)
-    if not found.sha:
+        info = HfApi(**current_session().hub).model_info(reference.id, revision=commit or reference.revision)
+    if not info.sha:
         raise Failed("server_error", f"the Hub names no commit of {shown(reference.id)}")
-    if found.id != reference.id and is_hub_id(str(found.id)):
-        raise Skipped("renamed", f"the model is called {found.id} now")
-    return found.sha, [sibling.rfilename for sibling in found.siblings or []]
+    if info.id != reference.id and is_hub_id(str(info.id)):
+        raise Skipped("renamed", f"the model is called {info.id} now")
+    return info.sha, [sibling.rfilename for sibling in info.siblings or []]
 
 
 def _cached_file(identifier: str, path: str, commit: str) -> LocalFile | None:
     from indexer.network.byterange import LocalFile
 
-    found = _in_cache(identifier, path, commit)
-    return LocalFile(found, path) if found else None
+    path_in_cache = _in_cache(identifier, path, commit)
+    return LocalFile(path_in_cache, path) if path_in_cache else None
 
 
 def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
@@ -274,5 +274,5 @@ def _in_cache(identifier: str, path: str, revision: str | None) -> Path | None:
     from indexer.network.hub_errors import model_errors
 
     with model_errors():
-        found = try_to_load_from_cache(identifier, path, revision=revision)
-    return Path(found) if isinstance(found, str) else None
+        path_in_cache = try_to_load_from_cache(identifier, path, revision=revision)
+    return Path(path_in_cache) if isinstance(path_in_cache, str) else None

@@ -47,8 +47,8 @@ def resolve_base(name: str) -> BaseFacts:
                 former = pattern.format(name=bare)
                 if former != identifier and renamed_owner in ("", owner):
                     with suppress(RepositoryNotFoundError, EntryNotFoundError):
-                        found = get_json(f"/api/models/{former}").value
-                        if isinstance(found, dict) and found.get("id") == identifier:
+                        row = get_json(f"/api/models/{former}").value
+                        if isinstance(row, dict) and row.get("id") == identifier:
                             aliases.append(former)
             component = component_of(filenames_in(row))
             try:

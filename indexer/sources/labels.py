@@ -122,16 +122,16 @@ def with_labels(row: Row, labels: ModelLabels) -> Row:
         card["datasets"] = list(labels.datasets)
     if labels.licence:
         card["license"] = labels.licence
-    kept = {"author": labels.author, "datasets": list(labels.datasets), "licence": labels.licence}
-    return row | {"cardData": card, _KEY: {key: value for key, value in kept.items() if value}}
+    fields = {"author": labels.author, "datasets": list(labels.datasets), "licence": labels.licence}
+    return row | {"cardData": card, _KEY: {key: value for key, value in fields.items() if value}}
 
 
 def labels_of_row(row: Mapping[str, Any]) -> ModelLabels:
     """The labels that a listing row keeps; none if they cannot be read."""
-    kept = row.get(_KEY)
-    if not isinstance(kept, Mapping):
+    fields = row.get(_KEY)
+    if not isinstance(fields, Mapping):
         return ModelLabels()
-    author, datasets, licence = (kept.get(name) for name in ("author", "datasets", "licence"))
+    author, datasets, licence = (fields.get(name) for name in ("author", "datasets", "licence"))
     names = [dataset for dataset in datasets if isinstance(dataset, str)] if isinstance(datasets, list) else []
     try:
         return ModelLabels.checked(

@@ -12,13 +12,13 @@ from typing import Any
 def known_mirrors(ids: Iterable[str]) -> tuple[str, ...]:
     """Ids that stand for the same weights as one of ``ids``, in 16 or 4 bits; they need not exist."""
     table = _table()
-    found: dict[str, None] = {}
+    mirrors: dict[str, None] = {}
     for identifier in ids:
         owner, _, name = identifier.lower().partition("/")
         if name and owner in table["owners"]:
             stems = table["names"].get(identifier.lower(), [identifier.partition("/")[2]])
-            found |= {f"{table['mirror']}/{stem}{ending}": None for stem in stems for ending in table["endings"]}
-    return tuple(found)
+            mirrors |= {f"{table['mirror']}/{stem}{ending}": None for stem in stems for ending in table["endings"]}
+    return tuple(mirrors)
 
 
 @cache

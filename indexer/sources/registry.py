@@ -127,7 +127,7 @@ class ModelRef:
         what = repr(text) if len(text) <= _LONGEST_SHOWN else f"A name of {len(text):,} characters"
         kinds = [source.kind for source in sources() if source.kind]
         why = f"neither {' nor '.join(kinds)}" if len(kinds) > 1 else f"not {''.join(kinds)}"
-        *examples, last = [one for source in reversed(list(sources())) for one in source.examples]
+        *examples, last = [example for source in reversed(list(sources())) for example in source.examples]
         raise AtlasError(f"{what} is {why}{source_named(FOLDER).limit}.", f"Give {', '.join(examples)}, or {last}.")
 
     @classmethod
@@ -176,17 +176,17 @@ def sources() -> Iterator[Source]:
 
 def source_named(scheme: str) -> Source:
     """The source with this scheme. Raises AtlasError if there is none, or that of another package cannot be used."""
-    found = _known(scheme)
-    if found is None:
+    source = _known(scheme)
+    if source is None:
         raise AtlasError(f"There is no source {printable(scheme, 60)!r}.", "Install the package that reads it.")
-    return found
+    return source
 
 
 def source_of(identifier: str) -> Source:
     """The source of a model, by the form of its id. Raises Skipped("malformed") if there is none."""
-    if (found := _source_by_form(identifier)) is None:
+    if (source := _source_by_form(identifier)) is None:
         raise Skipped("malformed", f"{printable(identifier, 100)!r} is not the id of a model that can be read here")
-    return found
+    return source
 
 
 def listing_source(place: str) -> Source | None:
@@ -217,8 +217,8 @@ def listed_reference(text: str) -> ModelRef | None:
 
     Raises AtlasError for the address of something other than a model.
     """
-    found = (source.parse(text) for source in sources() if source.lists)
-    return next((reference for reference in found if reference is not None), None)
+    references = (source.parse(text) for source in sources() if source.lists)
+    return next((reference for reference in references if reference is not None), None)
 
 
 def typed_id(text: str) -> str:
@@ -286,22 +286,22 @@ def _known(scheme: str) -> Source | None:
         return None
     module, _, name = place.partition(":")
     try:
-        found = getattr(import_module(module), name)()
-        if not hasattr(found, "scheme"):
+        source = getattr(import_module(module), name)()
+        if not hasattr(source, "scheme"):
             raise TypeError(f"{place} is not derived from Source")
     except Exception as error:
         if scheme in SOURCES:
             raise
         raise AtlasError(f"The source {scheme!r} cannot be loaded: {type(error).__name__}: {error}.", "") from error
-    found.scheme = scheme
-    return found
+    source.scheme = scheme
+    return source
 
 
 @cache
 def _others() -> dict[str, str]:
     """The sources of other packages: module and class by scheme."""
-    found: dict[str, str] = {}
+    schemes: dict[str, str] = {}
     for entry in entry_points(GROUP):
         if entry.name not in SOURCES and _ID.fullmatch(f"{entry.name}:x"):
-            found.setdefault(entry.name, entry.place.partition("[")[0].strip())  # without extras
-    return found
+            schemes.setdefault(entry.name, entry.place.partition("[")[0].strip())  # without extras
+    return schemes

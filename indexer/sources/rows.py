@@ -88,23 +88,23 @@ def checked_pages(source: Source, request: CrawlRequest, progress: CrawlProgress
     try:
         with errors_of(source):
             for page in source.list(request, progress):
-                yield replace(page, rows=tuple(_checked(one, source.valid_id) for one in page.rows))
+                yield replace(page, rows=tuple(_checked(row, source.valid_id) for row in page.rows))
     except ModelError as error:
         raise source.stopped(error, f"what descends from {request.base}") from error
 
 
-def _checked(found: CheckedRow, valid_id: Callable[[str], bool]) -> CheckedRow:
+def _checked(row: CheckedRow, valid_id: Callable[[str], bool]) -> CheckedRow:
     """A row of a page as it may be listed, else a BadRow."""
-    if isinstance(found, ClaimedRow):
-        if (bad := bad_row(found.row, valid_id)) is not None:
+    if isinstance(row, ClaimedRow):
+        if (bad := bad_row(row.row, valid_id)) is not None:
             return bad
-        if "id" not in found.row or not found.claim.is_known or not is_listed_id(found.claim.parent):
-            return BadRow.of(found.row, "the row does not say in a known way what it descends from")
-    if isinstance(found, UnlistedMember):
-        step, is_valid = found.step, valid_id(found.id)
+        if "id" not in row.row or not row.claim.is_known or not is_listed_id(row.claim.parent):
+            return BadRow.of(row.row, "the row does not say in a known way what it descends from")
+    if isinstance(row, UnlistedMember):
+        step, is_valid = row.step, valid_id(row.id)
         if not is_valid or step.relation not in RELATIONS or not is_listed_id(step.of) or not is_count(step.downloads):
-            return BadRow.of({"id": found.id}, "the row is not that of a member of the family")
-    return found
+            return BadRow.of({"id": row.id}, "the row is not that of a member of the family")
+    return row
 
 
 def facts_of(row: Mapping[str, Any]) -> ModelFacts:

@@ -95,7 +95,7 @@ class TreeModel:
         """A hash of the names, sizes and times of its files and of its run, 32 hex digits; not of where they lie."""
         parts = [self.commit] if self.commit else []
         parts += [json.dumps(self.tracked, sort_keys=True)] if self.tracked else []
-        parts += [f"{'' if self.is_file else name} {one.facts.size} {one.facts.mark}" for name, one in self._sorted]
+        parts += [f"{'' if self.is_file else name} {file.facts.size} {file.facts.mark}" for name, file in self._sorted]
         return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
     def reference(self, name: str, files: FileSystem, options: tuple[tuple[str, Any], ...] = ()) -> ModelRef:
@@ -178,11 +178,11 @@ class _Walk:
         name = path.rpartition("/")[2] or self._own_name
         if _is_atlas(content):
             return
-        if numbered := [one for one in content.folders if NUMBERED.fullmatch(one)]:
+        if numbered := [name for name in content.folders if NUMBERED.fullmatch(name)]:
             self._numbered[path] = numbered
-            self._training_files[path] = [one for one in content.files if is_training_file(one)]
-        elif any(is_named_in_run(one) for one in content.folders):
-            self._training_files[path] = [one for one in content.files if is_training_file(one)]
+            self._training_files[path] = [name for name in content.files if is_training_file(name)]
+        elif any(is_named_in_run(name) for name in content.folders):
+            self._training_files[path] = [name for name in content.files if is_training_file(name)]
         if "snapshots" in content.folders and (cached := _OF_HUB.fullmatch(name)):
             self._cached_model(path, cached)
             return
@@ -191,18 +191,18 @@ class _Walk:
             return
         if {"manifests", "blobs"} <= set(content.folders):
             self._ollama(path)
-            yield from (one for one in content.folders if one not in ("manifests", "blobs"))
+            yield from (name for name in content.folders if name not in ("manifests", "blobs"))
             return
         parts: list[str] = []
         if not content.files.keys().isdisjoint(_LISTS_PARTS):
-            parts = [one for one in content.folders if not NUMBERED.fullmatch(one)]
+            parts = [name for name in content.folders if not NUMBERED.fullmatch(name)]
             members = dict.fromkeys(self._kept(content))
             inner: dict[str, TreeFile] = {}
             for part in parts:
                 inner |= self._part_files(_joined(path, part), part, _PART_DEPTH)
-            if any(_USUAL.fullmatch(one.rpartition("/")[2]) for one in (*members, *inner)):
+            if any(_USUAL.fullmatch(name.rpartition("/")[2]) for name in (*members, *inner)):
                 self._add(path, {**self._with_facts(path, content, members), **inner})
-            yield from (one for one in content.folders if one not in parts)
+            yield from (name for name in content.folders if name not in parts)
             return
         self._plain_models(path, content)
         yield from content.folders
@@ -210,7 +210,7 @@ class _Walk:
     def _plain_models(self, path: str, content: FolderContent) -> None:
         names = content.files
         weights = [name for name in names if name.endswith(_WEIGHTS) and not NOT_WEIGHTS.search(name)]
-        usual = [name for name in (*weights, *(one for one in names if one.endswith(".index.json"))) if
+        usual = [name for name in (*weights, *(name for name in names if name.endswith(".index.json"))) if
                  _USUAL.fullmatch(name)]  # fmt: skip
         loose = [
             name
@@ -221,7 +221,7 @@ class _Walk:
         if (is_described and (usual or len(loose) == 1)) or (usual and not loose):
             self._add(path, self._with_facts(path, content, self._kept(content)))
         else:
-            own = in_order([*loose, *(one for one in usual if one.endswith(".safetensors") and "-of-" not in one)])
+            own = in_order([*loose, *(name for name in usual if name.endswith(".safetensors") and "-of-" not in name)])
             checkpoints = checkpoints_of_files(path, own)
             for name in own:
                 self._add_file(path, name, content, checkpoints.get(name))
@@ -231,12 +231,12 @@ class _Walk:
 
     @staticmethod
     def _formats(names: Mapping[str, Any]) -> set[str]:
-        found: set[str] = set()
+        formats: set[str] = set()
         for ending in (
             {name[name.rfind(".") :] for name in names if "." in name} - set(_BESIDE) - {".pt", ".pth", ".pkl"}
         ):
-            found.update(filter(None, [other_formats([f"weights{ending}"])]))
-        return found
+            formats.update(filter(None, [other_formats([f"weights{ending}"])]))
+        return formats
 
     @property
     def _own_name(self) -> str:
@@ -257,35 +257,35 @@ class _Walk:
     def _part_files(self, path: str, below: str, depth: int) -> dict[str, TreeFile]:
         """The files of a part of a model, by their names in the model."""
         content = self._content(path)
-        found = {f"{below}/{name}": one for name, one in self._with_facts(path, content, self._kept(content)).items()}
+        files = {f"{below}/{name}": file for name, file in self._with_facts(path, content, self._kept(content)).items()}
         for inner in content.folders if depth > 1 else ():
-            found |= self._part_files(_joined(path, inner), f"{below}/{inner}", depth - 1)
-        return found
+            files |= self._part_files(_joined(path, inner), f"{below}/{inner}", depth - 1)
+        return files
 
     def _with_facts(
         self, path: str, content: FolderContent, names: Sequence[str] | Mapping[str, Any]
     ) -> dict[str, TreeFile]:
-        found = {}
+        files = {}
         for name in names:
             inner = _joined(path, name)
             facts = content.files.get(name)
             try:
-                found[name] = TreeFile(inner, facts if facts is not None else self.files.facts(inner))
+                files[name] = TreeFile(inner, facts if facts is not None else self.files.facts(inner))
             except Failed:
                 self.problems.note(VANISHED, inner)
-        return found
+        return files
 
     def _add(self, path: str, files: Mapping[str, TreeFile], hub_id: str = "", commit: str = "") -> None:
         if not any(name.endswith(_WEIGHTS) for name in files):
             return
-        words = tuple(with_dots(one) for one in (*self._root_words, *path.split("/")) if one)
+        words = tuple(with_dots(word) for word in (*self._root_words, *path.split("/")) if word)
         self.listing.models.append(TreeModel(path, files, words, hub_id, commit))
 
     def _add_file(self, path: str, name: str, content: FolderContent, checkpoint: Checkpoint | None) -> None:
         files = self._with_facts(path, content, [name])
         if files:
             file = files[name]
-            words = tuple(with_dots(one) for one in (*path.split("/"), name.removesuffix(".safetensors")) if one)
+            words = tuple(with_dots(word) for word in (*path.split("/"), name.removesuffix(".safetensors")) if word)
             model = TreeModel(file.path, {plain_name(name): file}, words, is_file=True, checkpoint=checkpoint)
             self.listing.models.append(model)
 
@@ -300,19 +300,19 @@ class _Walk:
     def _cached_model(self, path: str, cached: re.Match[str]) -> None:
         """The snapshot to which the branch main points, else the newest."""
         snapshots = _joined(path, "snapshots")
-        commits = [one for one in self._content(snapshots).folders if COMMIT.fullmatch(one)]
+        commits = [commit_name for commit_name in self._content(snapshots).folders if COMMIT.fullmatch(commit_name)]
         if not commits:
             return
         head = self._small(_joined(path, "refs/main"), 64)
         commit = head.decode("ascii", "replace").strip() if head else ""
         if commit not in commits:
-            commit = max(commits, key=lambda one: (self._newest(_joined(snapshots, one)), one))
+            commit = max(commits, key=lambda commit_name: (self._newest(_joined(snapshots, commit_name)), commit_name))
         folder = _joined(snapshots, commit)
         self._snapshot(folder, self._content(folder), _cached_id(cached), commit)
 
     def _newest(self, path: str) -> int:
-        found = self._with_facts(path, (content := self._content(path)), content.files)
-        return max((int(one.facts.mark) for one in found.values() if one.facts.mark.isdigit()), default=0)
+        files = self._with_facts(path, (content := self._content(path)), content.files)
+        return max((int(file.facts.mark) for file in files.values() if file.facts.mark.isdigit()), default=0)
 
     def _snapshot(self, path: str, content: FolderContent, hub_id: str, commit: str) -> None:
         files = self._with_facts(path, content, content.files)
@@ -332,7 +332,9 @@ class _Walk:
         while waiting:
             below, folder = waiting.pop()
             content = self._content(folder)
-            waiting += [(_joined(below, one), _joined(folder, one)) for one in reversed(content.folders)]
+            waiting += [
+                (_joined(below, folder_name), _joined(folder, folder_name)) for folder_name in reversed(content.folders)
+            ]
             for name in in_order(content.files):
                 seen += 1
                 if seen <= _MOST_MANIFESTS:
@@ -341,7 +343,7 @@ class _Walk:
     def _manifest(self, path: str, names: tuple[str, ...], blobs: str, known: Mapping[str, FileFacts | None]) -> None:
         try:
             manifest = load_json(self._small(path, _MOST_MANIFEST) or b"{}")
-            layers = [(one["mediaType"], one["digest"]) for one in manifest.get("layers", ())]
+            layers = [(layer["mediaType"], layer["digest"]) for layer in manifest.get("layers", ())]
         except (ValueError, KeyError, TypeError, AttributeError):
             self.problems.note(NOT_READ, path)
             return
@@ -349,7 +351,7 @@ class _Walk:
         chosen: list[str] = next((found for kind in kinds if (found := [d for k, d in layers if k == kind])), [])
         for digest in chosen:
             match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
-            blob = next((one for mark in "-:" if match and (one := f"sha256{mark}{match[1]}") in known), None)
+            blob = next((name for mark in "-:" if match and (name := f"sha256{mark}{match[1]}") in known), None)
             if blob is None:
                 self.problems.note("layers of Ollama's store that are missing", path)
                 continue
@@ -360,7 +362,7 @@ class _Walk:
                 content = FolderContent({blob: known[blob]})
                 files = self._with_facts(blobs, content, [blob])
                 if files:
-                    words = tuple(one for one in (*names[:-2], "-".join(names[-2:])) if one)
+                    words = tuple(word for word in (*names[:-2], "-".join(names[-2:])) if word)
                     name = f"{plain_name(words[-1])}.safetensors"
                     self.listing.models.append(TreeModel(path, {name: files[blob]}, words, is_file=True))
             else:
@@ -441,10 +443,10 @@ class Tree(Source):
             raise Failed("not_found", "the tree that it lies in cannot be opened") from error
 
         def open_file(name: str) -> ByteSource:
-            one = place.files[name]
-            if not one.facts.agrees(files.facts(one.path)):
+            file = place.files[name]
+            if not file.facts.agrees(files.facts(file.path)):
                 raise Failed("file_changed", f"{shown(name)} has changed since the tree was listed")
-            return files.open(one.path, name)
+            return files.open(file.path, name)
 
         return Version(
             commit,

@@ -125,13 +125,13 @@ def _header(listed: TreeFile, files: FileSystem) -> tuple[Mapping[str, Any], Col
             length = int.from_bytes(file.read(0, 8), "little")
             if not 2 <= length <= min(_MOST_HEADER, file.size - 8):
                 return {}, ()
-            found = load_json(bytes(file.read(8, 8 + length)))
+            header = load_json(bytes(file.read(8, 8 + length)))
     except (ModelError, ValueError):
         return {}, ()
-    if not isinstance(found, dict):
+    if not isinstance(header, dict):
         return {}, ()
-    metadata = found.pop("__metadata__", {})
-    return (metadata if isinstance(metadata, dict) else {}), found.keys()
+    metadata = header.pop("__metadata__", {})
+    return (metadata if isinstance(metadata, dict) else {}), header.keys()
 
 
 def _version(model: TreeModel, files: FileSystem) -> str:
@@ -163,10 +163,10 @@ def _version(model: TreeModel, files: FileSystem) -> str:
 
 def ends_digest(file: ByteSource) -> str:
     """The size of a file, and a hash of its head and its tail."""
-    found = hashlib.sha256(file.read(0, min(file.size, _PIECE)))
+    digest = hashlib.sha256(file.read(0, min(file.size, _PIECE)))
     if file.size > _PIECE:
-        found.update(file.read(max(_PIECE, file.size - _PIECE), file.size))
-    return f"{file.size} {found.hexdigest()}"
+        digest.update(file.read(max(_PIECE, file.size - _PIECE), file.size))
+    return f"{file.size} {digest.hexdigest()}"
 
 
 class _Reader(io.RawIOBase):
@@ -183,13 +183,13 @@ class _Reader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """The next bytes."""
         stop = self._source.size if size < 0 else min(self._source.size, self._at + size)
-        found = bytes(self._source.read(min(self._at, stop), stop))
-        self._at += len(found)
-        return found
+        piece = bytes(self._source.read(min(self._at, stop), stop))
+        self._at += len(piece)
+        return piece
 
 
-def _time(one: TreeFile) -> float | None:
-    mark = one.facts.mark
+def _time(file: TreeFile) -> float | None:
+    mark = file.facts.mark
     try:
         if mark.isdigit():
             return int(mark) / 1e9
@@ -226,8 +226,8 @@ def base_among(
     other = None
     for what, name in facts.named:
         verdicts = {base: classify_path(name, identifier, ids) for base, ids in bases.items()}
-        if found := next((base for base, verdict in verdicts.items() if verdict == YES), None):
-            return found, None
+        if matching := next((base for base, verdict in verdicts.items() if verdict == YES), None):
+            return matching, None
         if other is None and (named := hub_id_in(name, identifier)) is not None:
             other = named
             if what in ("adapter_config.json", "config.json"):

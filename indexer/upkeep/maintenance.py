@@ -93,22 +93,22 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
             {"local": LOCAL},
         )
     indexed = {row["model"] for row in rows if row["indexed"]}
-    found = []
+    sources = []
     for tree in trees:
         of_tree = places.get(tree.tree, {}).values()
-        here = {one.model for one in of_tree if one.is_here}
+        here = {placed.model for placed in of_tree if placed.is_here}
         counts = {name: tree.counts.get(name, 0) for name in ("another_base", "base_not_named", "problems")}
-        found.append({
+        sources.append({
             "address": tree.address,
             "author": tree.author,
             "models": tree.counts.get("models", 0),
             "indexed": len(here & indexed),
             **counts,
-            "left": len({one.model for one in of_tree} - here),
+            "left": len({placed.model for placed in of_tree} - here),
             "seen": datetime.fromisoformat(tree.seen),
         })  # fmt: skip
-    found += others
-    return {"sources": found} if found else {}
+    sources += others
+    return {"sources": sources} if sources else {}
 
 
 def rebuild(
@@ -248,25 +248,25 @@ def _plan(
 ) -> tuple[Publication, Listing, list[ListedModel]]:
     """What to publish for one base, its listing, and the models that the listing lacks."""
     listing = Listing(folder.listing(base.base))
-    records = [one for one in records if one.identity.base_commit == base.commit]
+    records = [record for record in records if record.identity.base_commit == base.commit]
     # The published rank if there are records of it, else that of most records.
-    ranks = Counter(one.identity.spec.rank for one in records)
+    ranks = Counter(record.identity.spec.rank for record in records)
     published = rank_of(earlier, base.base)
     rank = max(ranks, key=lambda rank: (ranks[rank], rank), default=USUAL_RANK)
     if published is not None and published.rank in ranks:
         rank = published.rank
     listed = listing.models()
-    identities = [(one.identity, one.made) for one in records]
-    identities += [(one.identity, one.when) for one in failures if one.reason != "renamed"]
-    known = {one.id for one in listed} | listing.removed | listing.renamed.keys()
+    identities = [(record.identity, record.made) for record in records]
+    identities += [(failure.identity, failure.when) for failure in failures if failure.reason != "renamed"]
+    known = {model.id for model in listed} | listing.removed | listing.renamed.keys()
     restored = known_models(earlier, base.base, known, identities)
 
     # For every model the record of its current commit, else the newest record, else the failure.
     of_model: dict[str, list[RecordHeader]] = {}
-    for one in records:
-        if one.identity.spec.rank == rank:
-            of_model.setdefault(one.identity.model, []).append(one)
-    failed = {(one.identity.model, one.identity.commit): one for one in failures}
+    for header in records:
+        if header.identity.spec.rank == rank:
+            of_model.setdefault(header.identity.model, []).append(header)
+    failed = {(failure.identity.model, failure.identity.commit): failure for failure in failures}
     entries = []
     for model in [*listed, *restored]:
         commit = commit_of(model.row)

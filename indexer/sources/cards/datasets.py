@@ -183,9 +183,9 @@ def _known(text: str) -> CanonicalDataset | None:
     if "/" not in text:
         key = fold(_without_article(text))
         return table.spellings.get(key) or table.spellings.get(_DATASET_WORD.sub("", key))
-    found = table.ids.get(text.casefold())
-    if found:
-        return found
+    names = table.ids.get(text.casefold())
+    if names:
+        return names
     head, _, task = text.rpartition("/")
     collection = table.ids.get(head.casefold()) if "/" in head else table.spellings.get(fold(head))
     return _task(collection.name, task) if collection and collection.name in table.tasks else None

@@ -223,7 +223,7 @@ def _after(tags: Sequence[str], prefix: str) -> Iterator[str]:
 
 
 def _bases(tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, Any], reader: Reader) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    bases: dict[str, None] = {}
     stated: list[Any] = []
     for text in _after(tags, "base_model:"):
         kind, colon, rest = text.partition(":")  # a relation, or the scheme of an address
@@ -239,9 +239,9 @@ def _bases(tags: Sequence[str], card: Mapping[str, Any], config: Mapping[str, An
         identifier = written if written and is_hub_id(written) else hub_address(written or "", "models")
         if not identifier:
             reader.note("base_model", "not a Hub id")
-        elif len(found) < _MAX_BASES:
-            found[identifier] = None
-    return tuple(found)
+        elif len(bases) < _MAX_BASES:
+            bases[identifier] = None
+    return tuple(bases)
 
 
 def _dataset_claims(
@@ -253,10 +253,10 @@ def _dataset_claims(
 ) -> tuple[DatasetClaim, ...]:
     claims: dict[DatasetClaim, None] = {}
 
-    def claim(raw: str, found: tuple[CanonicalDataset, ...], source: DatasetSource) -> None:
-        for dataset in found:
+    def claim(raw: str, datasets: tuple[CanonicalDataset, ...], source: DatasetSource) -> None:
+        for dataset in datasets:
             claims[DatasetClaim(dataset.name, raw, source, dataset.parent)] = None
-        if not found and not is_placeholder(raw):
+        if not datasets and not is_placeholder(raw):
             claims[DatasetClaim(None, raw, source)] = None
 
     for text in _after(tags, "dataset:"):
@@ -310,12 +310,15 @@ def _evaluations(index: Any, reader: Reader) -> tuple[tuple[ReportedResult, ...]
     evaluations: list[ReportedResult] = []
     datasets: dict[Evaluated, None] = {}
     entries = (reader.mapping(entry, "model-index") for entry in reader.items(index, "model-index", _MAX_ENTRIES))
-    found = (one for entry in entries for one in reader.items(entry.get("results"), "model-index", _MAX_RESULTS))
-    for result in (reader.mapping(one, "model-index") for one in found):
+    found = (config for entry in entries for config in reader.items(entry.get("results"), "model-index", _MAX_RESULTS))
+    for result in (reader.mapping(config, "model-index") for config in found):
         dataset = _first_object(result.get("dataset"))
         configs = [dataset.get(key) for key in ("config", "args")]
-        configs = [_first_value(one, "config", "name", "task") if isinstance(one, Mapping) else one for one in configs]
-        written = next((one for one in configs if isinstance(one, str) and one.strip()), None)
+        configs = [
+            _first_value(config, "config", "name", "task") if isinstance(config, Mapping) else config
+            for config in configs
+        ]
+        written = next((config for config in configs if isinstance(config, str) and config.strip()), None)
         config = reader.text(written, "model-index")
         evaluated = _dataset_of(dataset, config, reader)
         # "metric" is the older spelling.
@@ -413,7 +416,7 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
     """
     written = [reader.text(dataset.get(key), "model-index") for key in ("type", "name")]
     read = [(raw, canonical_datasets(raw, config=config)) for raw in written if raw and not is_placeholder(raw)]
-    named = [(raw, found) for raw, found in read if found]
+    named = [(raw, datasets) for raw, datasets in read if datasets]
     if not named:
         return read[-1] if read else None
     if len(named) == 2 and _has_owner(named[1][0]) and not _has_owner(named[0][0]):
@@ -421,11 +424,11 @@ def _dataset_of(dataset: Mapping[str, Any], config: str | None, reader: Reader) 
         is_part = fold(named[1][0].partition("/")[0]) == fold(named[0][0])
         if not is_part:
             named.reverse()
-    raw, found = named[0]
-    if len(named) == 2 and len(found) == 1 and not found[0].parent:
-        narrower = [other for other in named[1][1] if other.parent == found[0].name]
-        return raw, tuple(narrower) or found
-    return raw, found
+    raw, datasets = named[0]
+    if len(named) == 2 and len(datasets) == 1 and not datasets[0].parent:
+        narrower = [other for other in named[1][1] if other.parent == datasets[0].name]
+        return raw, tuple(narrower) or datasets
+    return raw, datasets
 
 
 def _has_owner(raw: str) -> bool:

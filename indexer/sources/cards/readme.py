@@ -71,7 +71,7 @@ def sentence_datasets(readme_text: str) -> tuple[str, ...]:
     Placeholders ("None", "unknown") are left out.
     """
     for _, datasets in _sentences(readme_text):
-        if named := tuple(dict.fromkeys(one for one in datasets if not is_placeholder(one))):
+        if named := tuple(dict.fromkeys(name for name in datasets if not is_placeholder(name))):
             return named
     return ()
 

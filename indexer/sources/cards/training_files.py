@@ -149,7 +149,7 @@ class Training:
         """What is known, as a JSON object."""
         values = ((attribute.name, getattr(self, attribute.name)) for attribute in fields(self))
         return {
-            name: [list(one) if isinstance(one, tuple) else one for one in value]
+            name: [list(item) if isinstance(item, tuple) else item for item in value]
             if isinstance(value, tuple)
             else dict(value)
             if isinstance(value, Mapping)
@@ -240,11 +240,13 @@ def with_tracked(stated: Mapping[str, Any], tracked: Any) -> Mapping[str, Any]:
     if not isinstance(tracked, Mapping):
         return stated
     settings: dict[str, Any] = {}
-    for one in (stated, tracked):
-        of_one = one.get("settings")
+    for training in (stated, tracked):
+        of_one = training.get("settings")
         if isinstance(of_one, Mapping):
             settings = {**of_one, **settings}
-    read = [name for one in (stated, tracked) if isinstance(one.get("read"), list) for name in one["read"]]
+    read = [
+        name for training in (stated, tracked) if isinstance(training.get("read"), list) for name in training["read"]
+    ]
     return {**tracked, **stated, "settings": dict(list(settings.items())[:MOST_SETTINGS]), "read": read}
 
 
@@ -426,8 +428,8 @@ def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
     elif isinstance(value, list):
-        if value and all(isinstance(one, str | int | float) for one in value) and len(value) <= 50:
-            yield prefix, ", ".join(str(one) for one in value)
+        if value and all(isinstance(item, str | int | float) for item in value) and len(value) <= 50:
+            yield prefix, ", ".join(str(item) for item in value)
     elif isinstance(value, str | int | float):
         yield prefix, value
 
