@@ -31,8 +31,10 @@ CREATE TABLE bases (
     deltas VARCHAR[],  -- Names of its deltas, in the order in which vectors concatenate them.
     block_bytes BIGINT,  -- Bytes of its block matrices as stored.
     config JSON,  -- Its config.json.
-    licence VARCHAR  -- Licence given by its card; null if the card gives none, or the Hub has not been asked since
+    licence VARCHAR,  -- Licence given by its card; null if the card gives none, or the Hub has not been asked since
         -- version 0.2.
+    words VARCHAR[]  -- The word that each row of its input embedding stands for, of the rows that are read, in lower
+        -- case and without accents; empty for a piece of a word, a sign or a number. Null if they are not known.
 );
 
 -- Every model found for a base, indexed or not: one row per (model, base).

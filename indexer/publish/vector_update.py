@@ -69,7 +69,7 @@ class VectorUpdates:
         with ExitStack() as files:
             asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
             for name in in_order([*asked, *offered()]):
-                representation = representation_named(name)
+                representation = representation_named(name).with_words(publication.base.words)
                 vectors = PublishedVectors(
                     self.folder.root,
                     self.tables,
