@@ -10,7 +10,9 @@ from pathlib import Path
 
 from scripts.family import family, tasks
 from scripts.family.plan import Plan, load_plan
-from scripts.family.store import is_finished
+from scripts.family.store import RECORD, is_finished, read_json
+from scripts.loopback_hub import LoopbackHub
+from scripts.terminal import Terminal
 from studies.trace.texts import make_tokenizer
 
 SIZE = "demo"
@@ -53,3 +55,19 @@ def make(folder: Path, architecture: str, size: str = SIZE) -> Plan:
         (work / family.TEXTS_ARE_READY).touch()
     family.build(folder, plan)
     return plan
+
+
+def atlas_of(folders: Mapping[str, Path], out: Path) -> Path:
+    """The atlas below ``out`` of the families in these folders, by architecture, each indexed unless it is there.
+
+    Raises CommandFailed if `index build` fails.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with LoopbackHub(*folders.values()) as hub:
+        terminal = Terminal.of_hub(out, hub.endpoint)
+        for architecture, folder in folders.items():
+            stamp = out / f"{architecture}-{read_json(folder / RECORD)['fingerprint'][:16]}"
+            if not stamp.exists():
+                terminal(f"index build --base atlas-demo/tiny-{architecture} --discover names", progress=False)
+                stamp.touch()
+    return out / "atlas"

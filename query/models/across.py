@@ -1,0 +1,426 @@
+"""Models of different bases, compared by the words that both moved.
+
+A vector of the representation ``words`` has a number for each word of its base. Two models are compared over the words
+that both bases have: by the cosine of the parts above zero, that is, of the words that moved farther than in other
+models of the same base. Words that both left alone are no evidence: two texts of different languages, neither of them
+that of these words, leave the same words alone.
+
+How similar strangers are depends on the two bases: on how many words they have in common, and which. So similarities
+of different pairs of bases are compared after subtracting the median of that pair, in units of the spread below it
+(matches, which lie above, change neither). No label is used for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.errors import AtlasError, Call, Text
+from indexer.records.representations.words import WORDS, different_words
+from indexer.vectors.background import Background, are_unrelated, author_groups
+from indexer.vectors.centre import unit_norm
+from indexer.vectors.table import VectorTable
+from indexer.vectors.ties import pair_products
+from query.models.population import LeftOut, Population, distinct, read_population
+from query.shared.wording import counted
+
+if TYPE_CHECKING:
+    from query.models.reader import AtlasReader
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.intp]
+
+# Two bases with fewer words in common among the rows that are read are not compared. With 50 words about three in four
+# neighbours share a data set, with 100 nine in ten (docs/across-bases.md).
+FEWEST_WORDS, FEW_WORDS = 50, 100
+# A model that moved fewer of the common words farther than others is not compared: it says nothing about them.
+FEWEST_MOVED = 5
+# Models of a base whose similarities give the median and the spread of a pair of bases, and the background.
+MOST_SAMPLED = 512
+_MOST_PAIRS = 1 << 21  # of all bases together
+_LOWER = 0.1587  # a standard deviation below the median of a normal distribution
+_LEAST_SPREAD = 1e-3
+# Similarities as points of a map need a scale with most of them below 1.
+_DEVIATIONS = 8.0
+
+
+@dataclass(frozen=True)
+class CommonWords:
+    """The words that two bases have in common, and their places in the vectors of either."""
+
+    words: tuple[str, ...]
+    places: Integers
+    other_places: Integers
+
+    @classmethod
+    def of(cls, words: Sequence[str], other_words: Sequence[str]) -> CommonWords:
+        """From the different words of two bases, both in alphabetical order."""
+        numbers, other_numbers = ({word: place for place, word in enumerate(each)} for each in (words, other_words))
+        common = tuple(word for word in words if word in other_numbers)
+        return cls(
+            common,
+            np.array([numbers[word] for word in common], dtype=np.intp),
+            np.array([other_numbers[word] for word in common], dtype=np.intp),
+        )
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+def moved_words(vectors: NDArray[np.floating[Any]], places: Integers, dtype: Any = np.float32) -> NDArray[Any]:
+    """(n, words) the parts above zero of (n, d) vectors at ``places``, of unit norm.
+
+    Zeros for a model with fewer than FEWEST_MOVED such words.
+    """
+    chosen = np.maximum(vectors[:, places].astype(dtype), 0)
+    chosen[np.count_nonzero(chosen, axis=1) < FEWEST_MOVED] = 0
+    return unit_norm(chosen)
+
+
+@dataclass(frozen=True)
+class PairScale:
+    """The median of the similarities of models of two bases, and their spread below it."""
+
+    centre: float = 0.0
+    spread: float = 1.0
+
+    @classmethod
+    def of(cls, similarities: NDArray[np.floating[Any]]) -> PairScale:
+        """From the similarities of some pairs; those that are zero, of models that cannot be compared, do not count."""
+        known = similarities[similarities > 0]
+        if len(known) < 2:
+            return cls()
+        median, low = np.quantile(known, [0.5, _LOWER])
+        return cls(float(median), max(float(median - low), _LEAST_SPREAD))
+
+    def score(self, similarities: NDArray[Any]) -> NDArray[Any]:
+        """Similarities in spreads above the median."""
+        scores: NDArray[Any] = (similarities - self.centre) / self.spread
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class WordSpace:
+    """The bases of an atlas that are compared: ``words``, the different words of each; ``scales`` of pairs of them."""
+
+    bases: tuple[str, ...]
+    words: tuple[tuple[str, ...], ...]
+    scales: dict[tuple[int, int], PairScale] = field(default_factory=dict)
+    _common: dict[tuple[int, int], CommonWords] = field(default_factory=dict)
+
+    def common(self, base: int, other: int) -> CommonWords:
+        """The words that two bases have in common, by their numbers."""
+        if (base, other) not in self._common:
+            self._common[base, other] = CommonWords.of(self.words[base], self.words[other])
+        return self._common[base, other]
+
+    def are_comparable(self, base: int, other: int) -> bool:
+        """Whether two bases have enough words in common."""
+        return len(self.common(base, other)) >= FEWEST_WORDS
+
+    def scale(self, base: int, other: int) -> PairScale:
+        """The scale of a pair of bases, in either order."""
+        return self.scales.get((min(base, other), max(base, other)), PairScale())
+
+    def similarities(
+        self, base: int, vectors: NDArray[Any], other: int, other_vectors: NDArray[Any], dtype: Any = np.float32
+    ) -> NDArray[Any]:
+        """(n, m) similarities of models of two bases, from 0 to 1; 0 if they cannot be compared."""
+        if not self.are_comparable(base, other):
+            return np.zeros((len(vectors), len(other_vectors)), dtype)
+        common = self.common(base, other)
+        moved = moved_words(vectors, common.places, dtype), moved_words(other_vectors, common.other_places, dtype)
+        products: NDArray[Any] = moved[0] @ moved[1].T
+        return np.clip(products, 0, 1)
+
+
+def word_space(atlas: AtlasReader) -> WordSpace:
+    """The bases of the atlas whose models can be compared with those of others. Raises AtlasError if there is none."""
+    rows = atlas.rows(
+        "SELECT base, words FROM bases JOIN representations USING (base) WHERE representation = ? "
+        "AND words IS NOT NULL ORDER BY base",
+        [WORDS.name],
+    )
+    if not rows:
+        raise AtlasError(
+            "This atlas has no vectors by which models of different bases are compared.",
+            Text("Build it again, which reads rows of words: ", Call("build", "ID")),
+        )
+    return WordSpace(tuple(row["base"] for row in rows), tuple(different_words(tuple(row["words"])) for row in rows))
+
+
+def too_few_words(space: WordSpace, base: int, other: int) -> str:
+    """A clause that says that two bases are not compared."""
+    count = counted(len(space.common(base, other)), "word")
+    return f"{space.bases[base]} and {space.bases[other]} have {count} in common among the rows that are read"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Some models of a base, drawn with a fixed seed: their vectors, and what the database says of them."""
+
+    vectors: Floats
+    facts: list[tuple[str, set[str]]]  # the author and the datasets of each
+
+
+def sample_of(atlas: AtlasReader, base: str, most: int) -> Sample:
+    """At most ``most`` models of a base with a vector, without copies, unrelated models and repeats.
+
+    Models that name a dataset come first, because only they have a background.
+    """
+    index = atlas.index(base, WORDS.name)
+    found = atlas.connection.execute(
+        "SELECT model_id, EXISTS (SELECT 1 FROM model_datasets AS named WHERE named.model_id = fine_tunes.model_id "
+        "AND dataset IS NOT NULL) AS is_named FROM fine_tunes JOIN records USING (model_id) WHERE base = ? "
+        "AND status = 'indexed' AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL "
+        "AND NOT is_earlier_checkpoint ORDER BY model_id",
+        [base],
+    ).fetchnumpy()
+    ids = np.asarray(found["model_id"], dtype=np.int64)
+    has_vector = np.isin(ids, index.ids)
+    ids, is_named = ids[has_vector], np.asarray(found["is_named"], dtype=bool)[has_vector]
+    if len(ids) > most:
+        draw = np.random.default_rng(0).random(len(ids))
+        ids = np.sort(ids[np.lexsort((draw, ~is_named))[:most]])
+    rows = atlas.rows(
+        "SELECT model_id, author, (SELECT list(DISTINCT dataset) FROM model_datasets AS named "
+        "WHERE named.model_id = fine_tunes.model_id AND dataset IS NOT NULL) AS datasets FROM fine_tunes "
+        "WHERE model_id IN (SELECT unnest($1::INTEGER[])) ORDER BY model_id",
+        [ids.tolist()],
+    )
+    return Sample(index.rows(ids).matrix, [(row["author"], set(row["datasets"] or ())) for row in rows])
+
+
+def sampled_each(bases: int) -> int:
+    """How many models of each of so many other bases are sampled."""
+    return max(64, min(MOST_SAMPLED, _MOST_PAIRS // (MOST_SAMPLED * max(bases, 1))))
+
+
+def background_of(
+    similarities: NDArray[np.floating[Any]], sample: Sample, other: Sample, *, is_own: bool
+) -> Background | None:
+    """The background of a pair of bases, from the similarities of two samples; None if too few are strangers.
+
+    ``is_own``: both are the same models, so that each pair counts once.
+    """
+    strangers = are_unrelated(sample.facts, other.facts)
+    named = [np.array([bool(datasets) for _, datasets in each.facts], dtype=bool) for each in (sample, other)]
+    strangers &= named[0][:, None] & named[1][None, :]
+    if is_own:
+        strangers = np.triu(strangers, 1)
+    rows, columns = np.nonzero(strangers)
+    groups = author_groups([author for author, _ in (*sample.facts, *other.facts)])
+    return Background.of(similarities[rows, columns], (groups[rows], groups[len(sample.facts) + columns]))
+
+
+# ---- all models of all bases side by side
+
+
+@dataclass(frozen=True, eq=False)
+class WordTable(VectorTable):
+    """Models of several bases: ``base`` (n,) is the number of each model's base in ``space``.
+
+    ``inputs`` (n, d): vectors of ``words``, zeros behind the words of a base with fewer of them. Similarities are
+    scores of their pair of bases in units of _DEVIATIONS, from -1 to 1.
+    """
+
+    base: Integers = field(default_factory=lambda: np.zeros(0, np.intp))
+    space: WordSpace = field(default_factory=lambda: WordSpace((), ()))
+
+    @property
+    def is_plain(self) -> bool:
+        """Never: inner products of whole vectors mean nothing."""
+        return False
+
+    def take(self, rows: Any) -> WordTable:
+        """The models at these rows."""
+        return replace(self, inputs=self.inputs[rows], base=self.base[rows])
+
+    def similarities(self, other: VectorTable, dtype: Any = np.float32) -> NDArray[np.floating[Any]]:
+        """(n, m) with the models of another table."""
+        assert isinstance(other, WordTable)
+        found = np.zeros((len(self), len(other)), dtype)
+        for base in np.unique(self.base).tolist():
+            rows = np.flatnonzero(self.base == base)
+            for other_base in np.unique(other.base).tolist():
+                columns = np.flatnonzero(other.base == other_base)
+                similarities = self.space.similarities(
+                    base, self.inputs[rows], other_base, other.inputs[columns], dtype
+                )
+                found[np.ix_(rows, columns)] = self._scored(similarities, base, other_base)
+        return found
+
+    def pairs(self, rows: NDArray[np.int64], other: VectorTable, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(p,) similarities in double precision of models at ``rows`` with those of another table at ``columns``."""
+        assert isinstance(other, WordTable)
+        found = np.zeros(len(rows))
+        codes = self.base[rows] * len(self.space.bases) + other.base[columns]
+        for code in np.unique(codes).tolist():
+            base, other_base = divmod(code, len(self.space.bases))
+            chosen = np.flatnonzero(codes == code)
+            similarities = np.zeros(len(chosen))
+            if self.space.are_comparable(base, other_base):
+                common = self.space.common(base, other_base)
+                near, place = np.unique(rows[chosen], return_inverse=True)
+                far, other_place = np.unique(columns[chosen], return_inverse=True)
+                moved = moved_words(self.inputs[near], common.places, np.float64)
+                other_moved = moved_words(other.inputs[far], common.other_places, np.float64)
+                similarities = np.clip(pair_products(moved, place, other_moved, other_place), 0, 1)
+            found[chosen] = self._scored(similarities, base, other_base)
+        return found
+
+    def _scored(self, similarities: NDArray[Any], base: int, other: int) -> NDArray[Any]:
+        scores = self.space.scale(base, other).score(similarities) / _DEVIATIONS
+        # A model that cannot be compared is as near as a stranger.
+        return np.where(similarities > 0, np.clip(scores, -1, 1), 0)
+
+
+def all_bases(atlas: AtlasReader, *, documented: bool = False) -> tuple[Population, WordTable]:
+    """The distinct models of all bases, and their table. ``documented``: only those that name a dataset.
+
+    The entry ``base`` of the population names all of them. Raises AtlasError if there are fewer than two bases whose
+    models have vectors.
+    """
+    space = word_space(atlas)
+    populations = [distinct(read_population(atlas, base, WORDS.name, documented=documented)) for base in space.bases]
+    holding = [number for number, population in enumerate(populations) if len(population.ids)]
+    if len(holding) < 2:
+        raise AtlasError(
+            f"Models of {counted(len(holding), 'base')} of this atlas have vectors of words; comparing needs two.",
+            Text("Index models of another base: ", Call("build", "ID")),
+        )
+    width = max(len(words) for words in space.words)
+    inputs = np.concatenate(
+        [np.pad(one.vectors, ((0, 0), (0, width - one.vectors.shape[1]))) for one in populations if len(one.ids)]
+    )
+    base = np.repeat(np.arange(len(populations)), [len(one.ids) for one in populations])
+    for place, number in enumerate(holding):
+        for other in holding[place:]:
+            if space.are_comparable(number, other):
+                draws = [_drawn(populations[one].vectors) for one in (number, other)]
+                similarities = space.similarities(number, draws[0], other, draws[1])
+                space.scales[number, other] = PairScale.of(
+                    similarities[np.triu_indices(len(draws[0]), 1)] if number == other else similarities.ravel()
+                )
+    columns = ("models", "authors", "datasets", "relations", "group")
+    joined: dict[str, Any] = {name: [row for one in populations for row in getattr(one, name)] for name in columns}
+    arrays = ("ids", "is_copy", "is_unrelated", "representative", "is_earlier")
+    joined |= {name: np.concatenate([getattr(one, name) for one in populations]) for name in arrays}
+    counts = {name: sum(getattr(one.left_out, name) for one in populations) for name in vars(LeftOut())}
+    order = np.argsort(joined["ids"], kind="stable")
+    population = Population(
+        base=" and ".join(space.bases[number] for number in holding) if len(holding) == 2 else f"{len(holding)} bases",
+        representation=WORDS.name,
+        vectors=inputs[order],
+        left_out=LeftOut(**counts),
+        **{
+            name: column[order] if isinstance(column, np.ndarray) else [column[row] for row in order.tolist()]
+            for name, column in joined.items()
+        },
+    )
+    return population, WordTable(inputs[order], base=base[order], space=space)
+
+
+def _drawn(vectors: Floats) -> Floats:
+    if len(vectors) <= MOST_SAMPLED:
+        return vectors
+    return vectors[np.sort(np.random.default_rng(0).choice(len(vectors), MOST_SAMPLED, replace=False))]
+
+
+# ---- the models of all bases nearest to one
+
+
+@dataclass(frozen=True)
+class WordNeighbour:
+    """A model that moved the same words as another.
+
+    ``similarity``: from 0 to 1; ``score``: in spreads above the median of the two bases. ``background``, its upper end,
+    and the number of ``pairs``: as for models of one base. ``searched``: the models of its base that were compared.
+    ``words``: those that add most to the similarity, the first most.
+    """
+
+    model_id: int
+    base: str
+    similarity: float
+    score: float
+    background: float | None
+    background_high: float | None
+    pairs: int | None
+    searched: int
+    words: tuple[str, ...]
+
+
+_WORDS_NAMED = 8
+
+
+def nearest_by_words(
+    atlas: AtlasReader,
+    base: str,
+    vector: Floats,
+    k: int,
+    allowed: NDArray[np.int64],
+    among: str | None = None,
+) -> tuple[list[WordNeighbour], list[str]]:
+    """The ``k`` models of all bases, or of the base ``among``, that are most like a vector (d,) of ``base``; and notes.
+
+    Nearest first by score, ties by id. ``allowed``: the ids of models that count, ascending. Raises AtlasError if there
+    is no base to compare with, because too few words are common.
+    """
+    space = word_space(atlas)
+    if base not in space.bases or (among is not None and among not in space.bases):
+        raise AtlasError(
+            f"Models of {base if base not in space.bases else among} have no vectors of words.",
+            "Its tokenizer is not known, or it has no full fine-tunes.",
+        )
+    own = space.bases.index(base)
+    wanted = [number for number in range(len(space.bases)) if among in (None, space.bases[number])]
+    numbers = [number for number in wanted if space.are_comparable(own, number)]
+    apart = [too_few_words(space, own, number) for number in wanted if number not in numbers]
+    if not numbers or (numbers == [own] and among != base):
+        why = apart[0] if apart else f"this atlas has no other base whose models have vectors of words than {base}"
+        raise AtlasError(f"Nothing can be compared: {why}.", "Index models of another base.")
+    notes = [f"not compared: {why}" for why in apart]
+    few = [space.bases[number] for number in numbers if len(space.common(own, number)) < FEW_WORDS]
+    if few:
+        notes.append(f"fewer than {FEW_WORDS} words in common with {', '.join(few)}: similarities to these are weak")
+    sample, count, found = sample_of(atlas, base, MOST_SAMPLED), sampled_each(len(numbers)), []
+    is_silent = True
+    for number in numbers:
+        index, common = atlas.index(space.bases[number], WORDS.name), space.common(own, number)
+        ids = np.intersect1d(index.ids, allowed, assume_unique=True)
+        moved = moved_words(vector[None, :], common.places)
+        is_silent &= not moved.any()
+        if not len(ids) or not moved.any():
+            continue
+        rows = index.opened.rows(ids)
+        others = moved_words(rows.stored if rows.places is None else rows.stored[rows.places], common.other_places)
+        similarities = np.clip(others @ moved[0], 0, 1)
+        other = sample if number == own else sample_of(atlas, space.bases[number], count)
+        between = space.similarities(own, sample.vectors, number, other.vectors)
+        of_pairs = between[np.triu_indices(len(between), 1)] if number == own else between.ravel()
+        scores = PairScale.of(of_pairs).score(similarities)
+        background = background_of(between, sample, other, is_own=number == own)
+        for row in np.lexsort((ids, -scores))[:k].tolist():
+            similarity = float(similarities[row])
+            order = np.argsort(-(others[row] * moved[0]), kind="stable")[:_WORDS_NAMED]
+            found.append(
+                WordNeighbour(
+                    int(ids[row]), space.bases[number], similarity, float(scores[row]),
+                    None if background is None else float(background.share(similarity)),
+                    None if background is None else background.high(similarity),
+                    None if background is None else background.pairs, len(ids),
+                    tuple(common.words[place] for place in order.tolist() if others[row, place] * moved[0, place] > 0),
+                )
+            )  # fmt: skip
+    if is_silent:
+        raise AtlasError(
+            "The model moved fewer than "
+            f"{FEWEST_MOVED} of the common words farther than others of {base} do, so nothing can be said of it.",
+            "Its text may be in another language than these words.",
+        )
+    found.sort(key=lambda near: (-near.score, near.model_id))
+    return found[:k], notes
