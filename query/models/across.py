@@ -273,56 +273,86 @@ class WordTable(VectorTable):
             found[chosen] = self._scored(similarities, base, other_base)
         return found
 
+    def unscaled(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(p,) the similarities of pairs of these models, from 0 to 1, as of models of one pair of bases."""
+        space = replace(self.space, scales={})
+        found = replace(self, space=space).pairs(rows, replace(self, space=space), columns)
+        return found * _DEVIATIONS
+
     def _scored(self, similarities: NDArray[Any], base: int, other: int) -> NDArray[Any]:
         scores = self.space.scale(base, other).score(similarities) / _DEVIATIONS
         # A model that cannot be compared is as near as a stranger.
         return np.where(similarities > 0, np.clip(scores, -1, 1), 0)
 
 
-def all_bases(atlas: AtlasReader, *, documented: bool = False) -> tuple[Population, WordTable]:
-    """The distinct models of all bases, and their table. ``documented``: only those that name a dataset.
+@dataclass(frozen=True)
+class WordPopulation(Population):
+    """The distinct models of several bases; ``base`` names these, and ``words`` is the table of their models."""
 
-    The entry ``base`` of the population names all of them. Raises AtlasError if there are fewer than two bases whose
-    models have vectors.
+    words: WordTable = field(default_factory=lambda: WordTable(np.zeros((0, 0), np.float32)))
+
+    @property
+    def table(self) -> WordTable:
+        """The vectors, to be compared."""
+        return self.words
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """The bases of these models."""
+        return tuple(self.words.space.bases[number] for number in np.unique(self.words.base).tolist())
+
+
+def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation:
+    """The distinct models of all bases that have a vector of words, by id.
+
+    ``documented``: only those that name a dataset. Raises AtlasError if the models that have one are of fewer than two
+    bases.
     """
     space = word_space(atlas)
-    populations = [distinct(read_population(atlas, base, WORDS.name, documented=documented)) for base in space.bases]
-    holding = [number for number, population in enumerate(populations) if len(population.ids)]
+    parts = [distinct(read_population(atlas, base, WORDS.name, documented=documented)) for base in space.bases]
+    holding = [number for number, part in enumerate(parts) if len(part.ids)]
     if len(holding) < 2:
         raise AtlasError(
             f"Models of {counted(len(holding), 'base')} of this atlas have vectors of words; comparing needs two.",
             Text("Index models of another base: ", Call("build", "ID")),
         )
-    width = max(len(words) for words in space.words)
-    inputs = np.concatenate(
-        [np.pad(one.vectors, ((0, 0), (0, width - one.vectors.shape[1]))) for one in populations if len(one.ids)]
-    )
-    base = np.repeat(np.arange(len(populations)), [len(one.ids) for one in populations])
     for place, number in enumerate(holding):
         for other in holding[place:]:
             if space.are_comparable(number, other):
-                draws = [_drawn(populations[one].vectors) for one in (number, other)]
-                similarities = space.similarities(number, draws[0], other, draws[1])
+                first, second = _drawn(parts[number].vectors), _drawn(parts[other].vectors)
+                similarities = space.similarities(number, first, other, second)
+                is_own = number == other
                 space.scales[number, other] = PairScale.of(
-                    similarities[np.triu_indices(len(draws[0]), 1)] if number == other else similarities.ravel()
+                    similarities[np.triu_indices(len(first), 1)] if is_own else similarities.ravel()
                 )
-    columns = ("models", "authors", "datasets", "relations", "group")
-    joined: dict[str, Any] = {name: [row for one in populations for row in getattr(one, name)] for name in columns}
-    arrays = ("ids", "is_copy", "is_unrelated", "representative", "is_earlier")
-    joined |= {name: np.concatenate([getattr(one, name) for one in populations]) for name in arrays}
-    counts = {name: sum(getattr(one.left_out, name) for one in populations) for name in vars(LeftOut())}
-    order = np.argsort(joined["ids"], kind="stable")
-    population = Population(
-        base=" and ".join(space.bases[number] for number in holding) if len(holding) == 2 else f"{len(holding)} bases",
+    width = max(len(words) for words in space.words)
+    base = np.repeat(np.arange(len(parts)), [len(part.ids) for part in parts])
+    ids = np.concatenate([part.ids for part in parts])
+    order = np.argsort(ids, kind="stable")
+    inputs = np.zeros((len(ids), width), np.float32)
+    for number in holding:
+        vectors = parts[number].vectors
+        inputs[base == number, : vectors.shape[1]] = vectors
+    names = [space.bases[number] for number in holding]
+    rows = [(part, row) for part in parts for row in range(len(part.ids))]
+    rows = [rows[place] for place in order.tolist()]
+    counts = {name: sum(getattr(part.left_out, name) for part in parts) for name in vars(LeftOut())}
+    return WordPopulation(
+        base=" and ".join(names) if len(names) == 2 else f"{len(names)} bases",
         representation=WORDS.name,
         vectors=inputs[order],
+        ids=ids[order],
+        models=[part.models[row] for part, row in rows],
+        authors=[part.authors[row] for part, row in rows],
+        datasets=[part.datasets[row] for part, row in rows],
+        relations=[part.relations[row] for part, row in rows],
+        is_copy=np.zeros(len(ids), dtype=bool),
+        is_unrelated=np.zeros(len(ids), dtype=bool),
+        group=[None] * len(ids),
+        representative=np.ones(len(ids), dtype=bool),
         left_out=LeftOut(**counts),
-        **{
-            name: column[order] if isinstance(column, np.ndarray) else [column[row] for row in order.tolist()]
-            for name, column in joined.items()
-        },
+        words=WordTable(inputs[order], base=base[order], space=space),
     )
-    return population, WordTable(inputs[order], base=base[order], space=space)
 
 
 def _drawn(vectors: Floats) -> Floats:

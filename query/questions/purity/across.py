@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from query.models.across import WordTable
-from query.models.population import Population
+from query.models.across import WordPopulation
 from query.questions.purity.result import DatasetPurity, ModelPurity, PurityResult, PurityScore
 from query.shared.statistics.authors import (
     FEWEST_AUTHORS,
@@ -49,8 +48,10 @@ class _Trial:
 
         ``stays`` (n,): the models that count.
         """
-        counts = self.is_candidate if stays is None else self.is_candidate & stays[None, :] & stays[:, None]
-        matches = counts & self.share[kinds[:, None], kinds[None, :]]
+        counts: Booleans = (
+            self.is_candidate if stays is None else self.is_candidate & np.logical_and.outer(stays, stays)
+        )
+        matches: Booleans = counts & self.share[kinds[:, None], kinds[None, :]]
         matching, pool = matches.sum(axis=1), counts.sum(axis=1)
         scored = np.flatnonzero(matching)
         looked_at = matching[scored] if self.k is None else np.minimum(self.k, pool[scored])
@@ -67,7 +68,7 @@ class _Trial:
 
 
 def purity_across(
-    population: Population, table: WordTable, *, k: int | None = None, draws: int | None = None, seed: int = 0
+    population: WordPopulation, *, k: int | None = None, draws: int | None = None, seed: int = 0
 ) -> PurityResult:
     """Purity of models of several bases among the models of other bases, plain and across authors.
 
@@ -82,19 +83,19 @@ def purity_across(
     labels = [population.datasets[row] for row in rows.tolist()]
     scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     if len(rows):
-        chosen = table.take(rows)
+        chosen = population.table.take(rows)
         authors = codes_of([population.authors[row] for row in rows.tolist()])
         kinds, sets = codes_of(labels), list(dict.fromkeys(labels))
         share = np.array([[bool(one & other) for other in sets] for one in sets], dtype=bool)
         order = neighbour_order(chosen).astype(np.intp)
+        space, numbers = chosen.space, range(len(chosen.space.bases))
         comparable = np.array(
-            [[table.space.are_comparable(one, other) and one != other for other in range(len(table.space.bases))]
-             for one in range(len(table.space.bases))], dtype=bool,
-        )  # fmt: skip
-        is_candidate = comparable[chosen.base[:, None], chosen.base[None, :]]
-        is_candidate &= (chosen.inputs > 0).any(axis=1)[None, :]
+            [[one != other and space.are_comparable(one, other) for other in numbers] for one in numbers], dtype=bool
+        )
+        is_candidate: Booleans = comparable[chosen.base[:, None], chosen.base[None, :]]
+        is_candidate &= np.any(chosen.inputs > 0, axis=1, keepdims=True).T
         names = [population.models[row] for row in rows.tolist()]
-        apart = is_candidate & (authors[:, None] != authors[None, :])
+        apart: Booleans = is_candidate & np.not_equal.outer(authors, authors)
         scores = [
             _score(_Trial(order, candidates, share, k), kinds, labels, authors, chosen.base, names, draws, [seed, form])
             for form, candidates in enumerate((is_candidate, apart))
@@ -120,7 +121,7 @@ def _score(
     by_dataset = []
     for dataset in sorted({name for row in scored.tolist() for name in labels[row]}):
         holds = np.array([dataset in names_of for names_of in labels], dtype=bool)
-        of_dataset = replace(trial, share=np.eye(2, dtype=bool) & np.array([[False, False], [False, True]]))
+        of_dataset = replace(trial, share=np.array([[False, False], [False, True]]))
         members, _, values, chances = of_dataset.scores(holds.astype(np.intp))
         if len(members):
             by_dataset.append(DatasetPurity(dataset, len(members), float(values.mean()), float(chances.mean())))

@@ -128,7 +128,7 @@ def purity(
         from query.models.across import all_bases
         from query.questions.purity.across import purity_across
 
-        result = purity_across(*all_bases(atlas, documented=True), k=k, draws=draws, seed=seed)
+        result = purity_across(all_bases(atlas, documented=True), k=k, draws=draws, seed=seed)
         return replace(result, on_sampled=(TWINS_NOTE,))
     population = read_population(atlas, base, representation, documented=by == "dataset")
     if by == "task":
