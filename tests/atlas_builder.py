@@ -96,7 +96,7 @@ def write_atlas(
         connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
         insert(connection, "atlas_info", [SCHEMA_VERSION, 3, BEGAN, "0.1.0", len(models) + 1])
         layers = [{"stack": "", "layers": 6}]
-        insert(connection, "bases", [base, "c" * 40, [], "roberta", "bert", layers, deltas, 4096, "{}", None])
+        insert(connection, "bases", [base, "c" * 40, [], "roberta", "bert", layers, deltas, 4096, "{}", None, None])
         if blocks:
             publish(connection, folder, models)
         else:

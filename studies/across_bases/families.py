@@ -13,6 +13,7 @@ from scripts.family.plan import Plan, load_plan
 from scripts.family.store import RECORD, is_finished, read_json
 from scripts.loopback_hub import LoopbackHub
 from scripts.terminal import Terminal
+from studies.arena.family import prepare, pretrained_plan
 from studies.trace.texts import make_tokenizer
 
 SIZE = "demo"
@@ -57,17 +58,35 @@ def make(folder: Path, architecture: str, size: str = SIZE) -> Plan:
     return plan
 
 
+def real_plan(source: Path) -> Plan:
+    """The full fine-tunes of the plan on the real pretrained network in a folder, with fewer steps."""
+    plan = pretrained_plan(source)
+    runs = tuple(run for run in plan.runs if run.adapter is None and not run.scratch and run.parent is None)
+    digest = hashlib.sha256(f"{plan.fingerprint} across bases".encode()).hexdigest()
+    settings = replace(plan.settings, steps=0.5)
+    return replace(plan, settings=settings, runs=runs, oddities=(), fingerprint=digest)
+
+
+def make_real(folder: Path, source: Path) -> Plan:
+    """Tune the real network in ``source`` on the same data sets, below ``folder``, unless it is there."""
+    plan = real_plan(source)
+    prepare(folder, plan, source)
+    family.build(folder, plan)
+    return plan
+
+
 def atlas_of(folders: Mapping[str, Path], out: Path) -> Path:
-    """The atlas below ``out`` of the families in these folders, by architecture, each indexed unless it is there.
+    """The atlas below ``out`` of the families in these folders, by name, each indexed unless it is there.
 
     Raises CommandFailed if `index build` fails.
     """
     out.mkdir(parents=True, exist_ok=True)
     with LoopbackHub(*folders.values()) as hub:
         terminal = Terminal.of_hub(out, hub.endpoint)
-        for architecture, folder in folders.items():
-            stamp = out / f"{architecture}-{read_json(folder / RECORD)['fingerprint'][:16]}"
+        for name, folder in folders.items():
+            description = read_json(folder / RECORD)
+            stamp = out / f"{name}-{description['fingerprint'][:16]}"
             if not stamp.exists():
-                terminal(f"index build --base atlas-demo/tiny-{architecture} --discover names", progress=False)
+                terminal(f"index build --base {description['base']} --discover names", progress=False)
                 stamp.touch()
     return out / "atlas"

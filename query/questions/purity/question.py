@@ -123,7 +123,7 @@ def purity(
     if across:
         if base is not None or within or confusions or not kin or by != "dataset" or representation != DEFAULT:
             raise BadArgument(
-                "`across` goes with `k` alone: it takes all bases, and compares words.", "Leave the rest out."
+                "`across` takes all bases and compares words; only `k` goes with it.", "Leave the rest out."
             )
         from query.models.across import all_bases
         from query.questions.purity.across import purity_across
