@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 
 from indexer.errors import AtlasError, Call, Text
 from indexer.records.representations.words import WORDS, different_words
+from indexer.shared_state import one_blas_thread
 from indexer.vectors.background import Background, are_unrelated, author_groups
 from indexer.vectors.centre import unit_norm
+from indexer.vectors.stored import Vectors
 from indexer.vectors.table import VectorTable
 from indexer.vectors.ties import pair_products
 from query.models.population import LeftOut, Population, distinct, read_population
@@ -39,9 +41,9 @@ Integers = NDArray[np.intp]
 FEWEST_WORDS, FEW_WORDS = 50, 100
 # A model that moved fewer of the common words farther than others is not compared: it says nothing about them.
 FEWEST_MOVED = 5
-# Models of a base whose similarities give the median and the spread of a pair of bases, and the background.
-MOST_SAMPLED = 512
-_MOST_PAIRS = 1 << 21  # of all bases together
+# Models of a base whose similarities give the background of a pair of bases and, on a map, its median and its spread; a
+# search takes these two from fewer.
+MOST_SAMPLED, _SCALED = 512, 64
 _LOWER = 0.1587  # a standard deviation below the median of a normal distribution
 _LEAST_SPREAD = 1e-3
 # Similarities as points of a map need a scale with most of them below 1.
@@ -161,43 +163,47 @@ def too_few_words(space: WordSpace, base: int, other: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Some models of a base, drawn with a fixed seed: their vectors, and what the database says of them."""
+    """Some models of a base that name a dataset: their vectors, and the author and the datasets of each."""
 
     vectors: Floats
-    facts: list[tuple[str, set[str]]]  # the author and the datasets of each
+    facts: list[tuple[str, set[str]]]
 
 
-def sample_of(atlas: AtlasReader, base: str, most: int) -> Sample:
-    """At most ``most`` models of a base with a vector, without copies, unrelated models and repeats.
+def samples_of(atlas: AtlasReader, bases: Sequence[str]) -> dict[str, Sample]:
+    """For each base at most MOST_SAMPLED models that name a dataset and have a vector.
 
-    Models that name a dataset come first, because only they have a background.
+    Copies, unrelated models and repeats are left out.
     """
-    index = atlas.index(base, WORDS.name)
     found = atlas.connection.execute(
-        "SELECT model_id, EXISTS (SELECT 1 FROM model_datasets AS named WHERE named.model_id = fine_tunes.model_id "
-        "AND dataset IS NOT NULL) AS is_named FROM fine_tunes JOIN records USING (model_id) WHERE base = ? "
-        "AND status = 'indexed' AND NOT is_copy AND NOT is_unrelated AND duplicate_of IS NULL "
-        "AND NOT is_earlier_checkpoint ORDER BY model_id",
-        [base],
+        "SELECT base, model_id FROM fine_tunes JOIN records USING (model_id) "
+        "WHERE base IN (SELECT unnest($1::VARCHAR[])) AND status = 'indexed' AND NOT is_copy AND NOT is_unrelated "
+        "AND duplicate_of IS NULL AND NOT is_earlier_checkpoint AND model_id IN "
+        "(SELECT model_id FROM model_datasets WHERE dataset IS NOT NULL) ORDER BY model_id",
+        [list(bases)],
     ).fetchnumpy()
-    ids = np.asarray(found["model_id"], dtype=np.int64)
-    has_vector = np.isin(ids, index.ids)
-    ids, is_named = ids[has_vector], np.asarray(found["is_named"], dtype=bool)[has_vector]
-    if len(ids) > most:
-        draw = np.random.default_rng(0).random(len(ids))
-        ids = np.sort(ids[np.lexsort((draw, ~is_named))[:most]])
+    chosen = {}
+    for base in bases:
+        index = atlas.index(base, WORDS.name)
+        ids = np.asarray(found["model_id"], dtype=np.int64)[np.asarray(found["base"]) == base]
+        chosen[base] = _some(np.intersect1d(ids, index.ids, assume_unique=True))
     rows = atlas.rows(
-        "SELECT model_id, author, (SELECT list(DISTINCT dataset) FROM model_datasets AS named "
-        "WHERE named.model_id = fine_tunes.model_id AND dataset IS NOT NULL) AS datasets FROM fine_tunes "
-        "WHERE model_id IN (SELECT unnest($1::INTEGER[])) ORDER BY model_id",
-        [ids.tolist()],
+        "SELECT model_id, any_value(author) AS author, list(DISTINCT dataset) AS datasets FROM fine_tunes "
+        "JOIN model_datasets USING (model_id) WHERE dataset IS NOT NULL "
+        "AND model_id IN (SELECT unnest($1::INTEGER[])) GROUP BY model_id",
+        [[model_id for ids in chosen.values() for model_id in ids.tolist()]],
     )
-    return Sample(index.rows(ids).matrix, [(row["author"], set(row["datasets"] or ())) for row in rows])
+    facts = {row["model_id"]: (row["author"], set(row["datasets"])) for row in rows}
+    return {
+        base: Sample(atlas.index(base, WORDS.name).rows(ids).matrix, [facts[model_id] for model_id in ids.tolist()])
+        for base, ids in chosen.items()
+    }
 
 
-def sampled_each(bases: int) -> int:
-    """How many models of each of so many other bases are sampled."""
-    return max(64, min(MOST_SAMPLED, _MOST_PAIRS // (MOST_SAMPLED * max(bases, 1))))
+def _some(rows: NDArray[Any], most: int = MOST_SAMPLED) -> NDArray[Any]:
+    """At most ``most`` of these rows, drawn with a fixed seed, in order."""
+    if len(rows) <= most:
+        return rows
+    return rows[np.sort(np.random.default_rng(0).choice(len(rows), most, replace=False))]
 
 
 def background_of(
@@ -208,8 +214,6 @@ def background_of(
     ``is_own``: both are the same models, so that each pair counts once.
     """
     strangers = are_unrelated(sample.facts, other.facts)
-    named = [np.array([bool(datasets) for _, datasets in each.facts], dtype=bool) for each in (sample, other)]
-    strangers &= named[0][:, None] & named[1][None, :]
     if is_own:
         strangers = np.triu(strangers, 1)
     rows, columns = np.nonzero(strangers)
@@ -319,7 +323,7 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
     for place, number in enumerate(holding):
         for other in holding[place:]:
             if space.are_comparable(number, other):
-                first, second = _drawn(parts[number].vectors), _drawn(parts[other].vectors)
+                first, second = _some(parts[number].vectors), _some(parts[other].vectors)
                 similarities = space.similarities(number, first, other, second)
                 is_own = number == other
                 space.scales[number, other] = PairScale.of(
@@ -353,12 +357,6 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
         left_out=LeftOut(**counts),
         words=WordTable(inputs[order], base=base[order], space=space),
     )
-
-
-def _drawn(vectors: Floats) -> Floats:
-    if len(vectors) <= MOST_SAMPLED:
-        return vectors
-    return vectors[np.sort(np.random.default_rng(0).choice(len(vectors), MOST_SAMPLED, replace=False))]
 
 
 # ---- the models of all bases nearest to one
@@ -417,40 +415,67 @@ def nearest_by_words(
     few = [space.bases[number] for number in numbers if len(space.common(own, number)) < FEW_WORDS]
     if few:
         notes.append(f"fewer than {FEW_WORDS} words in common with {', '.join(few)}: similarities to these are weak")
-    sample, count, found = sample_of(atlas, base, MOST_SAMPLED), sampled_each(len(numbers)), []
+    found: list[tuple[float, int, int, float, tuple[str, ...]]] = []
+    searched: dict[int, int] = {}
     is_silent = True
-    for number in numbers:
-        index, common = atlas.index(space.bases[number], WORDS.name), space.common(own, number)
-        ids = np.intersect1d(index.ids, allowed, assume_unique=True)
-        moved = moved_words(vector[None, :], common.places)
-        is_silent &= not moved.any()
-        if not len(ids) or not moved.any():
-            continue
-        rows = index.opened.rows(ids)
-        others = moved_words(rows.stored if rows.places is None else rows.stored[rows.places], common.other_places)
-        similarities = np.clip(others @ moved[0], 0, 1)
-        other = sample if number == own else sample_of(atlas, space.bases[number], count)
-        between = space.similarities(own, sample.vectors, number, other.vectors)
-        of_pairs = between[np.triu_indices(len(between), 1)] if number == own else between.ravel()
-        scores = PairScale.of(of_pairs).score(similarities)
-        background = background_of(between, sample, other, is_own=number == own)
-        for row in np.lexsort((ids, -scores))[:k].tolist():
-            similarity = float(similarities[row])
-            order = np.argsort(-(others[row] * moved[0]), kind="stable")[:_WORDS_NAMED]
-            found.append(
-                WordNeighbour(
-                    int(ids[row]), space.bases[number], similarity, float(scores[row]),
-                    None if background is None else float(background.share(similarity)),
-                    None if background is None else background.high(similarity),
-                    None if background is None else background.pairs, len(ids),
-                    tuple(common.words[place] for place in order.tolist() if others[row, place] * moved[0, place] > 0),
-                )
-            )  # fmt: skip
+    with one_blas_thread():  # many small products
+        some = _some(atlas.index(base, WORDS.name).opened.vectors.stored, _SCALED)
+        for number in numbers:
+            index, common = atlas.index(space.bases[number], WORDS.name), space.common(own, number)
+            moved = moved_words(vector[None, :], common.places)[0]
+            rows = index.opened.rows(np.intersect1d(index.ids, allowed, assume_unique=True))
+            searched[number] = len(rows)
+            if not len(rows) or not moved.any():
+                continue
+            is_silent = False
+            others = moved_words(_stored(rows)[:, common.other_places], np.arange(len(common)))
+            similarities = np.clip(others @ moved, 0, 1)
+            between = space.similarities(own, some, number, _some(index.opened.vectors.stored, _SCALED))
+            is_own = number == own
+            scale = PairScale.of(between[np.triu_indices(len(between), 1)] if is_own else between.ravel())
+            scores = scale.score(similarities)
+            for row in np.lexsort((rows.ids, -scores))[:k].tolist():
+                parts = others[row] * moved
+                words = [
+                    common.words[place] for place in np.argsort(-parts, kind="stable")[:_WORDS_NAMED] if parts[place]
+                ]
+                found.append((float(scores[row]), int(rows.ids[row]), number, float(similarities[row]), tuple(words)))
     if is_silent:
         raise AtlasError(
             "The model moved fewer than "
             f"{FEWEST_MOVED} of the common words farther than others of {base} do, so nothing can be said of it.",
             "Its text may be in another language than these words.",
         )
-    found.sort(key=lambda near: (-near.score, near.model_id))
-    return found[:k], notes
+    found = sorted(found, key=lambda near: (-near[0], near[1]))[:k]
+    backgrounds = _backgrounds(atlas, space, own, sorted({near[2] for near in found}))
+    neighbours = []
+    for score, model_id, number, similarity, words in found:
+        background = backgrounds[number]
+        neighbours.append(
+            WordNeighbour(
+                model_id, space.bases[number], similarity, score,
+                None if background is None else float(background.share(similarity)),
+                None if background is None else background.high(similarity),
+                None if background is None else background.pairs, searched[number], words,
+            )
+        )  # fmt: skip
+    return neighbours, notes
+
+
+def _stored(rows: Vectors) -> NDArray[Any]:
+    """The stored vectors of these models, without a copy if they are all."""
+    return rows.stored if rows.places is None or len(rows) == len(rows.stored) else rows.stored[rows.places]
+
+
+def _backgrounds(
+    atlas: AtlasReader, space: WordSpace, own: int, numbers: Sequence[int]
+) -> dict[int, Background | None]:
+    """The backgrounds of the pairs of a base with each of these, by number."""
+    samples = samples_of(atlas, list(dict.fromkeys(space.bases[number] for number in (own, *numbers))))
+    sample, found = samples[space.bases[own]], {}
+    with one_blas_thread():
+        for number in numbers:
+            other = samples[space.bases[number]]
+            between = space.similarities(own, sample.vectors, number, other.vectors)
+            found[number] = background_of(between, sample, other, is_own=number == own)
+    return found
