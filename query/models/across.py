@@ -93,11 +93,11 @@ class PairScale:
     @classmethod
     def of(cls, similarities: NDArray[np.floating[Any]]) -> PairScale:
         """From the similarities of some pairs; those that are zero, of models that cannot be compared, do not count."""
-        known = similarities[similarities > 0]
+        known = np.sort(similarities[similarities > 0])
         if len(known) < 2:
             return cls()
-        median, low = np.quantile(known, [0.5, _LOWER])
-        return cls(float(median), max(float(median - low), _LEAST_SPREAD))
+        median, low = (float(known[int(share * (len(known) - 1))]) for share in (0.5, _LOWER))
+        return cls(median, max(median - low, _LEAST_SPREAD))
 
     def score(self, similarities: NDArray[Any]) -> NDArray[Any]:
         """Similarities in spreads above the median."""
@@ -436,10 +436,9 @@ def nearest_by_words(
             scores = scale.score(similarities)
             for row in np.lexsort((rows.ids, -scores))[:k].tolist():
                 parts = others[row] * moved
-                words = [
-                    common.words[place] for place in np.argsort(-parts, kind="stable")[:_WORDS_NAMED] if parts[place]
-                ]
-                found.append((float(scores[row]), int(rows.ids[row]), number, float(similarities[row]), tuple(words)))
+                first = np.argsort(-parts, kind="stable")[:_WORDS_NAMED].tolist()
+                telling = tuple(common.words[place] for place in first if parts[place] > 0)
+                found.append((float(scores[row]), int(rows.ids[row]), number, float(similarities[row]), telling))
     if is_silent:
         raise AtlasError(
             "The model moved fewer than "
