@@ -24,7 +24,7 @@ from indexer.records.representations.words import WORDS, different_words
 from indexer.shared_state import one_blas_thread
 from indexer.vectors.background import Background, are_unrelated, author_groups
 from indexer.vectors.centre import unit_norm
-from indexer.vectors.stored import Vectors
+from indexer.vectors.stored import Vectors, positions
 from indexer.vectors.table import VectorTable
 from indexer.vectors.ties import pair_products
 from query.models.population import LeftOut, Population, distinct, read_population
@@ -170,7 +170,7 @@ class Sample:
 
 
 def samples_of(atlas: AtlasReader, bases: Sequence[str]) -> dict[str, Sample]:
-    """For each base at most MOST_SAMPLED models that name a dataset and have a vector.
+    """For each base at most MOST_SAMPLED models, of many bases fewer, that name a dataset and have a vector.
 
     Copies, unrelated models and repeats are left out.
     """
@@ -181,11 +181,11 @@ def samples_of(atlas: AtlasReader, bases: Sequence[str]) -> dict[str, Sample]:
         "(SELECT model_id FROM model_datasets WHERE dataset IS NOT NULL) ORDER BY model_id",
         [list(bases)],
     ).fetchnumpy()
-    chosen = {}
+    chosen, most = {}, int(MOST_SAMPLED / len(bases) ** 0.5)
     for base in bases:
         index = atlas.index(base, WORDS.name)
         ids = np.asarray(found["model_id"], dtype=np.int64)[np.asarray(found["base"]) == base]
-        chosen[base] = _some(np.intersect1d(ids, index.ids, assume_unique=True))
+        chosen[base] = _some(ids[positions(ids, index.ids)], most)
     rows = atlas.rows(
         "SELECT model_id, any_value(author) AS author, list(DISTINCT dataset) AS datasets FROM fine_tunes "
         "JOIN model_datasets USING (model_id) WHERE dataset IS NOT NULL "
@@ -423,7 +423,7 @@ def nearest_by_words(
         for number in numbers:
             index, common = atlas.index(space.bases[number], WORDS.name), space.common(own, number)
             moved = moved_words(vector[None, :], common.places)[0]
-            rows = index.opened.rows(np.intersect1d(index.ids, allowed, assume_unique=True))
+            rows = index.opened.rows(allowed[positions(allowed, index.ids)])
             searched[number] = len(rows)
             if not len(rows) or not moved.any():
                 continue
