@@ -107,10 +107,14 @@ class PairScale:
 
 @dataclass(frozen=True, eq=False)
 class WordSpace:
-    """The bases of an atlas that are compared: ``words``, the different words of each; ``scales`` of pairs of them."""
+    """The bases of an atlas that are compared: ``words``, the different words of each; ``scales`` of pairs of them.
+
+    ``is_across_only``: models of one base are not compared with each other.
+    """
 
     bases: tuple[str, ...]
     words: tuple[tuple[str, ...], ...]
+    is_across_only: bool = False
     scales: dict[tuple[int, int], PairScale] = field(default_factory=dict)
     _common: dict[tuple[int, int], CommonWords] = field(default_factory=dict)
 
@@ -122,6 +126,8 @@ class WordSpace:
 
     def are_comparable(self, base: int, other: int) -> bool:
         """Whether two bases have enough words in common."""
+        if self.is_across_only and base == other:
+            return False
         return len(self.common(base, other)) >= FEWEST_WORDS
 
     def scale(self, base: int, other: int) -> PairScale:
@@ -244,6 +250,12 @@ class WordTable(VectorTable):
         """The models at these rows."""
         return replace(self, inputs=self.inputs[rows], base=self.base[rows])
 
+    def with_last(self, other: VectorTable) -> WordTable:
+        """These models and those of another table of the same space behind them."""
+        assert isinstance(other, WordTable)
+        inputs = np.concatenate([self.inputs, other.inputs])
+        return replace(self, inputs=inputs, base=np.concatenate([self.base, other.base]))
+
     def similarities(self, other: VectorTable, dtype: Any = np.float32) -> NDArray[np.floating[Any]]:
         """(n, m) with the models of another table."""
         assert isinstance(other, WordTable)
@@ -300,10 +312,9 @@ class WordPopulation(Population):
         """The vectors, to be compared."""
         return self.words
 
-    @property
-    def bases(self) -> tuple[str, ...]:
-        """The bases of these models."""
-        return tuple(self.words.space.bases[number] for number in np.unique(self.words.base).tolist())
+    def across_only(self) -> WordTable:
+        """The table, in which models of one base are not compared with each other."""
+        return replace(self.words, space=replace(self.words.space, is_across_only=True))
 
 
 def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation:
