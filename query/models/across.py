@@ -320,11 +320,11 @@ class WordPopulation(Population):
 def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation:
     """The distinct models of all bases that have a vector of words, by id.
 
-    ``documented``: only those that name a dataset. Raises AtlasError if the models that have one are of fewer than two
-    bases.
+    ``documented``: only those that name a dataset; the scales are those of all. Raises AtlasError if the models that
+    have a vector are of fewer than two bases.
     """
     space = word_space(atlas)
-    parts = [distinct(read_population(atlas, base, WORDS.name, documented=documented)) for base in space.bases]
+    parts = [distinct(read_population(atlas, base, WORDS.name)) for base in space.bases]
     holding = [number for number, part in enumerate(parts) if len(part.ids)]
     if len(holding) < 2:
         raise AtlasError(
@@ -349,8 +349,10 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
         vectors = parts[number].vectors
         inputs[base == number, : vectors.shape[1]] = vectors
     names = [space.bases[number] for number in holding]
-    rows = [(part, row) for part in parts for row in range(len(part.ids))]
-    rows = [rows[place] for place in order.tolist()]
+    every = [(part, row) for part in parts for row in range(len(part.ids))]
+    if documented:
+        order = np.array([place for place in order if every[place][0].datasets[every[place][1]]], dtype=np.intp)
+    rows = [every[place] for place in order.tolist()]
     counts = {name: sum(getattr(part.left_out, name) for part in parts) for name in vars(LeftOut())}
     return WordPopulation(
         base=" and ".join(names) if len(names) == 2 else f"{len(names)} bases",
@@ -361,10 +363,10 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
         authors=[part.authors[row] for part, row in rows],
         datasets=[part.datasets[row] for part, row in rows],
         relations=[part.relations[row] for part, row in rows],
-        is_copy=np.zeros(len(ids), dtype=bool),
-        is_unrelated=np.zeros(len(ids), dtype=bool),
-        group=[None] * len(ids),
-        representative=np.ones(len(ids), dtype=bool),
+        is_copy=np.zeros(len(rows), dtype=bool),
+        is_unrelated=np.zeros(len(rows), dtype=bool),
+        group=[None] * len(rows),
+        representative=np.ones(len(rows), dtype=bool),
         left_out=LeftOut(**counts),
         words=WordTable(inputs[order], base=base[order], space=space),
     )

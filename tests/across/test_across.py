@@ -227,3 +227,27 @@ def test_few_moved_words_are_none():
     vectors = np.array([[9, 1, 1, 1, 1, 1], [9, 1, 1, -1, 1, 1]], np.float32)
     moved = moved_words(vectors, common.places)
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [1, 0])
+
+
+def test_a_base_without_labels_is_predicted_from_other_bases(tmp_path):
+    one, other = (family(base, words, TOPICS, each=8, seed=seed) for base, words, seed in (
+        (ONE, ONE_WORDS, 1), (OTHER, OTHER_WORDS, 2),
+    ))  # fmt: skip
+    truth = {model.model: model.datasets[0] for model in one.models}
+    bare = PlantedBase(ONE, one.words, tuple(Model(model.model, model.vector) for model in one.models))
+    with Atlas(write_bases(tmp_path / "atlas", [bare, other])) as atlas:
+        answers = atlas.predict_many(base=ONE)
+        assert len(answers) == len(truth)
+        assert all(one.answer.answers[0].dataset == truth[one.answer.model] for one in answers)
+        found = atlas.predict(answers[0].answer.model)
+        assert found.representation == "words"
+        assert any("the models of other bases vote" in note for note in found.notes)
+        assert {vote.model.partition("-")[0] for vote in found.voters} == {"other"}
+    message = "no model of org/one with a known dataset by another author"
+    with Atlas(write_bases(tmp_path / "alone", [bare])) as atlas, pytest.raises(AtlasError, match=message):
+        atlas.predict(next(iter(truth)))
+
+
+def test_labels_of_its_own_base_come_first(atlas):
+    model = atlas.rows("SELECT model FROM fine_tunes WHERE base = ? ORDER BY 1", [ONE])[0]["model"]
+    assert atlas.predict(model).representation == "input"
