@@ -1,9 +1,9 @@
 """Models of different bases, compared by the words that both moved.
 
-A vector of the representation ``words`` has a number for each word of its base. Two models are compared over the words
-that both bases have: by the cosine of the parts above zero, that is, of the words that moved farther than in other
-models of the same base. Words that both left alone are no evidence: two texts of different languages, neither of them
-that of these words, leave the same words alone.
+A vector of the representation ``words`` has a number for each word of its base: how much farther it moved than in other
+models of this base. Two models are compared by the cosine over the words that both bases have. Words that both left
+alone are weak evidence, because two texts of different languages, neither of them that of these words, leave the same
+words alone. So a model counts only if it moved some of these words farther than others did.
 
 How similar strangers are depends on the two bases: on how many words they have in common, and which. So similarities
 of different pairs of bases are compared after subtracting the median of that pair, in units of the spread below it
@@ -73,13 +73,13 @@ class CommonWords:
         return len(self.words)
 
 
-def moved_words(vectors: NDArray[np.floating[Any]], places: Integers, dtype: Any = np.float32) -> NDArray[Any]:
-    """(n, words) the parts above zero of (n, d) vectors at ``places``, of unit norm.
+def common_parts(vectors: NDArray[np.floating[Any]], places: Integers, dtype: Any = np.float32) -> NDArray[Any]:
+    """(n, words) the parts of (n, d) vectors at ``places``, of unit norm.
 
-    Zeros for a model with fewer than FEWEST_MOVED such words.
+    Zeros for a model that moved fewer than FEWEST_MOVED of these words farther than others of its base.
     """
-    chosen = np.maximum(vectors[:, places].astype(dtype), 0)
-    chosen[np.count_nonzero(chosen, axis=1) < FEWEST_MOVED] = 0
+    chosen = vectors[:, places].astype(dtype)
+    chosen[np.count_nonzero(chosen > 0, axis=1) < FEWEST_MOVED] = 0
     return unit_norm(chosen)
 
 
@@ -93,7 +93,7 @@ class PairScale:
     @classmethod
     def of(cls, similarities: NDArray[np.floating[Any]]) -> PairScale:
         """From the similarities of some pairs; those that are zero, of models that cannot be compared, do not count."""
-        known = np.sort(similarities[similarities > 0])
+        known = np.sort(similarities[similarities != 0])
         if len(known) < 2:
             return cls()
         median, low = (float(known[int(share * (len(known) - 1))]) for share in (0.5, _LOWER))
@@ -137,13 +137,13 @@ class WordSpace:
     def similarities(
         self, base: int, vectors: NDArray[Any], other: int, other_vectors: NDArray[Any], dtype: Any = np.float32
     ) -> NDArray[Any]:
-        """(n, m) similarities of models of two bases, from 0 to 1; 0 if they cannot be compared."""
+        """(n, m) similarities of models of two bases, from -1 to 1; 0 if they cannot be compared."""
         if not self.are_comparable(base, other):
             return np.zeros((len(vectors), len(other_vectors)), dtype)
         common = self.common(base, other)
-        moved = moved_words(vectors, common.places, dtype), moved_words(other_vectors, common.other_places, dtype)
+        moved = common_parts(vectors, common.places, dtype), common_parts(other_vectors, common.other_places, dtype)
         products: NDArray[Any] = moved[0] @ moved[1].T
-        return np.clip(products, 0, 1)
+        return np.clip(products, -1, 1)
 
 
 def word_space(atlas: AtlasReader) -> WordSpace:
@@ -283,14 +283,14 @@ class WordTable(VectorTable):
                 common = self.space.common(base, other_base)
                 near, place = np.unique(rows[chosen], return_inverse=True)
                 far, other_place = np.unique(columns[chosen], return_inverse=True)
-                moved = moved_words(self.inputs[near], common.places, np.float64)
-                other_moved = moved_words(other.inputs[far], common.other_places, np.float64)
-                similarities = np.clip(pair_products(moved, place, other_moved, other_place), 0, 1)
+                moved = common_parts(self.inputs[near], common.places, np.float64)
+                other_moved = common_parts(other.inputs[far], common.other_places, np.float64)
+                similarities = np.clip(pair_products(moved, place, other_moved, other_place), -1, 1)
             found[chosen] = self._scored(similarities, base, other_base)
         return found
 
     def unscaled(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(p,) the similarities of pairs of these models, from 0 to 1, as of models of one pair of bases."""
+        """(p,) the similarities of pairs of these models, from -1 to 1, as of models of one pair of bases."""
         space = replace(self.space, scales={})
         found = replace(self, space=space).pairs(rows, replace(self, space=space), columns)
         return found * _DEVIATIONS
@@ -298,7 +298,7 @@ class WordTable(VectorTable):
     def _scored(self, similarities: NDArray[Any], base: int, other: int) -> NDArray[Any]:
         scores = self.space.scale(base, other).score(similarities) / _DEVIATIONS
         # A model that cannot be compared is as near as a stranger.
-        return np.where(similarities > 0, np.clip(scores, -1, 1), 0)
+        return np.where(similarities != 0, np.clip(scores, -1, 1), 0)
 
 
 @dataclass(frozen=True)
@@ -379,8 +379,8 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
 class WordNeighbour:
     """A model that moved the same words as another.
 
-    ``similarity``: from 0 to 1; ``score``: in spreads above the median of the two bases. ``background``, its upper end,
-    and the number of ``pairs``: as for models of one base. ``searched``: the models of its base that were compared.
+    ``similarity``: from -1 to 1; ``score``: in spreads above the median of the two bases. ``background``, its upper
+    end, and the number of ``pairs``: as for models of one base. ``searched``: the models of its base that were compared.
     ``words``: those that add most to the similarity, the first most.
     """
 
@@ -435,20 +435,20 @@ def nearest_by_words(
         some = _some(atlas.index(base, WORDS.name).opened.vectors.stored, _SCALED)
         for number in numbers:
             index, common = atlas.index(space.bases[number], WORDS.name), space.common(own, number)
-            moved = moved_words(vector[None, :], common.places)[0]
+            moved = common_parts(vector[None, :], common.places)[0]
             rows = index.opened.rows(allowed[positions(allowed, index.ids)])
             searched[number] = len(rows)
             if not len(rows) or not moved.any():
                 continue
             is_silent = False
-            others = moved_words(_stored(rows)[:, common.other_places], np.arange(len(common)))
-            similarities = np.clip(others @ moved, 0, 1)
+            others = common_parts(_stored(rows)[:, common.other_places], np.arange(len(common)))
+            similarities = np.clip(others @ moved, -1, 1)
             between = space.similarities(own, some, number, _some(index.opened.vectors.stored, _SCALED))
             is_own = number == own
             scale = PairScale.of(between[np.triu_indices(len(between), 1)] if is_own else between.ravel())
             scores = scale.score(similarities)
             for row in np.lexsort((rows.ids, -scores))[:k].tolist():
-                parts = others[row] * moved
+                parts = others[row] * np.maximum(moved, 0)  # not the words that both left alone
                 first = np.argsort(-parts, kind="stable")[:_WORDS_NAMED].tolist()
                 telling = tuple(common.words[place] for place in first if parts[place] > 0)
                 found.append((float(scores[row]), int(rows.ids[row]), number, float(similarities[row]), telling))

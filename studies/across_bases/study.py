@@ -147,14 +147,14 @@ def variants(atlas: AtlasReader, population: WordPopulation, labels: NDArray[np.
         return values
 
     found = {
-        "words in common, parts above zero (published)": mean_of(common_parts(table.inputs, above)),
-        "words in common, all parts": mean_of(common_parts(table.inputs, whole)),
+        "words in common (published)": mean_of(common_parts(table.inputs, whole)),
+        "words in common, only the parts above zero": mean_of(common_parts(table.inputs, above)),
         "the same, no centre subtracted": mean_of(common_parts(raw, whole)),
     }
     for length in LENGTHS:
         found[f"all words, hashed to {length:,} numbers"] = mean_of(hashed(length))
     for most in FEWER:
-        found[f"{most} of the words in common"] = mean_of(common_parts(table.inputs, above, most))
+        found[f"{most} of the words in common"] = mean_of(common_parts(table.inputs, whole, most))
     return {name: {"nearest": nearest, "purity": purity} for name, (nearest, purity) in found.items()}
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from indexer.errors import AtlasError, BadArgument
 from query import Atlas
-from query.models.across import FEWEST_MOVED, CommonWords, all_bases, moved_words
+from query.models.across import FEWEST_MOVED, CommonWords, all_bases, common_parts
 from query.models.reader import AtlasReader
 from tests.across.planted import PlantedBase, english, family, greek, vector_of, write_bases
 from tests.atlas_builder import Model
@@ -91,7 +91,7 @@ def test_similarities_are_those_of_loops(folder):
             expected = 0.0
             if len(common) >= 50:
                 parts = [
-                    [max(0.0, float(table.inputs[one, words.index(word)])) for word in common]
+                    [float(table.inputs[one, words.index(word)]) for word in common]
                     for one, words in ((row, names[0]), (column, names[1]))
                 ]
                 norms = [sum(value**2 for value in part) ** 0.5 for part in parts]
@@ -203,7 +203,7 @@ def test_one_map_of_all_bases(atlas, tmp_path):
         drawn.points[row].group != point.group for point, row in zip(drawn.points, near.argmin(axis=1), strict=True)
     ]
     assert np.mean(is_mixed[:48]) > 0.1  # an island holds models of both bases
-    assert all(0 <= one.cosine <= 1 for points in drawn.neighbours for one in points)
+    assert all(-1 <= one.cosine <= 1 for points in drawn.neighbours for one in points)
     for name in ("map.png", "map.html", "map.parquet"):
         drawn.write(tmp_path / name, theme="dark")
     assert "data/set0" in {text.get_text() for text in drawn.figure().axes[0].texts}
@@ -221,11 +221,11 @@ def test_an_atlas_of_one_base_says_so(tmp_path):
                 question()
 
 
-def test_few_moved_words_are_none():
+def test_few_common_parts_are_none():
     common = CommonWords.of(("aaa", "bbb", "ccc", "ddd", "eee", "fff"), ("bbb", "ccc", "ddd", "eee", "fff", "ggg"))
     assert common.words == ("bbb", "ccc", "ddd", "eee", "fff")
     vectors = np.array([[9, 1, 1, 1, 1, 1], [9, 1, 1, -1, 1, 1]], np.float32)
-    moved = moved_words(vectors, common.places)
+    moved = common_parts(vectors, common.places)
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [1, 0])
 
 
