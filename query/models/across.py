@@ -380,8 +380,8 @@ class WordNeighbour:
     """A model that moved the same words as another.
 
     ``similarity``: from -1 to 1; ``score``: in spreads above the median of the two bases. ``background``, its upper
-    end, and the number of ``pairs``: as for models of one base. ``searched``: the models of its base that were compared.
-    ``words``: those that add most to the similarity, the first most.
+    end, and the number of ``pairs``: as for models of one base. ``searched``: the models of its base that were
+    compared. ``words``: those that add most to the similarity, the first most.
     """
 
     model_id: int
