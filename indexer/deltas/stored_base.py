@@ -220,7 +220,7 @@ class StoredBase:
     @property
     def words(self) -> tuple[str, ...]:
         """The word of each row of its input embedding that is stored, "" for a row that is none; () if not known."""
-        return tuple(self.description["words"])
+        return tuple(self.description.get("words", ()))  # record version 1 has none
 
     @property
     def shape(self) -> BaseShape:
@@ -310,7 +310,7 @@ def _check_description(description: Any) -> None:
         raise ValueError("invalid component")
     if type(vocabulary := description["vocabulary"]) is not int or not 0 <= vocabulary <= MAX_INTEGER:
         raise ValueError("invalid vocabulary")
-    words = description["words"]
+    words = description.get("words", ())
     if words and len(words) != len(token_rows(vocabulary)):
         raise ValueError("words that are not those of its rows")
     if not all(isinstance(word, str) and (not word or plain_word(word) == word) for word in words):
