@@ -33,7 +33,9 @@ CREATE TABLE bases (
     config JSON,  -- Its config.json.
     licence VARCHAR,  -- Licence given by its card; null if the card gives none, or the Hub has not been asked.
     licence_name VARCHAR,  -- Name that the card gives to a licence for which the Hub has no identifier (other).
-    licence_link VARCHAR  -- Address or file of that licence, as the card gives it.
+    licence_link VARCHAR,  -- Address or file of that licence, as the card gives it.
+    words VARCHAR[]  -- The word that each row of its input embedding stands for, of the rows that are read, in lower
+        -- case and without accents; empty for a piece of a word, a sign or a number. Null if they are not known.
 );
 
 -- Every model found for a base, indexed or not: one row per (model, base).

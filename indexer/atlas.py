@@ -18,7 +18,7 @@ from indexer.errors import AtlasError, Call, Text, system_errors
 from indexer.regular_files import descriptor_of
 from indexer.shared_state import usable_umask
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 
 # Rows of the table neighbours for each model and representation.
 NEIGHBOURS = 50

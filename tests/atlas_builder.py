@@ -96,9 +96,11 @@ def write_atlas(
         connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
         insert(connection, "atlas_info", [SCHEMA_VERSION, 3, BEGAN, "0.1.0", len(models) + 1])
         layers = [{"stack": "", "layers": 6}]
+        licences = [None, None, None]
         insert(
-            connection, "bases", [base, "c" * 40, [], "roberta", "bert", layers, deltas, 4096, "{}", None, None, None]
-        )
+            connection, "bases",
+            [base, "c" * 40, [], "roberta", "bert", layers, deltas, 4096, "{}", *licences, None],
+        )  # fmt: skip
         if blocks:
             publish(connection, folder, models)
         else:

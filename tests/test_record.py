@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from indexer.errors import AtlasError
 from indexer.names import DeltaKey
 from indexer.publish.rows import rows_of_record
-from indexer.records.identity import Identity, Spec
+from indexer.records.identity import RECORD_VERSION, Identity, Spec
 from indexer.records.record import DeltaRecord, Record, StoredFile, ranks_at, read_record, write_record
 from indexer.records.representations.registry import REPRESENTATIONS
 
@@ -109,7 +109,7 @@ def test_the_digest_depends_on_everything_that_changes_the_record():
     digests = {identity.digest}
     for field in ("model", "commit", "base", "base_commit", "relation", "subfolder"):
         digests.add(dataclasses.replace(identity, **{field: "other"}).digest)
-    for field, value in (("rank", 9), ("spectra", True), ("sample", True), ("version", 2)):
+    for field, value in (("rank", 9), ("spectra", True), ("sample", True), ("version", RECORD_VERSION + 1)):
         digests.add(dataclasses.replace(identity, spec=dataclasses.replace(identity.spec, **{field: value})).digest)
     assert len(digests) == 11
 

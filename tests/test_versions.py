@@ -152,7 +152,7 @@ def test_a_base_of_an_earlier_version_is_described_but_not_compared_with(atlas, 
         monkeypatch.setattr(module, "RECORD_VERSION", RECORD_VERSION + 1)
     base = StoredBase(path)
     assert base.layout.matrices
-    with pytest.raises(OtherVersion, match="are of record version 1; this program compares") as raised:
+    with pytest.raises(OtherVersion, match=f"are of record version {RECORD_VERSION}; this program compares") as raised:
         base.check()
     assert raised.value.hint == "Run `build('org/tiny-base')`, which fetches them again."
 

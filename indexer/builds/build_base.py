@@ -82,6 +82,7 @@ class BuildBase:
         if (stored := self._usable(self.facts.commit, whole)) is not None:
             return stored
         from indexer.deltas.base import open_base, store_base
+        from indexer.profiles.words import words_of_base
 
         self._limit_bandwidth()
         try:
@@ -106,7 +107,7 @@ class BuildBase:
             path = self._folder.base(self.facts.id, self.facts.commit)
             return store_base(
                 checkpoint, self.facts.id, self.facts.commit, path,
-                component=self.facts.component, is_sampled=is_sampled,
+                component=self.facts.component, is_sampled=is_sampled, words=words_of_base(checkpoint, self._say),
             )  # fmt: skip
 
     @property

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -169,19 +169,27 @@ def open_base(facts: BaseFacts) -> Checkpoint:
 
 
 def store_base(
-    checkpoint: Checkpoint, base: str, commit: str, path: Path, *, component: str = "", is_sampled: bool = False
+    checkpoint: Checkpoint,
+    base: str,
+    commit: str,
+    path: Path,
+    *,
+    component: str = "",
+    is_sampled: bool = False,
+    words: Sequence[str] = (),
 ) -> BaseMatrices:
     """Stream the block matrices of ``checkpoint`` into ``path`` (by temporary file and rename).
 
     ``base``, ``commit``: its canonical id and the commit of ``checkpoint``. ``component``: see ``BaseFacts``.
     ``is_sampled``: store only the rows that a sample of a fine-tune may hold, and estimate the norms from them.
+    ``words``: of the rows of its input embedding that are read (``indexer.profiles.words``).
 
     Raises AtlasError if the checkpoint cannot be a base: an architecture without a data file, missing tensors, or
     weights that are not finite.
     """
     try:
         layout = locate_matrices(checkpoint, checkpoint.config)
-        _write_matrices(checkpoint, layout, base, commit, path, component, is_sampled)
+        _write_matrices(checkpoint, layout, base, commit, path, component, is_sampled, words)
     except Skipped as reason:
         raise AtlasError(f"{base} cannot be a base: {reason.detail}.", "Choose another base.") from reason
     return BaseMatrices(path)
@@ -243,7 +251,14 @@ def _refuse_unmerged(names: Iterable[str], layout: Layout) -> None:
 
 
 def _write_matrices(
-    checkpoint: Checkpoint, layout: Layout, base: str, commit: str, path: Path, component: str, is_sampled: bool
+    checkpoint: Checkpoint,
+    layout: Layout,
+    base: str,
+    commit: str,
+    path: Path,
+    component: str,
+    is_sampled: bool,
+    words: Sequence[str],
 ) -> None:
     """Write the data, then the file with its header: the norms are known only after all data were read."""
     header: dict[str, Any] = {}
@@ -314,6 +329,7 @@ def _write_matrices(
             "vocabulary": checkpoint.tensors[embeddings[TOKENS]].shape[0] if embeddings else 0,
             "component": component,
             "is_sampled": is_sampled,
+            "words": list(words),
         }
         _join(header, description, data, path)
         date_as_newest(path)

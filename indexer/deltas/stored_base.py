@@ -28,6 +28,7 @@ from indexer.network.byterange import LocalFile
 from indexer.records.identity import RECORD_VERSION, OtherVersion, check_version
 from indexer.records.row_plan import is_partial, lines_to_read
 from indexer.records.tokens import token_rows
+from indexer.records.words import plain_word
 from indexer.regular_files import regular_status
 from indexer.sources.registry import ModelRef, is_listed_id
 from indexer.storage.checksums import check_once, stamp_of
@@ -217,6 +218,11 @@ class StoredBase:
         return int(self.description["vocabulary"])
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The word of each row of its input embedding that is stored, "" for a row that is none; () if not known."""
+        return tuple(self.description.get("words", ()))  # record version 1 has none
+
+    @property
     def shape(self) -> BaseShape:
         """Its layout and sizes."""
         tokens = self._header.entries.get(TOKENS)
@@ -304,6 +310,11 @@ def _check_description(description: Any) -> None:
         raise ValueError("invalid component")
     if type(vocabulary := description["vocabulary"]) is not int or not 0 <= vocabulary <= MAX_INTEGER:
         raise ValueError("invalid vocabulary")
+    words = description.get("words", ())
+    if words and len(words) != len(token_rows(vocabulary)):
+        raise ValueError("words that are not those of its rows")
+    if not all(isinstance(word, str) and (not word or plain_word(word) == word) for word in words):
+        raise ValueError("invalid word")
     if not all(sha256 is None or isinstance(sha256, str) for sha256 in description["file_hashes"]):
         raise ValueError("invalid hash")
 

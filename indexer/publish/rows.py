@@ -316,6 +316,7 @@ def row_of_base(base: StoredBase) -> Row:
         "deltas": [str(matrix.key) for matrix in base.layout.matrices],
         "block_bytes": base.block_bytes,
         "config": json.dumps(plain_json(dict(base.config))),
+        "words": list(base.words) or None,
     }
 
 

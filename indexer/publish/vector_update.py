@@ -25,7 +25,7 @@ from indexer.records.representations.comparison import as_compared
 from indexer.records.representations.registry import DEFAULT, has_neighbours, in_order, offered, representation_named
 from indexer.records.representations.representation import Vector
 from indexer.records.store import RecordStore
-from indexer.vectors.background import Background, author_groups
+from indexer.vectors.background import Background, are_unrelated, author_groups
 from indexer.vectors.centre import GROUPS, GROWTH
 from indexer.vectors.search import VectorIndex
 from indexer.vectors.ties import NEAR
@@ -69,7 +69,7 @@ class VectorUpdates:
         with ExitStack() as files:
             asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
             for name in in_order([*asked, *offered()]):
-                representation = representation_named(name)
+                representation = representation_named(name).with_words(publication.base.words)
                 vectors = PublishedVectors(
                     self.folder.root,
                     self.tables,
@@ -252,7 +252,7 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
             (first_ids, first), (second_ids, second) = samples[one], samples[other]
             if not len(first) or not len(second):
                 continue
-            counts = _are_unrelated([facts[i] for i in first_ids.tolist()], [facts[i] for i in second_ids.tolist()])
+            counts = are_unrelated([facts[i] for i in first_ids.tolist()], [facts[i] for i in second_ids.tolist()])
             if one == other:
                 counts = np.triu(counts, 1)
             similarities = first.similarities(second)
@@ -290,19 +290,3 @@ def drawn(ids: NDArray[np.int64], base: str, group: str) -> NDArray[np.int64]:
         return ids
     seed = int.from_bytes(hashlib.sha256(f"{base}|{group}".encode()).digest()[:8], "little")
     return np.sort(np.random.default_rng(seed).choice(ids, MOST_MODELS, replace=False))
-
-
-def _are_unrelated(first: list[tuple[str, set[str]]], second: list[tuple[str, set[str]]]) -> NDArray[np.bool_]:
-    """(a, b): whether the authors differ and no dataset is the same, from pairs (author, datasets)."""
-    from scipy.sparse import csr_array
-
-    names = {name: number for number, name in enumerate({name for _, held in (*first, *second) for name in held})}
-    matrices = []
-    for models in (first, second):
-        pairs = [(row, names[name]) for row, (_, held) in enumerate(models) for name in held]
-        places = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        ones = np.ones(len(pairs), np.float32)
-        matrices.append(csr_array((ones, (places[0], places[1])), shape=(len(models), len(names))))
-    shared = (matrices[0] @ matrices[1].T).toarray() > 0
-    authors = [np.array([author for author, _ in models], dtype=object) for models in (first, second)]
-    return np.asarray((authors[0][:, None] != authors[1][None, :]) & ~shared)

@@ -125,6 +125,8 @@ class PublishedVectors:
             before = (published.version, published.rank, representation.of_length(published.budget))
             if before != (representation.version, rank, self.representation):
                 former_vectors = None
+            elif published.count and published.length != (representation.length or published.length):
+                former_vectors = None  # the base has other words: its tokenizer can be read now
         self.before: Published | None = former_vectors
         self.is_new = former_vectors is None
         self.centre = former_vectors.centre if former_vectors else None

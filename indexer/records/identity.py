@@ -15,7 +15,7 @@ from indexer.untrusted import shown
 # The version of everything that a record and a stored base hold. Change it when any of that changes, or how it is
 # computed: fields, the algorithm and the constants of ``indexer.deltas.svd``, the rows of ``indexer.records.row_plan``
 # and ``indexer.records.tokens``, the spectra that are kept. Records of another version are read again by a build.
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 # Start of ``AdapterBase.why`` if the listing row of an adapter names another base than its file.
 ROW_NAMES = "its listing row names "

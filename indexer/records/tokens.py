@@ -33,11 +33,17 @@ from indexer.records.decay import (
     ulp,
 )
 
-# The rows that are read: stripes spread evenly over the vocabulary of the base, with this many rows each. The first is
-# twice as long, so that it contains the special tokens of BERT's vocabularies ([MASK] is 103).
-STRIPES = 16
-ROWS_EACH = 64
+# The rows that are read: the first ones, which contain the special tokens of BERT's vocabularies ([MASK] is 103);
+# stripes spread evenly over the vocabulary of the base; and one long stripe of common words, so that two bases have
+# words in common (``indexer.records.words``). Most vocabularies are sorted by how common a token is, so a stripe at a
+# low number has common words of any of them; BERT's first ones are at 1,996. The stripe grows with the vocabulary: a
+# large one belongs to a large model, or is of many languages.
 FIRST_ROWS = 128
+STRIPES = 15
+ROWS_EACH = 20
+WORDS_FROM = 2_000
+FEWEST_WORD_ROWS, MOST_WORD_ROWS = 896, 2_048
+_BEFORE_WORDS, _WORD_ROWS = 16, 56  # parts of the vocabulary
 
 # Codes: 0 for an untouched row, UNSURE for one whose change rounding may hide, MISSING for one that the model does not
 # have; otherwise a logarithm: 8 steps an octave from 2^-26, below which float32 shows no change, to 2^5.
@@ -79,11 +85,42 @@ class RowChanges:
 
 
 def token_stripes(vocabulary: int) -> tuple[range, ...]:
-    """The rows that are read of an embedding with ``vocabulary`` rows; all of a small one."""
-    if vocabulary <= FIRST_ROWS + (STRIPES - 1) * ROWS_EACH:
-        return (range(vocabulary),)
-    starts = np.linspace(FIRST_ROWS, vocabulary - ROWS_EACH, STRIPES - 1).astype(int).tolist()
-    return (range(FIRST_ROWS), *(range(start, start + ROWS_EACH) for start in starts))
+    """The rows that are read of an embedding with ``vocabulary`` rows, as ranges that do not touch.
+
+    A small vocabulary is read whole.
+    """
+    whole, spread = _whole_and_spread(vocabulary)
+    stripes: list[range] = []
+    for stripe in sorted([*whole, *spread], key=lambda stripe: stripe.start):
+        if stripes and stripe.start <= stripes[-1].stop:
+            stripes[-1] = range(stripes[-1].start, max(stripes[-1].stop, stripe.stop))
+        else:
+            stripes.append(stripe)
+    return tuple(stripes)
+
+
+def spread_stripes(vocabulary: int) -> NDArray[np.intp]:
+    """(n,) the number of the evenly spread stripe that each row of ``token_rows`` is part of.
+
+    -1 for the rows that stand for themselves alone: the first ones and the common words, or all of a small vocabulary.
+    """
+    whole, spread = _whole_and_spread(vocabulary)
+    of_row = np.full(vocabulary, -1, dtype=np.intp)
+    for number, stripe in enumerate(spread):
+        of_row[stripe.start : stripe.stop] = number
+    for stripe in whole:
+        of_row[stripe.start : stripe.stop] = -1
+    return of_row[token_rows(vocabulary)]
+
+
+def _whole_and_spread(vocabulary: int) -> tuple[list[range], list[range]]:
+    common = min(max(vocabulary // _WORD_ROWS, FEWEST_WORD_ROWS), MOST_WORD_ROWS)
+    if vocabulary <= FIRST_ROWS + STRIPES * ROWS_EACH + common:
+        return [range(vocabulary)], []
+    starts = np.linspace(FIRST_ROWS, vocabulary - ROWS_EACH, STRIPES).astype(int).tolist()
+    start = max(FIRST_ROWS, min(WORDS_FROM, vocabulary // _BEFORE_WORDS))
+    whole = [range(FIRST_ROWS), range(start, start + common)]
+    return whole, [range(first, first + ROWS_EACH) for first in starts]
 
 
 def token_rows(vocabulary: int) -> NDArray[np.int64]:

@@ -501,7 +501,8 @@ def _check_centre(
             why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
             yield Disagreement("centre", what, why)
             continue
-        expected = _centre_from(folder, published, members)
+        (base,) = connection.rows("SELECT words FROM bases WHERE base = ?", [published.base]) or ({"words": None},)
+        expected = _centre_from(folder, published, members, base["words"] or ())
         if expected is None:
             continue
         is_right = expected.blocks.shape == stored.blocks.shape
@@ -512,13 +513,15 @@ def _check_centre(
             yield Disagreement("centre", what, why)
 
 
-def _centre_from(folder: AtlasFolder, published: Published, members: list[dict[str, Any]]) -> GroupCentre | None:
+def _centre_from(
+    folder: AtlasFolder, published: Published, members: list[dict[str, Any]], words: Sequence[str]
+) -> GroupCentre | None:
     """The centre of these models; None if a record is missing or holds no factors."""
     blocks, length = published.masks.blocks, published.file.length
     if not members:
         return GroupCentre.nothing(blocks, length // blocks)
     store = RecordStore(folder)
-    representation = representation_named(published.representation, published.budget)
+    representation = representation_named(published.representation, published.budget).with_words(words)
     vectors = []
     for member in members:
         try:

@@ -146,7 +146,7 @@ class _Verifier:
             with Reading(self.folder.database) as connection:
                 for what, why in _problems_of_tables(connection):
                     self.report("database", what, why)
-                bases = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
+                bases = connection.rows('SELECT base, "commit", words FROM bases ORDER BY base')
                 for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
                     try:
                         published = read_published(connection, row["base"], row["representation"])
@@ -203,6 +203,7 @@ class _Verifier:
         without: dict[str, set[int]] = {published.representation: set() for published, _ in self.vectors}
         named: set[str] = set()
         current: set[tuple[str, str]] = set()
+        words = {row["base"]: row["words"] or () for row in self.bases}
         for row in self.models:
             if row["record_key"] is None:
                 continue
@@ -215,8 +216,10 @@ class _Verifier:
             identity = record.identity
             current.add((identity.model, identity.base))
             for name, models in without.items():
-                if name in REPRESENTATIONS and not REPRESENTATIONS[name].is_held_by(record):
-                    models.add(row["model_id"])
+                if name in REPRESENTATIONS:
+                    representation = REPRESENTATIONS[name].with_words(words.get(row["base"], ()))
+                    if not representation.is_held_by(record):
+                        models.add(row["model_id"])
             if (identity.model, identity.base, identity.digest) != (row["model"], row["base"], row["record_key"]):
                 self.report("record", row["model"], "its record belongs to a different model: run `index rebuild`")
         # Records that no row names, except those replaced by a later one, or of models that were removed or renamed.

@@ -70,6 +70,12 @@ class Background:
         beyond = 1.0 / (1.0 + self.pairs)
         return np.interp(-np.asarray(similarities), -self.similarities, self.shares, left=beyond, right=1.0)
 
+    def high(self, similarity: float) -> float | None:
+        """The upper end of the interval of a share; None if there are too few authors."""
+        if self.highest is None:
+            return None
+        return float(np.interp(-similarity, -self.similarities, self.highest, right=1.0))
+
 
 def author_groups(authors: Sequence[str]) -> NDArray[np.intp]:
     """(n,) a group of authors for each model: the author or, of many, one of 30 groups with about as many models."""
@@ -98,3 +104,19 @@ def _upper_ends(ranks: NDArray[np.int64], groups: Sequence[NDArray[np.intp]]) ->
     # A larger share has no lower end than a smaller one.
     ends: NDArray[np.float64] = np.maximum.accumulate(np.minimum(centre + half, 1.0))
     return ends
+
+
+def are_unrelated(first: Sequence[tuple[str, set[str]]], second: Sequence[tuple[str, set[str]]]) -> NDArray[np.bool_]:
+    """(a, b): whether the authors differ and no dataset is the same, from pairs (author, datasets)."""
+    from scipy.sparse import csr_array
+
+    names = {name: number for number, name in enumerate({name for _, held in (*first, *second) for name in held})}
+    matrices = []
+    for models in (first, second):
+        pairs = [(row, names[name]) for row, (_, held) in enumerate(models) for name in held]
+        places = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        ones = np.ones(len(pairs), np.float32)
+        matrices.append(csr_array((ones, (places[0], places[1])), shape=(len(models), len(names))))
+    shared = (matrices[0] @ matrices[1].T).toarray() > 0
+    authors = [np.array([author for author, _ in models], dtype=object) for models in (first, second)]
+    return np.asarray((authors[0][:, None] != authors[1][None, :]) & ~shared)

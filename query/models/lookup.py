@@ -121,6 +121,7 @@ def _read_unindexed(
         raise chosen.absent(reference.id)
     needs_full = chosen.needs_all_rows and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
+    chosen = chosen.with_words(atlas.base_row(record.identity.base)["words"] or ())
     if not chosen.is_held_by(record) and record.is_sampled:
         raise AtlasError(
             f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",

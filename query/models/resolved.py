@@ -140,7 +140,8 @@ def vector_of_record(atlas: AtlasReader, record: Record, representation: str) ->
     from indexer.vectors.stored import normalised, with_unit_blocks
 
     published = atlas.published(record.identity.base, representation)
-    whole = representation_named(representation, published.budget).vector(record)
+    words = atlas.base_row(published.base)["words"] or ()
+    whole = representation_named(representation, published.budget).with_words(words).vector(record)
     vector = normalised(whole)
     if vector is None or not published.masks.blocks:
         return vector

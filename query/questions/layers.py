@@ -16,7 +16,7 @@ from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
 from indexer.names import UNTRAINED, DeltaKey, family_key, family_order
 from indexer.records.store import RecordStore
-from indexer.records.tokens import UNSURE, sizes_of, token_stripes
+from indexer.records.tokens import UNSURE, sizes_of, spread_stripes
 from query.contract.columns import FAMILY, LAYER, LAYER_OR_FAMILY, READ, STACK, BaseId, ModelId, Notes
 from query.contract.figures import Panels, add_title, label, model_label
 from query.contract.options import Base, Model, Read
@@ -386,22 +386,28 @@ def embedding_of(evidence: TokenEvidence | None) -> Embedding | None:
     if evidence is None or evidence.is_share:
         return None
     squares = np.square(np.nan_to_num(sizes_of(evidence.codes)))
-    # Whole stripes were sampled: rows of one stripe are tokens of one kind.
-    stripes = np.searchsorted(
-        [stripe.stop for stripe in token_stripes(evidence.base_vocabulary)], evidence.rows, "right"
-    )
-    sizes = np.bincount(stripes)
-    sums = np.bincount(stripes, squares)[sizes > 0]
-    sizes, total = sizes[sizes > 0], float(squares.sum())
-    mean = total / len(squares)
-    spread = float(np.square(sums - mean * sizes).sum()) * len(sizes) / max(len(sizes) - 1, 1)
-    change = math.sqrt(mean)
+    is_moved = (evidence.codes > 0) & (evidence.codes < UNSURE)
+    # A stratified sample: some rows stand for themselves, the others for all that were not read. Of these whole stripes
+    # were sampled: rows of one stripe are tokens of one kind.
+    vocabulary = evidence.base_vocabulary
+    stripes = spread_stripes(vocabulary)
+    is_spread = stripes >= 0
+    rest, sampled = vocabulary - int((~is_spread).sum()), int(is_spread.sum())
+    weights = np.where(is_spread, rest / max(sampled, 1), 1.0)
+    change, error = math.sqrt(float(weights @ squares) / vocabulary), 0.0
+    if sampled and change:
+        sizes = np.bincount(stripes[is_spread])
+        sums = np.bincount(stripes[is_spread], squares[is_spread])[sizes > 0]
+        sizes = sizes[sizes > 0]
+        mean = sums.sum() / sampled
+        spread = float(np.square(sums - mean * sizes).sum()) * len(sizes) / max(len(sizes) - 1, 1)
+        error = rest / sampled * math.sqrt(spread) / vocabulary / (2 * change)
     return Embedding(
         kind=evidence.kind,
         rows=len(squares),
-        share_moved=float(np.mean((evidence.codes > 0) & (evidence.codes < UNSURE))),
+        share_moved=float(weights @ is_moved) / vocabulary,
         change=change,
-        change_error=math.sqrt(spread) / len(squares) / (2 * change) if change and len(sizes) > 1 else 0.0,
+        change_error=error,
         decay=evidence.scale,
     )
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from indexer.atlas import NEIGHBOURS, fewest_shared
 from indexer.console.option import Option
 from indexer.console.stdin import STDIN
 from indexer.errors import AtlasError, Call, Text
+from indexer.sources.registry import ModelRef
 from query.contract.columns import (
     BACKGROUND,
     BACKGROUND_FLOOR,
@@ -33,7 +36,15 @@ from query.contract.options import Base, Model, Read, Representation, Where
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import After, Data, Detail, Doc, Format, Hidden, If, Rows, Shown, Spread
 from query.models.lookup import resolve_model
-from query.models.resolved import ResolvedModel, are_same, sampled_notes, start_of, table_of, unrelated_notes
+from query.models.resolved import (
+    ResolvedModel,
+    are_same,
+    sampled_notes,
+    start_of,
+    table_of,
+    unrelated_notes,
+    vector_of,
+)
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
 from query.shared.wording import counted, rarity
 
@@ -64,6 +75,16 @@ class Neighbour:
     author: Author
     relation: Relation
     datasets: DatasetList
+    base: Annotated[str | None, Doc("Base of the model (--across)."), If(), After("model")] = None
+    score: Annotated[
+        float | None,
+        Doc(
+            "How far the similarity lies above the median of the models of the two bases, in units of the spread below "
+            "it: by this, models of different bases are in one order (--across)."
+        ),
+        If(),
+        After("similarity"),
+    ] = None
     similarity_error: Annotated[
         float,
         SIMILARITY_ERROR,
@@ -92,6 +113,11 @@ class Neighbour:
         After("background_pairs"),
     ] = None
     matrices: Annotated[int | None, MATRICES, If("is_shrunk", in_tables=True)] = None
+    words: Annotated[
+        tuple[str, ...] | None,
+        Doc("Words that both models moved farther than others of their base, the most telling first (--across)."),
+        If(),
+    ] = None
     is_shrunk: Annotated[bool, Hidden()] = False
     because: Annotated[
         dict[str, dict[str, float]] | None,
@@ -175,16 +201,20 @@ class SimilarModels(Rows[Neighbour]):
     representation: Vectors
     neighbours: Annotated[tuple[Neighbour, ...], Doc("The models found, nearest first.")]
     notes: Notes = ()
+    searched: Annotated[
+        str | None, Doc("The base, or the bases, whose models were compared with the model (--across)."), If()
+    ] = None
 
     @property
     def headline(self) -> str:
         """The nearest model, and the most frequent dataset."""
+        searched = self.searched or self.base
         if not self.neighbours:
-            return f"There is no other model of {self.base} to compare {self.model} with, or none meets the conditions."
+            return f"There is no other model of {searched} to compare {self.model} with, or none meets the conditions."
         nearest = next((one for one in self.neighbours if not one.is_like_unrelated), None)
         if nearest is None:
             return (
-                f"{nothing_like(self.model, self.base)}: unrelated models are as similar to it as the nearest, "
+                f"{nothing_like(self.model, searched)}: unrelated models are as similar to it as the nearest, "
                 f"{self.neighbours[0].model} ({self.neighbours[0].similarity:.2f})."
             )
         named = Counter(dataset for one in self.neighbours for dataset in one.datasets).most_common(1)
@@ -224,7 +254,7 @@ def _command(call: Invocation, model: str, **options: Any) -> None:
     example="similar textattack/roberta-base-MNLI -k 5 --other-authors",
     agents=Tool(
         "Find the fine-tuned models whose weights changed most like those of a model, nearest first.",
-        ("model", "k", "where", "other_authors", "representation", "explain", "base"),
+        ("model", "k", "where", "other_authors", "representation", "explain", "base", "across"),
     ),
     command=_command,
 )
@@ -255,20 +285,32 @@ def similar(
         ),
     ] = False,
     read: Read = None,
+    across: Annotated[
+        bool,
+        Option(
+            "Compare with the models of all bases, by the words that they moved; with --base, of that other base.",
+            agents="Compare with the models of all bases, by the words that they moved.",
+        ),
+    ] = False,
 ) -> SimilarModels:
     """Find the models most similar to ``model``: an indexed id, any other Hub id, or a local checkpoint folder.
 
     Returns:
         The nearest first, ties by id; never the model itself. The similarity is a cosine, from -1 to 1. A model that is
         not indexed is read on the fly and not stored. Conditions apply before the search, so that k models are found if
-        there are k.
+        there are k. With ``across``, or if ``base`` is another base than the model's, models of different bases are
+        compared by the words that both moved (:mod:`query.models.across`), and ``representation`` does not count.
 
     Raises:
-        AtlasError: the model is unknown, unreadable or a copy of its base, the condition is wrong, or the
-            representation is not published.
+        AtlasError: the model is unknown, unreadable or a copy of its base, the condition is wrong, the representation
+            is not published, or the bases have too few words in common.
     """
     if k < 1:
         raise AtlasError(f"`k` is {k}; it must be at least 1.", "")
+    other_base = _other_base(atlas, model, base)
+    if across or other_base is not None:
+        own_base = base if other_base is None else None
+        return _across(atlas, str(model), k, where, other_authors, own_base, other_base, explain, read)
     condition = None
     if where is not None:
         from query.questions.sql import asked_condition  # rarely needed, so not at the top
@@ -309,6 +351,91 @@ def similar(
     notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
     notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
     return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
+
+
+def _other_base(atlas: AtlasReader, model: str | Path, base: str | None) -> str | None:
+    """``base`` by its canonical id, if the model is indexed under another base; else None."""
+    reference = ModelRef.parse(str(model))
+    if base is None or not reference.is_name:
+        return None
+    canonical = atlas.base_named(base)
+    with suppress(AtlasError):  # of several bases, so that ``base`` says which is meant
+        known = atlas.find(reference)
+        return canonical if known is not None and known.base != canonical else None
+    return None
+
+
+def _across(
+    atlas: AtlasReader,
+    model: str,
+    k: int,
+    where: str | None,
+    other_authors: bool,
+    base: str | None,
+    other_base: str | None,
+    explain: bool,
+    read: str | None,
+) -> SimilarModels:
+    """The models of all bases, or of ``other_base``, that moved the same words."""
+    import numpy as np
+
+    from indexer.records.representations.words import WORDS
+    from query.models.across import nearest_by_words
+
+    asked = resolve_model(atlas, model, base, WORDS.name, read)
+    if asked.is_copy:
+        raise AtlasError(f"{asked.name} is {asked.as_copy}: it moved no word.", "")
+    vector = vector_of(atlas, asked, WORDS.name)
+    allowed = _allowed(atlas, asked, other_authors, None)
+    if where is not None:
+        from query.questions.sql import asked_condition
+
+        condition = asked_condition(atlas.connection, where)
+        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
+    near, notes = nearest_by_words(atlas, asked.base, vector, k, allowed, other_base)
+    facts = _facts_of(atlas, [one.model_id for one in near])
+    found = tuple(
+        Neighbour(
+            rank=rank,
+            similarity=one.similarity,
+            base=one.base,
+            score=one.score,
+            background=one.background,
+            background_high=one.background_high,
+            background_pairs=one.pairs,
+            expected_by_chance=None if one.background is None else one.background * one.searched,
+            words=one.words if explain else None,
+            **facts[one.model_id],
+        )
+        for rank, one in enumerate(near, start=1)
+    )
+    if found and all(one.background is None for one in found):
+        notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
+    notes += unrelated_notes(asked)
+    return SimilarModels(asked.name, asked.base, WORDS.name, found, tuple(notes), other_base or "any base")
+
+
+def _facts_of(atlas: AtlasReader, ids: list[int]) -> dict[int, dict[str, Any]]:
+    """Model, author, relation and datasets of models, by id."""
+    rows = atlas.rows(
+        "SELECT model_id, model, author, relation, coalesce((SELECT list_sort(list(DISTINCT dataset)) "
+        "FROM model_datasets AS named WHERE named.model_id = fine_tunes.model_id AND dataset IS NOT NULL), []) "
+        "AS datasets FROM fine_tunes WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
+        [ids],
+    )
+    return {row.pop("model_id"): row for row in rows}
+
+
+def _allowed(atlas: AtlasReader, asked: ResolvedModel, other_authors: bool, base: str | None) -> NDArray[np.int64]:
+    """The ids of the indexed models of ``base``, or of all bases, that may be found, ascending."""
+    statement = (
+        "SELECT model_id FROM fine_tunes WHERE coalesce(base = $1, true) AND status = 'indexed' "
+        "AND model_id IS DISTINCT FROM $2 AND NOT ($3 AND author IS NOT DISTINCT FROM $4) ORDER BY model_id"
+    )
+    # As an array: making rows of a large atlas would take longer than the search.
+    rows = atlas.connection.execute(statement, [base, asked.model_id, other_authors, asked.author]).fetchnumpy()
+    allowed: NDArray[np.int64] = rows["model_id"].astype("int64")
+    return allowed
 
 
 def nothing_like(model: str, base: str) -> str:
@@ -383,13 +510,7 @@ def _search(
 
     vector = table_of(atlas, asked, representation)
     index = atlas.index(asked.base, representation)
-    statement = (
-        "SELECT model_id FROM fine_tunes WHERE base = ? AND status = 'indexed' AND model_id IS DISTINCT FROM ? "
-        "AND NOT (? AND author IS NOT DISTINCT FROM ?) ORDER BY model_id"
-    )
-    # As an array: making rows of a large atlas would take longer than the search.
-    rows = atlas.connection.execute(statement, [asked.base, asked.model_id, other_authors, asked.author]).fetchnumpy()
-    allowed: NDArray[np.int64] = rows["model_id"].astype(np.int64)
+    allowed = _allowed(atlas, asked, other_authors, asked.base)
     if condition is not None:
         allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
     found = index.search(vector, k, allowed)

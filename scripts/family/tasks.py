@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,11 +64,11 @@ def file_name(dataset: str) -> str:
     return f"{dataset.replace('/', '--')}.json"
 
 
-def prepare(plan: Plan, folder: Path) -> None:
+def prepare(plan: Plan, folder: Path, make_tokenizer: Callable[[Sequence[str], Plan], Tokenizer] | None = None) -> None:
     """Collect the text, train the vocabulary, write the corpus and every data set of the plan below ``folder``.
 
     If the base is pretrained on other packages, the vocabulary is of their text, too, and the data sets lose the texts
-    that the base reads and those that several packages have.
+    that the base reads and those that several packages have. ``make_tokenizer`` replaces ``train_tokenizer``.
 
     Raises:
         AtlasError: a package is missing, or too old to hold enough text for a data set.
@@ -79,7 +79,7 @@ def prepare(plan: Plan, folder: Path) -> None:
     others = set(itertools.product(pretraining.sources, pretraining.packages))
     found = collect(wanted | others, plan.settings.files)
     texts = sorted({excerpt.text for pair in others or wanted for excerpt in found[pair]}, key=by_hash)
-    tokenizer = train_tokenizer(texts, plan)
+    tokenizer = (make_tokenizer or train_tokenizer)(texts, plan)
     save_tokenizer(tokenizer, plan, folder)
     seen = plan.settings.pretraining_steps * pretraining.batch
     corpus = [encoding.ids for encoding in tokenizer.encode_batch(texts[:seen])]

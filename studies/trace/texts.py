@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from scripts.family import tasks
 from scripts.family.plan import Plan, load_plan
 from scripts.family.store import write_json
 from scripts.family.text import collect, is_table
-from studies.trace.plan import BASES, VOCABULARY
+from studies.trace.plan import BASES
 
 FILE = "texts.json"
 FILES_READ = 60  # of each package
@@ -56,11 +56,15 @@ def _collect(plan: Plan) -> dict[str, Any]:
 
 
 def make_tokenizer(kind: str, texts: Sequence[str], plan: Plan) -> Tokenizer:
-    """A tokenizer of one of three kinds, whose special tokens are those of ``scripts.family``, in that order."""
+    """A tokenizer of one of three kinds, whose special tokens are those of ``scripts.family``, in that order.
+
+    It has as many tokens as the plan says.
+    """
+    size = plan.text.vocabulary
     special = list(tasks.SPECIAL_TOKENS)
     start, end, unknown = (special[number] for number in (tasks.START, tasks.END, tasks.UNKNOWN))
     if kind == "BPE":
-        tokenizer = tasks.train_tokenizer(texts, replace(plan, text=replace(plan.text, vocabulary=VOCABULARY)))
+        tokenizer = tasks.train_tokenizer(texts, plan)
         tokenizer.no_truncation()
         return tokenizer
     if kind == "WordPiece":
@@ -68,14 +72,14 @@ def make_tokenizer(kind: str, texts: Sequence[str], plan: Plan) -> Tokenizer:
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        trainer: Any = trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
         template = f"{start} $A {end}", f"{start} $A {end} $B:1 {end}:1"
     else:
         tokenizer = Tokenizer(models.Unigram())
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(
-            vocab_size=VOCABULARY, special_tokens=special, unk_token=unknown, show_progress=False
+            vocab_size=size, special_tokens=special, unk_token=unknown, show_progress=False
         )
         template = f"$A {end}", f"$A {end} $B {end}"
     tokenizer.train_from_iterator(texts, trainer)

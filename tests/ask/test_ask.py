@@ -85,6 +85,24 @@ def test_the_models_of_a_data_set_stand_out(made, planted, files):
         assert len(atlas.ask(files / "imdb.txt", where="author = 'ann'")) == 3
 
 
+def test_models_of_all_bases_are_in_one_list(made, planted, files, monkeypatch):
+    def of_two(reader):
+        return [BASE, "org/another"]
+
+    with Atlas(made) as atlas:
+        alone = atlas.ask(files / "imdb.txt", k=8)
+        assert "base" not in alone.to_rows()[0]
+        together = atlas.ask(files / "imdb.txt", k=8, all_bases=True)
+        assert [row.model for row in together.models] == [row.model for row in alone.models]
+        assert {row.base for row in together.models} == {BASE}
+        monkeypatch.setattr(AtlasReader, "bases", of_two)
+        with_broken = atlas.ask(files / "imdb.txt", k=8, all_bases=True)
+        assert [row.model for row in with_broken.models] == [row.model for row in alone.models]
+        assert any(note.startswith("org/another is left out: ") for note in with_broken.notes)
+        with pytest.raises(BadArgument, match="`all_bases` goes without `base`"):
+            atlas.ask(files / "imdb.txt", base=BASE, all_bases=True)
+
+
 def test_no_model_stands_out(made, planted, files):
     with Atlas(made) as atlas:
         answer = atlas.ask(files / "nothing.txt")

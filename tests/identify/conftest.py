@@ -32,7 +32,11 @@ def atlas(tmp_path_factory, weights):
     path = write_atlas(folder / "atlas", [Model("ann/one", np.eye(8)[0]), Model("bob/two", np.eye(8)[1])])
     with duckdb.connect(str(path / "atlas.duckdb")) as connection:
         for name in (TWIN, GPT2):
-            insert(connection, "bases", [name, "c" * 40, [f"old-{name[4:]}"], "roberta", "bert", [], [], 1, "{}", None])
+            insert(
+                connection,
+                "bases",
+                [name, "c" * 40, [f"old-{name[4:]}"], "roberta", "bert", [], [], 1, "{}", None, None],
+            )
     for name, (kind, _) in BASES.items():
         saved = checkpoints.save(folder / name, kind, weights[name])
         with closing(open_checkpoint(ModelRef(str(saved), folder=saved))) as checkpoint:

@@ -51,7 +51,7 @@ def large(tmp_path):
     shapes = dict(zip(keys, names.values(), strict=True))
     metadata = {"base": "org/large", "commit": "c", "file_hashes": [None], "config": CONFIG,
             "shapes": {name: list(shape) for name, shape in names.items()}, "norms": dict.fromkeys(keys, 0.0),
-            "version": RECORD_VERSION, "vocabulary": 0, "component": "", "is_sampled": False}  # fmt: skip
+            "version": RECORD_VERSION, "vocabulary": 0, "component": "", "is_sampled": False, "words": []}  # fmt: skip
     write_sparse(tmp_path / "base.safetensors", shapes, {"base": json.dumps(metadata)})
     return PublishedBase("org/large", "c", tmp_path / "base.safetensors", 8), model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -10,16 +12,18 @@ from numpy.typing import NDArray
 from indexer.records import tokens
 from indexer.records.tokens import (
     EXACT,
-    FIRST_ROWS,
+    FEWEST_WORD_ROWS,
     FROZEN,
     MISSING,
-    ROWS_EACH,
     STATISTICAL,
+    STRIPES,
     UNSURE,
     RowChanges,
     codes_of_sizes,
     sizes_of,
+    spread_stripes,
     token_rows,
+    token_stripes,
 )
 
 VOCABULARY, WIDTH = 400, 64
@@ -169,9 +173,23 @@ def test_codes_stand_for_sizes() -> None:
 
 def test_the_rows_that_are_read() -> None:
     rows = token_rows(30_522)
-    assert len(rows) == 15 * ROWS_EACH + FIRST_ROWS
-    assert {103, 30_521} <= set(rows.tolist())
-    assert len(set(rows.tolist())) == len(rows)
+    assert len(rows) == 1_472
+    assert {103, 2_500, 30_521} <= set(rows.tolist())
+    assert len(token_rows(128_256)) == 2_656
     assert token_rows(1000).tolist() == list(range(1000))
-    for size in (1087, 1088, 1089, 1153, 2000):
-        assert len(set(token_rows(size).tolist())) == len(token_rows(size))
+    for size in (1087, 1504, 1505, 1600, 2000, 4096, 30_522, 256_000):
+        stripes, read = token_stripes(size), token_rows(size)
+        assert all(one.stop < other.start for one, other in pairwise(stripes))
+        assert len(np.unique(read)) == len(read)
+        assert 0 <= read.min() <= read.max() < size
+        of_row = spread_stripes(size)
+        assert of_row.shape == read.shape
+        assert len(np.unique(of_row[of_row >= 0])) <= STRIPES
+        assert (of_row >= 0).any() == (len(stripes) > 1)
+
+
+def test_a_base_and_a_small_vocabulary_have_rows_of_common_words() -> None:
+    """The part that is read whole begins where frequency-sorted vocabularies have words, not at special tokens."""
+    of_row, rows = spread_stripes(4096), token_rows(4096)
+    assert set(range(256, 256 + FEWEST_WORD_ROWS)) <= set(rows[of_row < 0].tolist())
+    assert set(range(1907, 1907 + FEWEST_WORD_ROWS)) <= set(token_rows(30_522)[spread_stripes(30_522) < 0].tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from indexer.errors import BadArgument
-from indexer.records.representations import depth, original, triplets, vocabulary
+from indexer.records.representations import depth, original, triplets, vocabulary, words
 from indexer.records.representations.representation import Representation
 
 _ALL: tuple[Representation, ...] = (
@@ -19,6 +19,7 @@ _ALL: tuple[Representation, ...] = (
     depth.DEPTH,
     triplets.INPUT_V1,
     vocabulary.VOCABULARY,
+    words.WORDS,
 )
 REPRESENTATIONS = {representation.name: representation for representation in _ALL}
 DEFAULT = triplets.INPUT.name
@@ -51,5 +52,5 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def has_neighbours(name: str) -> bool:
-    """Whether there are lists of neighbours by it: not if it only compares adapters for another representation."""
-    return name not in _OF_ADAPTERS
+    """Whether there are lists of neighbours by it: not if it only compares adapters, or models of different bases."""
+    return name not in _OF_ADAPTERS and REPRESENTATIONS[name].has_lists

@@ -7,7 +7,7 @@ the atlas subtracts the centre of the model's group when it publishes them (see 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -37,6 +37,10 @@ class Base(Protocol):
     def vocabulary(self) -> int:
         """Rows of its input embedding; 0 if it has none."""
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The word of each of the rows that are read, "" for none; () if they are not known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Representation:
@@ -60,6 +64,7 @@ class Representation:
         is_partial: a model may lack it although all of the model was read.
         lacking: which models lack it, or why, as the end of a sentence.
         from_tables: it is not made from records, so that a model that is not indexed has none.
+        has_lists: lists of neighbours, and the null distribution within a base, are made of it.
     """
 
     name: str
@@ -74,6 +79,16 @@ class Representation:
     is_partial: bool = False
     lacking: str = "their records hold no factors"
     from_tables: bool = False
+    has_lists: bool = True
+
+    def with_words(self, words: Sequence[str]) -> Self:
+        """The same for the models of a base whose rows stand for these words (``Base.words``)."""
+        return self
+
+    @property
+    def length(self) -> int | None:
+        """How many numbers a vector has, if the base alone decides it."""
+        return None
 
     @property
     def needs_all_rows(self) -> bool:

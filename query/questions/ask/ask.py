@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -101,6 +101,9 @@ def ask(
         ),
     ] = (),
     device: Device = "cpu",
+    all_bases: Annotated[
+        bool, Option("Find models of all bases, in one list. The texts run through each base.")
+    ] = False,
 ) -> LikelyModels | TextsOfModel:
     """Find the models that were probably tuned on texts like those in FILE: lines, JSON, CSV, TSV or Parquet.
 
@@ -115,9 +118,9 @@ def ask(
         ``file``: a file, or a list of texts. See :func:`query.models.texts.read_texts`.
 
     Returns:
-        The ``k`` models of the base that were most probably tuned on such texts; or, with ``model``, the file whose
-        texts are most like those that it was tuned on, if any, and for several files also their shares of the training
-        text (:mod:`query.questions.ask.shares`).
+        The ``k`` models of the base, or of all bases, that were most probably tuned on such texts; or, with ``model``,
+        the file whose texts are most like those that it was tuned on, if any, and for several files also their shares
+        of the training text (:mod:`query.questions.ask.shares`).
 
     Raises:
         AtlasError: a file or the base cannot be read, or the base takes no text.
@@ -130,10 +133,12 @@ def ask(
         raise BadArgument(f"`k` is {k}; it must be at least 1.", "")
     if model is not None and where is not None:
         raise BadArgument("`where` goes with a file, not with `model`.", "Leave it out.")
-    canonical = atlas.base_named(base) if model is None or base is not None else None
+    if all_bases and (base is not None or model is not None):
+        raise BadArgument("`all_bases` goes without `base` and `model`.", "Leave them out.")
+    is_of_base = base is not None or (model is None and not all_bases)
+    canonical = atlas.base_named(base) if is_of_base else None
     reference_texts = None if reference is None else read_texts(reference, field=None, most=1000)
     if file is not None:
-        assert canonical is not None
         if isinstance(file, (str, Path)):
             texts = read_texts(file, field, most=MOST_TEXTS)
         else:
@@ -146,44 +151,96 @@ def ask(
     return _texts_for(atlas, str(model), canonical, files, reference_texts, device)
 
 
+@dataclass(frozen=True)
+class _ScoredModels:
+    """The models of one base: columns of their scores, and which of them count."""
+
+    base: str
+    models: Candidates
+    z: NDArray[np.float64]
+    p: NDArray[np.float64]
+    cosines: tuple[NDArray[np.float64], NDArray[np.float64]]
+    compared: NDArray[np.intp]
+    notes: list[str]
+
+
 def _models_for(
-    atlas: AtlasReader, base: str, texts: Texts, k: int, reference_texts: Texts | None, where: str | None, device: str
+    atlas: AtlasReader,
+    base: str | None,
+    texts: Texts,
+    k: int,
+    reference_texts: Texts | None,
+    where: str | None,
+    device: str,
 ) -> LikelyModels:
+    """The models of ``base``, or of all bases, for these texts."""
     allowed_ids = None
     if where is not None:
         from query.questions.sql import asked_condition  # rarely needed, so not at the top
 
         # Before the texts run: it may be wrong.
-        allowed_ids = asked_condition(atlas.connection, where).model_ids()
+        allowed_ids = np.asarray(asked_condition(atlas.connection, where).model_ids(), dtype=np.int64)
+    parts: list[_ScoredModels] = []
+    notes: list[str] = []
+    for name in atlas.bases() if base is None else [base]:
+        try:
+            parts.append(_scored_models(atlas, name, texts, reference_texts, allowed_ids, device))
+        except AtlasError as error:
+            if base is not None:
+                raise
+            notes.append(f"{name} is left out: {error.message}")
+    if not parts:
+        raise AtlasError(f"No base of this atlas can run these texts: {'; '.join(notes)}", "")
+    # Names decide ties. They are read only for the first models.
+    first: list[tuple[float, int, _ScoredModels, int]] = []
+    for part in parts:
+        ids, z = part.models.ids, part.z
+        order = part.compared[np.lexsort((ids[part.compared], -z[part.compared]))][: k + _MOST_TIES]
+        first += [(float(z[column]), int(ids[column]), part, column) for column in order.tolist()]
+    facts = _facts(atlas, [model_id for _, model_id, _, _ in first])
+    first.sort(key=lambda row: (-row[0], facts[row[1]]["model"]))
+    searched = sum(len(part.compared) for part in parts)
+    rows = [
+        LikelyModel(
+            rank,
+            score=score,
+            p_value=float(part.p[column]),
+            expected_by_chance=float(part.p[column] * searched),
+            by_vocabulary=_or_none(part.cosines[0][0, column]),
+            by_vectors=_or_none(part.cosines[1][0, column]),
+            base=part.base if base is None else None,
+            **facts[model_id],
+        )
+        for rank, (score, model_id, part, column) in enumerate(first[:k], start=1)
+    ]
+    for part in parts:
+        about = f"{part.base}: " if base is None else ""
+        notes += [f"{about}{note}" for note in part.notes]
+    p = np.concatenate([part.p[part.compared] for part in parts])
+    return LikelyModels(
+        texts.name, base or f"{len(parts)} bases", len(texts), searched, standing_out(p, FALSE_DISCOVERIES),
+        tuple(rows), (*texts.notes, *notes),
+    )  # fmt: skip
+
+
+def _scored_models(
+    atlas: AtlasReader,
+    base: str,
+    texts: Texts,
+    reference_texts: Texts | None,
+    allowed_ids: NDArray[np.int64] | None,
+    device: str,
+) -> _ScoredModels:
+    """The scores of the models of one base; those with the ids ``allowed_ids`` count."""
     reader = Reader(atlas, base, reference_texts, device)
     models = read_candidates(atlas, base, reader.reference().rates.shape[1])
     scored, cosines, notes = _scored(reader, models, [texts])
     p, z = scored.p[0], scored.z[0]
     is_allowed = np.ones(len(models), bool) if allowed_ids is None else np.isin(models.ids, allowed_ids)
-    compared = np.flatnonzero(is_allowed & ~np.isnan(p))
-    # Names decide ties. They are read only for the first models.
-    first = compared[np.lexsort((models.ids[compared], -z[compared]))][: k + _MOST_TIES]
-    facts = _facts(atlas, models.ids[first].tolist())
-    order = sorted(first.tolist(), key=lambda index: (-z[index], facts[int(models.ids[index])]["model"]))
-    rows = [
-        LikelyModel(
-            rank,
-            score=float(z[index]),
-            p_value=float(p[index]),
-            expected_by_chance=float(p[index] * len(compared)),
-            by_vocabulary=_or_none(cosines[0][0, index]),
-            by_vectors=_or_none(cosines[1][0, index]),
-            **facts[int(models.ids[index])],
-        )
-        for rank, index in enumerate(order[:k], start=1)
-    ]
     left_out = models.left_out.words()
     if left_out:
         notes.append(f"left out: {', '.join(left_out)}")
-    return LikelyModels(
-        texts.name, base, len(texts), len(compared), standing_out(p[compared], FALSE_DISCOVERIES), tuple(rows),
-        (*texts.notes, *notes),
-    )  # fmt: skip
+    return _ScoredModels(base, models, z, p, cosines, np.flatnonzero(is_allowed & ~np.isnan(p)), notes)
 
 
 def _facts(atlas: AtlasReader, ids: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from indexer.profiles.inputs import BaseModel, ReferenceMoments
     from query.models.reader import AtlasReader
 
-METHOD = "inputs-3"  # change it when the features of a text change
+METHOD = "inputs-4"  # change it when the features of a text change
 NULL_METHOD = "null-1"  # change it when the scores of the reference change
 MOST_BYTES = 4 << 30
 # A user's own reference texts are divided into at most OWN_SETS sets of at least TEXTS_OF_A_SET texts, in file order.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from query.contract.columns import EXPECTED_BY_CHANCE, Author, BaseId, DatasetList, ModelId, Notes, Relation
-from query.contract.results import Doc, Format, Rows
+from query.contract.results import After, Doc, Format, If, Rows
 from query.models.texts import GIVEN
 from query.shared.wording import counted, decimal, percent, two_digits
 
@@ -49,6 +49,7 @@ class LikelyModel:
     datasets: DatasetList
     author: Author
     relation: Relation
+    base: Annotated[str | None, Doc("Base of the model (--all-bases)."), If(), After("model")] = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

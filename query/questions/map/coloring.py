@@ -104,7 +104,10 @@ def coloring(atlas: AtlasReader, population: Population, column: str, seed: int 
         )
     is_time = kinds[column].startswith(_TIMES)
     value = f'epoch("{column}")' if is_time else f'"{column}"'
-    rows = atlas.rows(f"SELECT model_id, {value} AS value FROM models WHERE base = ?", [population.base])
+    rows = atlas.rows(
+        f"SELECT model_id, {value} AS value FROM models WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
+        [population.ids.tolist()],
+    )
     value_of = {row["model_id"]: row["value"] for row in rows}
     values = [value_of[int(identity)] for identity in population.ids]
     if kinds[column] not in _TEXTS:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, Text
+from indexer.records.representations.registry import has_neighbours
 from query.contract.columns import (
     COLOUR_GROUP,
     DOWNLOADS,
@@ -38,13 +39,22 @@ from query.contract.options import Base, Representation, Seed
 from query.contract.registry import Invocation, question
 from query.contract.results import After, Detail, Doc, Drawn, Hidden, If, Shown
 from query.contract.tables import parquet_of
-from query.models.population import LeftOut, Population, distinct, notes_on_sampled, read_population
+from query.models.across import WordTable
+from query.models.across import all_bases as models_of_all_bases
+from query.models.population import (
+    LeftOut,
+    Population,
+    distinct,
+    leading_datasets,
+    notes_on_sampled,
+    read_population,
+)
 from query.models.reader import PUBLIC_HUB
-from query.questions.map.coloring import ColorGroups, Coloring, Group, coloring, scaled
+from query.questions.map.coloring import ColorGroups, Coloring, Group, coloring, grouped, scaled
 from query.questions.map.neighbours import NearPoint, Parent, known_near, near_points, read_neighbours, read_parents
 from query.questions.map.page import coloring_data, facet, map_page, number, payload
 from query.questions.map.picture import map_figure
-from query.questions.map.projection import METHODS, Projection, most_neighbours, project, usual_method
+from query.questions.map.projection import METHODS, Projection, exact_near, most_neighbours, project, usual_method
 from query.shared.statistics.likeness import points
 from query.shared.wording import counted
 
@@ -109,6 +119,7 @@ class ModelMap(Drawn):
         neighbours: for each point the nearest models on the map, nearest first.
         parents: the parents of each model, by model id, if the atlas stores lineage.
         hub: the address of the crawled Hub.
+        islands: the groups whose names are written on the picture, if not those that have the colours.
         from_folders: names of models that have no page there.
     """
 
@@ -132,6 +143,7 @@ class ModelMap(Drawn):
     parents: Annotated[Mapping[int, tuple[Parent, ...]], Hidden()] = field(default_factory=dict, repr=False)
     hub: Annotated[str, Hidden()] = PUBLIC_HUB
     from_folders: Annotated[frozenset[str], Hidden()] = field(default=frozenset(), repr=False)
+    islands: Annotated[ColorGroups | None, Hidden()] = field(default=None, repr=False)
 
     @property
     def color(self) -> Annotated[str, Doc("The column that the points are coloured by."), After("method")]:
@@ -196,7 +208,7 @@ class ModelMap(Drawn):
         """The map as a picture for print; ``theme`` is light or dark."""
         is_adapter = np.array([point.relation == "adapter" for point in self.points])
         captions = (self.title, self.subtitle, self.axes)
-        return map_figure(self.places, is_adapter, self.coloring, *captions, theme, ax)
+        return map_figure(self.places, is_adapter, self.coloring, *captions, theme, ax, self.islands)
 
     def page_data(self) -> dict[str, Any]:
         """The data that the scripts of the page read; see :func:`query.questions.map.page.payload`."""
@@ -250,7 +262,7 @@ def _command(
     call: Invocation,
     base: str | None,
     method: Literal["umap", "tsne", "pca"] | None,
-    color: str,
+    color: str | None,
     out: Annotated[
         str, Option("File: .png, .svg or .pdf to print, .html to explore, .parquet for other viewers.", metavar="FILE")
     ],
@@ -276,10 +288,16 @@ def model_map(
         Option("Projection method.", usual="tsne below 1,000 models, else umap"),
     ] = None,
     color: Annotated[
-        str, Option("Colour by dataset, author, cluster, or any column of the models view.", metavar="COLUMN")
-    ] = "dataset",
+        str | None,
+        Option(
+            "Colour by dataset, author, cluster, base, or any column of the models view.",
+            metavar="COLUMN",
+            usual="dataset; base with --all-bases",
+        ),
+    ] = None,
     representation: Representation = "input",
     seed: Seed = 0,
+    all_bases: Annotated[bool, Option("One map of the models of all bases, by the words that they moved.")] = False,
 ) -> ModelMap:
     """Draw the fine-tunes of a base as points; points are close if the vectors are.
 
@@ -291,16 +309,28 @@ def model_map(
     Raises:
         AtlasError: there is no model to place, no such method or column, or the representation is not published.
     """
-    population = models_to_place(atlas, base, representation)
+    if all_bases:
+        if base is not None:
+            raise AtlasError("`all_bases` goes without `base`.", "Leave one of them out.")
+        population: Population = models_of_all_bases(atlas)
+        bases = [row["base"] for row in atlas.rows("SELECT base FROM bases ORDER BY base")]
+    else:
+        population = models_to_place(atlas, base, representation)
+        bases = [population.base]
+    color = color or ("base" if all_bases else "dataset")
     colors = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
     projection, notes = place_models(atlas, population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
-    others = [name for name in ALSO_BY if name != color and (is_quick or name != "cluster")]
-    rows = atlas.rows("SELECT model_id, downloads, licence, created FROM models WHERE base = ?", [population.base])
+    also_by = (*ALSO_BY, "base") if all_bases else ALSO_BY
+    others = [name for name in also_by if name != color and (is_quick or name != "cluster")]
+    rows = atlas.rows(
+        "SELECT model_id, downloads, licence, created FROM models WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
+        [population.ids.tolist()],
+    )
     facts = {row["model_id"]: row for row in rows}
     return ModelMap(
         base=population.base,
-        representation=representation,
+        representation=population.representation,
         method=projection.method,
         seed=seed,
         points=tuple(
@@ -322,10 +352,29 @@ def model_map(
         left_out=population.left_out,
         notes=(*notes, *notes_on_sampled(atlas, population)),
         other_colorings=tuple(coloring(atlas, population, name, seed) for name in others),
-        neighbours=near_points(read_neighbours(atlas, population.base, representation), population.ids, NEIGHBOURS),
-        parents=read_parents(atlas, population.base),
-        hub=atlas.crawl_of(population.base).endpoint,
-        from_folders=atlas.from_folders(population.base),
+        neighbours=_near(atlas, population),
+        parents={model_id: parents for one in bases for model_id, parents in read_parents(atlas, one).items()},
+        hub=atlas.crawl_of(bases[0]).endpoint,
+        from_folders=frozenset().union(*(atlas.from_folders(one) for one in bases)),
+        islands=grouped("dataset", leading_datasets(population.datasets)) if color == "base" else None,
+    )
+
+
+def _near(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, ...], ...]:
+    """The nearest models of each: those that the atlas stores or, of models of several bases, the exact ones."""
+    if has_neighbours(population.representation):
+        stored = read_neighbours(atlas, population.base, population.representation)
+        return near_points(stored, population.ids, NEIGHBOURS)
+    table = population.table
+    rows, _ = exact_near(table, min(NEIGHBOURS + 1, len(table)))
+    owners = np.repeat(np.arange(len(table)), rows.shape[1] - 1)
+    similarities = table.unscaled(owners, rows[:, 1:].ravel()) if isinstance(table, WordTable) else None
+    if similarities is None:
+        similarities = table.pairs(owners, table, rows[:, 1:].ravel())
+    near = similarities.reshape(len(table), -1).tolist()
+    return tuple(
+        tuple(NearPoint(row, similarity) for row, similarity in zip(each[1:], values, strict=True))
+        for each, values in zip(rows.tolist(), near, strict=True)
     )
 
 

@@ -44,8 +44,12 @@ def map_figure(
     axis_labels: tuple[str, str] | None,
     theme: str = "light",
     ax: Axes | None = None,
+    named: ColorGroups | None = None,
 ) -> Figure:
-    """The map, without frame or ticks: positions have no unit, and only PCA's axes have a meaning."""
+    """The map, without frame or ticks: positions have no unit, and only PCA's axes have a meaning.
+
+    ``named``: the groups whose names are written beside their points, by default those that have the colours.
+    """
     colours = THEMES[theme]
     wide, high = np.ptp(positions, axis=0)  # the points fill their width, and x and y have the same scale
     height = float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
@@ -66,7 +70,7 @@ def map_figure(
     if isinstance(coloring, ColorGroups):
         _draw_groups(canvas, coloring)
         axes.margins(0.06)
-        _name_groups(canvas, coloring)
+        _name_groups(canvas, named or coloring)
     else:
         _draw_scale(canvas, coloring)
         axes.margins(0.06)

@@ -27,6 +27,7 @@ from indexer.records.difference import (
     signatures_from,
 )
 from indexer.records.representations.registry import DEFAULT, representation_named
+from indexer.records.representations.words import WORDS
 from indexer.records.store import RecordStore
 from indexer.sources.registry import ModelRef
 from indexer.vectors.table import VectorTable
@@ -321,9 +322,45 @@ def _predict(
     target = _target(atlas, model, labelled.representation)
     # Its parents and children do not vote either: their datasets are not its own.
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
-    models = labelled.read(target.base, without)
-    found = predict_target(target, models, k=k, representation=labelled.representation, fits=fits)
+    models, representation = labelled.read(target.base, without), labelled.representation
+    if not _has_voters(models, target):
+        others = labelled.read_others(target.base, without)
+        vector = None if others is None or target.vector is None else _words_of(atlas, model, others.table)
+        if others is not None and vector is not None and _has_voters(others, target):
+            note = (
+                f"No model of {target.base} by another author names a dataset, so the models of other bases vote, by "
+                "the words that both moved."
+            )
+            notes = (*target.notes, note)
+            target = replace(target, vector=vector, vocabulary=None, start=None, notes=notes)
+            models, representation = others, WORDS.name
+    found = predict_target(target, models, k=k, representation=representation, fits=fits)
     return replace(found, notes=(*found.notes, *labelled.notes))
+
+
+def _has_voters(models: LabelledModels, target: Target) -> bool:
+    """Whether a model by another author names a dataset."""
+    own = models.voter(target.author, target.name)
+    return any(author != own for author in models.authors)
+
+
+def _words_of(atlas: AtlasReader, asked: ResolvedModel, table: VectorTable) -> VectorTable | None:
+    """The vector of words of a model, to be compared with those of ``table``; None if it has none."""
+    from query.models.across import WordTable
+
+    assert isinstance(table, WordTable)
+    if asked.record is not None:
+        words = atlas.base_row(asked.base)["words"] or ()
+        is_held = WORDS.with_words(words).is_held_by(asked.record)
+        vector = vector_of_record(atlas, asked.record, WORDS.name) if is_held else None
+    else:
+        assert asked.model_id is not None
+        vector = atlas.index(asked.base, WORDS.name).rows([asked.model_id]).row(asked.model_id)
+    if vector is None:
+        return None
+    inputs = np.zeros((1, table.inputs.shape[1]), np.float32)
+    inputs[0, : len(vector)] = vector
+    return replace(table, inputs=inputs, base=np.array([table.space.bases.index(asked.base)], dtype=np.intp))
 
 
 def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
@@ -434,7 +471,7 @@ def predict_target(
 ) -> Prediction:
     """Predict from labelled models, which must not include the target itself. ``fits``: kept for the next target."""
     own = models.voter(target.author, target.name)
-    if not any(author != own for author in models.authors):
+    if not _has_voters(models, target):
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
             f"{target.author or 'its own'} to compare with.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from indexer.errors import AtlasError
 from indexer.names import voters
 from indexer.vectors.masks import changed_blocks, shared_blocks
 from indexer.vectors.table import VectorTable
@@ -35,6 +36,7 @@ from query.shared.statistics.neighbours import Booleans, Floats, Integers
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
+    from query.models.across import WordPopulation
     from query.models.reader import AtlasReader
 
 VOCABULARY = "vocabulary"
@@ -117,6 +119,7 @@ class LabelledModelReader:
         self.notes: tuple[str, ...] = ()
         self._atlas = atlas
         self._read: dict[str, tuple[Population, dict[int, Head], dict[int, str | None]]] = {}
+        self._of_all_bases: tuple[WordPopulation, dict[int, Head]] | None = None
 
     def read(self, base: str, without: Collection[int] = ()) -> LabelledModels:
         """The labelled models of a base: no copies, no unrelated models, one for each group of duplicates.
@@ -152,6 +155,48 @@ class LabelledModelReader:
             heads=[heads[int(chosen.ids[row])] for row in rows],
             vocabulary=self._vocabulary(base, chosen.ids[rows]),
             starts=[starts[int(chosen.ids[row])] for row in rows],
+        )
+
+    def read_others(self, base: str, without: Collection[int] = ()) -> LabelledModels | None:
+        """The labelled models of all bases, to be compared across bases, by words.
+
+        None if no other base has any, or ``base`` cannot be compared. Models with the ids ``without`` are left out.
+        """
+        from query.models.across import all_bases
+
+        if self._of_all_bases is None:
+            try:
+                population = all_bases(self._atlas, documented=True)
+            except AtlasError:  # only one base has vectors of words
+                return None
+            found = self._atlas.rows(
+                "SELECT model_id, head_class, label_count, label_names, problem_type FROM models "
+                "WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
+                [population.ids.tolist()],
+            )
+            self._of_all_bases = population, {row.pop("model_id"): head_of(**row) for row in found}
+        population, heads = self._of_all_bases
+        table = population.across_only()
+        if base not in table.space.bases:
+            return None
+        own = table.space.bases.index(base)
+        is_used = [
+            bool(names) and table.space.are_comparable(own, number)
+            for names, number in zip(population.datasets, table.base.tolist(), strict=True)
+        ]
+        rows = np.flatnonzero(np.array(is_used, dtype=bool) & ~np.isin(population.ids, list(without))).tolist()
+        if not rows:
+            return None
+        models, authors = ([column[row] for row in rows] for column in (population.models, population.authors))
+        votes = voters(authors, models)
+        self.notes = ()
+        return LabelledModels(
+            table=table.take(rows),
+            models=models,
+            authors=votes,
+            by_run=votes != authors,
+            datasets=[population.datasets[row] for row in rows],
+            heads=[heads[int(population.ids[row])] for row in rows],
         )
 
     def _vocabulary(self, base: str, ids: NDArray[np.int64]) -> Floats | None:

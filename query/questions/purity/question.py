@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from indexer.console.option import Option
+from indexer.errors import BadArgument
 from query.contract.options import Base, Representation
 from query.contract.registry import Invocation, Tool, question
 from query.models.population import family_trees, notes_on_sampled, read_population, tasks_of
@@ -15,6 +16,12 @@ from query.questions.purity.result import PurityResult
 
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
+
+
+DEFAULT = "input"
+
+# What words cannot tell.
+TWINS_NOTE = "Data sets of the same text with other labels move the same words, so they count as mistakes here."
 
 
 def _command(
@@ -33,13 +40,14 @@ def _command(
     kin: bool,
     within: Sequence[str],
     confusions: bool,
+    across: bool,
     out: Annotated[str | None, Option("Also draw it, by dataset: .png, .svg or .pdf.", metavar="FILE")] = None,
 ) -> None:
     file = call.picture(out)
     with call.opened() as atlas:
         result = atlas.purity(
             base, representation=representation, k=k, kin=kin, within=within, confusions=confusions,
-            by="task" if by == "task" else "dataset",
+            by="task" if by == "task" else "dataset", across=across,
         )  # fmt: skip
         object_ = result.to_dict(by_model=by == "model", confusions=confusions)
         by = "confusion" if confusions else by
@@ -59,7 +67,7 @@ def purity(
     atlas: AtlasReader,
     base: Base = None,
     *,
-    representation: Representation = "input",
+    representation: Representation = DEFAULT,
     k: Annotated[
         int | None,
         Option(
@@ -83,6 +91,9 @@ def purity(
     draws: int | None = None,
     seed: int = 0,
     by: Literal["dataset", "task"] = "dataset",
+    across: Annotated[
+        bool, Option("Only models of other bases count as neighbours, by the words that both moved.")
+    ] = False,
 ) -> PurityResult:
     """Measure whether models tuned on the same dataset are close to each other.
 
@@ -99,6 +110,8 @@ def purity(
             reaches the observed purity.
         ``by``: task to measure whether models of one task (``query.models.population.tasks_of``) are close; compare
             that with the chance level within dataset, which is due to their data.
+        ``across``: models of all bases are compared with those of other bases
+            (:func:`query.questions.purity.across.purity_across`); only ``k``, ``draws`` and ``seed`` go with it.
 
     Returns:
         Purity, chance and intervals are shares from 0 to 1; see :func:`query.questions.purity.study.purity`.
@@ -107,6 +120,16 @@ def purity(
         AtlasError: the base or representation is unknown, or the atlas has no lineage for ``kin=False``.
         ValueError: k < 1 or draws < 1.
     """
+    if across:
+        if base is not None or within or confusions or not kin or by != "dataset" or representation != DEFAULT:
+            raise BadArgument(
+                "`across` takes all bases and compares words; only `k` goes with it.", "Leave the rest out."
+            )
+        from query.models.across import all_bases
+        from query.questions.purity.across import purity_across
+
+        result = purity_across(all_bases(atlas, documented=True), k=k, draws=draws, seed=seed)
+        return replace(result, on_sampled=(TWINS_NOTE,))
     population = read_population(atlas, base, representation, documented=by == "dataset")
     if by == "task":
         within = (*within, "dataset")

@@ -1,0 +1,1 @@
+"""Models of different bases that were tuned on the same data: how well the words that they moved show it."""
