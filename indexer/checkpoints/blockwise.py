@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.checkpoints.quantised_matrix import Codes, QuantisedMatrix, octets
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix, octets
 from indexer.checkpoints.stored_tensor import TensorInfo
 from indexer.errors import WRONG_KINDS, Skipped
 from indexer.untrusted import is_count, load_json, shown
@@ -88,7 +88,7 @@ class BlockwiseMatrix(QuantisedMatrix):
         scales = tensors[self.parts[1]].reshape(self.shape[0], -1)[rows]
         return np.concatenate([ranks, octets(scales)], axis=1)
 
-    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Codes | None:
+    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantised | None:
         """See ``QuantisedMatrix``; None if blocks run on from one row to the next."""
         if self.shape[1] % self.block:
             return None
@@ -96,8 +96,12 @@ class BlockwiseMatrix(QuantisedMatrix):
         largest = blocks.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         levels = torch.unique(tensors[self.parts[2]].float())
         scaled = (blocks * (1.0 / largest)).flatten(1)
-        ranks = torch.bucketize(scaled, (levels[:-1] + levels[1:]) / 2).to(torch.uint8).numpy()
-        return ranks if self.nested_block else np.concatenate([ranks, octets(largest.flatten(1))], axis=1)
+        ranks = torch.bucketize(scaled, (levels[:-1] + levels[1:]) / 2)
+        rounded = (levels[ranks].unflatten(1, (-1, self.block)) * largest).flatten(1)
+        codes = octets(ranks.to(torch.uint8))
+        return Quantised(
+            codes if self.nested_block else np.concatenate([codes, octets(largest.flatten(1))], axis=1), rounded
+        )
 
 
 def _ranks(levels: torch.Tensor) -> Codes:

@@ -42,7 +42,7 @@ from indexer.checkpoints.quantised import (
     refuse_quantised,
     stated_method,
 )
-from indexer.checkpoints.quantised_matrix import Codes, QuantisedMatrix
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix
 from indexer.checkpoints.repository import Repository, open_repository
 from indexer.checkpoints.stored_tensor import (
     READABLE,
@@ -97,8 +97,8 @@ class CodedRows:
         """What is stored, as bytes (rows, n)."""
         return self.matrix.codes(self.tensors, self.numbers)
 
-    def quantised(self, values: torch.Tensor) -> Codes | None:
-        """The codes that the format's quantiser makes of other numbers (rows, in); see ``QuantisedMatrix``."""
+    def quantised(self, values: torch.Tensor) -> Quantised | None:
+        """What the format's quantiser makes of other numbers (rows, in); see ``QuantisedMatrix``."""
         return self.matrix.quantised(values.float(), self.tensors)
 
 

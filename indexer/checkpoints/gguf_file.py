@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.checkpoints.architectures.architecture import known_model_types, load_architecture
-from indexer.checkpoints.quantised_matrix import Codes, QuantisedMatrix
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix
 from indexer.checkpoints.safetensors_header import corrupt, refuse_pointer
 from indexer.checkpoints.stored_tensor import Span, Storage, TensorIndex, TensorInfo
 from indexer.errors import Failed, Skipped
@@ -263,16 +263,19 @@ class GgufMatrix(QuantisedMatrix):
 
     def decode(self, tensors: Mapping[str, torch.Tensor], rows: torch.Tensor | None = None) -> torch.Tensor:
         """See ``QuantisedMatrix``."""
+        return self._values(np.ascontiguousarray(tensors[self.parts[0]].numpy()))
+
+    def _values(self, codes: Codes) -> torch.Tensor:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        stored = np.ascontiguousarray(tensors[self.parts[0]].numpy())
-        values = dequantize(stored, GGMLQuantizationType(self.number))
+        values = dequantize(codes, GGMLQuantizationType(self.number))
         return torch.from_numpy(np.array(values, dtype=np.float32))
 
-    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Codes | None:
+    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantised | None:
         """See ``QuantisedMatrix``: by the package gguf, or by ggml's own library for types that need it."""
-        return quantise(values.contiguous().numpy(), self.number)
+        codes = quantise(values.contiguous().numpy(), self.number)
+        return None if codes is None else Quantised(codes, self._values(codes))
 
 
 @dataclass(frozen=True)

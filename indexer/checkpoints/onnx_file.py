@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from indexer.checkpoints.quantised_matrix import Codes, QuantisedMatrix, octets
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix, octets
 from indexer.checkpoints.safetensors_header import corrupt, refuse_pointer
 from indexer.checkpoints.stored_tensor import Span, Storage, TensorIndex, TensorInfo
 from indexer.errors import Skipped
@@ -136,9 +136,10 @@ class OnnxMatrix(QuantisedMatrix):
         """The numbers, as bytes."""
         return octets(self._stored(tensors, rows))
 
-    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Codes | None:
+    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantised | None:
         """See ``QuantisedMatrix``: in the stored dtype."""
-        return octets(values.to(self.stored_dtype))
+        rounded = values.to(self.stored_dtype)
+        return Quantised(octets(rounded), rounded.float())
 
 
 def read_onnx(

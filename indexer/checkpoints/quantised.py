@@ -37,7 +37,7 @@ import torch
 
 from indexer.checkpoints.blockwise import blockwise_matrices
 from indexer.checkpoints.packed import packed_matrices
-from indexer.checkpoints.quantised_matrix import Codes, QuantisedMatrix, octets
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix, octets
 from indexer.checkpoints.stored_tensor import TensorInfo
 from indexer.errors import Skipped
 from indexer.untrusted import shown
@@ -115,16 +115,17 @@ class ScaledMatrix(QuantisedMatrix):
             return stored
         return np.concatenate([stored, *(octets(tensors[part][rows]) for part in self.parts[1:])], axis=1)
 
-    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Codes | None:
+    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantised | None:
         """See ``QuantisedMatrix``: of bitsandbytes by its rows in float16, of MLX by groups."""
         if self.form == "bnb8":
             halves = values.to(torch.float16).float()
             largest = halves.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
             codes = (halves * (127.0 / largest)).round().to(torch.int8)
-            return np.concatenate([octets(codes), octets(largest)], axis=1)
+            stored = np.concatenate([octets(codes), octets(largest)], axis=1)
+            return Quantised(stored, codes.float() * largest / 127)
         return self._quantised_by_mlx(values, tensors[self.parts[1]].dtype) if self.form == "mlx" else None
 
-    def _quantised_by_mlx(self, values: torch.Tensor, dtype: torch.dtype) -> Codes:
+    def _quantised_by_mlx(self, values: torch.Tensor, dtype: torch.dtype) -> Quantised:
         """As MLX's ``affine_quantize``: the scale fits the range of a group, and 0 lies on the grid."""
         values = values.to(dtype).float()
         bins = float(2**self.bits - 1)
@@ -137,10 +138,13 @@ class ScaledMatrix(QuantisedMatrix):
         steps = (edge / scale).round()
         scale = torch.where(steps == 0, scale, edge / steps)
         bias = torch.where(steps == 0, 0.0, edge)
-        codes = ((groups - bias) / scale).round().clamp(0, bins).to(torch.uint8).flatten(1).numpy()
+        numbers = ((groups - bias) / scale).round().clamp(0, bins)
+        scale, bias = scale.to(dtype), bias.to(dtype)
+        codes = numbers.to(torch.uint8).flatten(1).numpy()
         bits = np.unpackbits(codes[:, :, None], axis=2, count=self.bits, bitorder="little")
         packed = np.packbits(bits.reshape(len(codes), -1), axis=1, bitorder="little")
-        return np.concatenate([packed, *(octets(part.flatten(1).to(dtype)) for part in (scale, bias))], axis=1)
+        stored = np.concatenate([packed, *(octets(part.flatten(1)) for part in (scale, bias))], axis=1)
+        return Quantised(stored, (numbers * scale.float() + bias.float()).flatten(1))
 
     def _pieces(self, count: int) -> list[slice]:
         """Slices of a few rows: a whole matrix would need several times its memory."""

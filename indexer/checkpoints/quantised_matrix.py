@@ -9,12 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 Codes = NDArray[np.uint8]
+
+
+class Quantised(NamedTuple):
+    """Rows after a quantiser: their codes, as ``QuantisedMatrix.codes``, and what these stand for, (rows, in)."""
+
+    codes: Codes
+    values: torch.Tensor
 
 
 def octets(rows: torch.Tensor) -> Codes:
@@ -68,10 +76,10 @@ class QuantisedMatrix(ABC):
         """What is stored of these rows, as bytes (rows, n). ``tensors`` as in ``decode``."""
         return octets(tensors[self.parts[0]].reshape(len(rows), -1))
 
-    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Codes | None:
-        """The ``codes`` that the format's own quantiser makes of these rows of numbers (rows, in), float32.
+    def quantised(self, values: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> Quantised | None:
+        """What the format's own quantiser makes of these rows of numbers (rows, in), float32.
 
-        None if they depend on more than these rows: on calibration data, or on a quantiser that is not installed.
+        None if that depends on more than these rows: on calibration data, or on a quantiser that is not installed.
         ``tensors``: the parts of scales.
         """
         return None
