@@ -341,16 +341,8 @@ def refuse_quantised(tensors: Mapping[str, TensorInfo], readable: Collection[str
 
 
 def refuse_coarse(matrices: Mapping[str, QuantisedMatrix]) -> None:
-    """Raise Skipped for a fine-tune whose codes are too coarse to show its change.
-
-    The reason is "conversion" if its source can be found, else "quantized".
-    """
+    """Raise Skipped("quantized") for a fine-tune whose codes are too coarse to show its change."""
     for name, matrix in matrices.items():
-        if matrix.format:
-            raise Skipped(
-                "conversion",
-                f"it is a conversion ({matrix.label}), of which no vector is made: its source is the model to compare",
-            )
         if matrix.bits < 8:
             raise Skipped(
                 "quantized",

@@ -6,6 +6,7 @@ store a matrix so that it must be read whole; of these a few matrices are read, 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -154,6 +155,15 @@ class ConversionRows:
         for stored in self.stored.values():
             sizes[stored.type] = sizes.get(stored.type, 0) + 1
         return ", ".join(sorted(sizes, key=lambda name: (-sizes[name], name)))
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all codes that were read: equal for two uploads of one conversion."""
+        digest = hashlib.sha256(f"{self.checkpoint.conversion} {self.types}".encode())
+        for key in sorted(self.stored, key=lambda key: key.sort_key):
+            digest.update(f"{key} {self.lines[key].tolist()}".encode())
+            digest.update(np.ascontiguousarray(self.stored[key].codes).data)
+        return digest.hexdigest()
 
     def rows_of(self, checkpoint: Checkpoint) -> dict[DeltaKey, torch.Tensor]:
         """The same rows of another model of the base: of a full one, or of the base with an adapter. Raises Skipped."""

@@ -90,6 +90,7 @@ class ConversionSource:
     claimed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprint: str = ""
+    file_bytes: int = 0
 
     @property
     def headline(self) -> str:
@@ -179,8 +180,17 @@ class SourceSearch:
         )
         return math.sqrt(square / self.total) if self.total else math.inf
 
-    def compare(self, name: str, rows: Rows) -> _Fit:
-        """Compare with the rows of one candidate."""
+    def estimated_rows(self, candidate: Candidate) -> Rows | None:
+        """The rows of a candidate by its record; None if it keeps none of them."""
+        record = candidate.record()
+        changes = None if record is None else self.conversion.estimate(record)
+        if changes is None:
+            return None
+        rows = self.conversion.base_rows
+        return {key: rows[key] + changes[key] if key in changes else rows[key] for key in rows}
+
+    def compare(self, name: str, rows: Rows, *, is_estimate: bool = False) -> _Fit:
+        """Compare with the rows of one candidate; an estimate of them proves nothing."""
         fit = _Fit(name)
         number = self._rounding(rows)
         for key in self.keys:
@@ -194,9 +204,10 @@ class SourceSearch:
             fit.errors[key] = float((self.values[key] - values).norm()) / norm
             again = stored.quantised(values)
             if again is not None:
-                equal = again.codes == stored.codes
-                fit.rows_equal[key] = int(equal.all(1).sum())
-                fit.codes_equal[key] = float(equal.mean())
+                if not is_estimate:
+                    equal = again.codes == stored.codes
+                    fit.rows_equal[key] = int(equal.all(1).sum())
+                    fit.codes_equal[key] = float(equal.mean())
                 fit.expected[key] = float((again.values - values).norm()) / norm
         self.fits[name] = fit
         return fit
@@ -275,7 +286,10 @@ def find_source(
                 search.bytes_read += checkpoint.bytes_read
             opened[name] = by_name[name]
         except (ModelError, AtlasError) as problem:
-            if name in named:
+            if (estimate := search.estimated_rows(by_name[name])) is not None:
+                search.compare(name, estimate, is_estimate=True)
+                search.notes.append(f"{name} was compared by its record, which proves nothing: it cannot be read")
+            elif name in named:
                 detail = problem.detail if isinstance(problem, ModelError) else problem.message
                 search.notes.append(f"{name}, which it names, cannot be read: {detail}")
     return _verdict(search, opened, tuple(claimed))
@@ -359,6 +373,8 @@ def _verdict(search: SourceSearch, opened: Mapping[str, Candidate], claimed: tup
         bytes_read=search.bytes_read + conversion.checkpoint.bytes_read,
         claimed=claimed,
         notes=tuple(notes),
+        fingerprint=conversion.fingerprint,
+        file_bytes=sum(file.size for file in conversion.checkpoint.files),
     )
 
 
