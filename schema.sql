@@ -406,6 +406,7 @@ CREATE TABLE conversions (
     rows_compared BIGINT NOT NULL,  -- Rows of matrices that were compared.
     rows_equal BIGINT,  -- Those whose codes are the source's; null if the quantiser depends on calibration data.
     codes_equal DOUBLE,  -- Share of equal codes; null as rows_equal.
+    claimed VARCHAR[] NOT NULL,  -- The models that its card and its files name.
     differing VARCHAR[] NOT NULL,  -- Tensors that are not the source's.
     residual DOUBLE,  -- ‖D − δ‖ / ‖D‖, where D is the difference from the converted base and δ the source's change.
     error DOUBLE,  -- ‖W′ − W‖ / ‖W‖: how far its values lie from the source's, in a typical matrix.

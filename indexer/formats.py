@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 
 # How the names of files of weights end that are read.
-WEIGHTS = (".safetensors", ".bin", ".gguf", ".onnx")
+CONVERTED = (".gguf", ".onnx")  # those of conversions
+WEIGHTS = (".safetensors", ".bin", *CONVERTED)
 SAVE_AGAIN = "; save it with save_pretrained, which writes safetensors, or name the model it was made from"
 
 _FORMATS = (

@@ -11,12 +11,10 @@ from indexer.errors import AtlasError, ModelError
 from indexer.network.rows import listed_filenames
 from indexer.publish.rows import Entry
 from indexer.publish.stored_answers import CONVERSIONS, add_answers, read_answers
+from indexer.records.conversion import CONVERSION
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import facts_of
 from indexer.untrusted import printable
-
-# The reason of a model that is a conversion.
-CONVERSION = "conversion"
 
 
 def find_conversions(

@@ -23,6 +23,7 @@ from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.records.conversion import CONVERSION
 from indexer.records.row_plan import lines_of, lines_to_read, stripes_of
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
@@ -213,7 +214,7 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """
     if checkpoint.conversion:
         raise Skipped(
-            "conversion",
+            CONVERSION,
             f"it is a conversion ({checkpoint.conversion}, {checkpoint.dtype}), of which no vector is made: its source "
             "is the model to compare",
         )

@@ -80,9 +80,9 @@ CONVERSIONS = AnswerKind(
     "conversions",
     "index build",
     columns=(
-        "commit", "format", "types", "source", "verdict", "rows_compared", "rows_equal", "codes_equal", "differing",
-        "residual", "error", "log_odds", "next", "also", "fingerprint", "file_bytes", "bytes_read", "notes",
-        "answered_at",
+        "commit", "format", "types", "source", "verdict", "rows_compared", "rows_equal", "codes_equal", "claimed",
+        "differing", "residual", "error", "log_odds", "next", "also", "fingerprint", "file_bytes", "bytes_read",
+        "notes", "answered_at",
     ),
     texts=("commit", "format", "types", "source", "verdict", "next", "fingerprint"),
     select="SELECT base, model, conversions.* EXCLUDE (model_id, source_id) FROM conversions JOIN fine_tunes "

@@ -12,8 +12,9 @@ import pytest
 from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import BaseMatrices, store_base
 from indexer.deltas.conversions.rows import ConversionRows
-from indexer.deltas.conversions.source import CONSISTENT, DIFFERS, EXACTLY, UNKNOWN, Candidate, find_source, opened_once
+from indexer.deltas.conversions.source import Candidate, find_source, opened_once
 from indexer.errors import Skipped
+from indexer.records.conversion import CONSISTENT, DIFFERS, EXACTLY, UNKNOWN
 from indexer.sources.registry import ModelRef
 from studies.conversions import families, writers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,11 +15,12 @@ from indexer.atlas import AtlasFolder
 from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.conversions.rows import ConversionRows
-from indexer.deltas.conversions.source import Candidate, ConversionSource, find_source, opened_once
+from indexer.deltas.conversions.source import Candidate, find_source, opened_once
 from indexer.deltas.identification.names import stated_names
 from indexer.errors import AtlasError
 from indexer.network.hub_errors import model_errors
 from indexer.network.session import install_session
+from indexer.records.conversion import ConversionSource
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from indexer.sources.claims import hub_id_in, hub_spelling
@@ -102,9 +103,9 @@ def _stated(checkpoint: Checkpoint) -> list[str]:
 
 def answer_line(model: str, commit: str, found: ConversionSource) -> dict[str, Any]:
     """A stored answer of one conversion (``indexer.publish.stored_answers.CONVERSIONS``)."""
-    facts: Mapping[str, Any] = asdict(replace(found, notes=tuple(found.notes)))
-    line = {name: value for name, value in facts.items() if name not in ("base", "claimed", "rows")}
-    lists = {name: list(facts[name]) for name in ("differing", "also", "notes")}
+    facts: Mapping[str, Any] = asdict(found)
+    line = {name: value for name, value in facts.items() if name not in ("base", "rows")}
+    lists = {name: list(facts[name]) for name in ("claimed", "differing", "also", "notes")}
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     return {
         **line, **lists, "model": model, "commit": commit, "rows_compared": found.rows, "answered_at": now,

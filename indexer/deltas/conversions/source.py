@@ -10,10 +10,9 @@ file, the source is proved on these rows. The base itself is a candidate without
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import torch
@@ -22,13 +21,8 @@ from indexer.checkpoints.checkpoint import Checkpoint
 from indexer.deltas.conversions.rows import ConversionRows, Rows, other_tensors, rounded_versions
 from indexer.errors import AtlasError, ModelError, Skipped
 from indexer.names import DeltaKey
+from indexer.records.conversion import CONSISTENT, DIFFERS, EXACTLY, UNKNOWN, ConversionSource, Verdict
 from indexer.records.record import Record
-
-Verdict = Literal["exactly", "consistent with", "differs from what it claims", "unknown source"]
-EXACTLY: Verdict = "exactly"
-CONSISTENT: Verdict = "consistent with"
-DIFFERS: Verdict = "differs from what it claims"
-UNKNOWN: Verdict = "unknown source"
 
 # Candidates of which weights are read, besides those that the card names: the best by the records of the atlas.
 MOST_READ = 8
@@ -58,57 +52,6 @@ class Candidate:
     record: Callable[[], Record | None] = lambda: None
 
 
-@dataclass(frozen=True)
-class ConversionSource:
-    """What a conversion is a copy of.
-
-    - ``format``, ``types``: GGUF, and how its matrices are stored (``Q4_K, Q6_K``).
-    - ``base``: whose matrices it has; ``source``: the model that it is a copy of, maybe the base; None if unknown.
-    - ``rows``, ``rows_equal``: rows compared, and those whose codes are the source's; ``codes_equal``: the share of
-      equal codes. None if the quantiser depends on calibration data.
-    - ``differing``: tensors that are not the source's.
-    - ``residual``: ‖D − δ‖ / ‖D‖ of the source, ``error``: ‖F − C‖ / ‖C‖.
-    - ``log_odds``: decimal logarithm of the odds against the next candidate, ``next``.
-    - ``also``: candidates that cannot be told from the source by these rows.
-    """
-
-    format: str
-    types: str
-    base: str
-    source: str | None
-    verdict: Verdict
-    rows: int
-    rows_equal: int | None
-    codes_equal: float | None
-    differing: tuple[str, ...]
-    residual: float | None
-    error: float | None
-    log_odds: float | None
-    next: str | None
-    also: tuple[str, ...]
-    bytes_read: int
-    claimed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    fingerprint: str = ""
-    file_bytes: int = 0
-
-    @property
-    def headline(self) -> str:
-        """The verdict in a sentence, without the name of the file."""
-        what = f"a {self.format} conversion ({self.types})"
-        if self.source is None:
-            return f"{what} of a model of {self.base}, but of none that was compared"
-        if self.verdict == EXACTLY:
-            return f"{what} of exactly {self.source}: all codes of {self.rows:,} rows are those of its weights"
-        if self.verdict == CONSISTENT:
-            odds = "" if self.log_odds is None else f", 10^{self.log_odds:.0f} times likelier than {self.next}"
-            return f"{what} that is consistent with {self.source}{odds}"
-        if self.differing:
-            some = ", ".join(self.differing[:3])
-            return f"{what} of {self.source}, but for {len(self.differing)} tensors that differ ({some})"
-        return f"{what} of {self.source}, not of {' or '.join(self.claimed)} as it claims"
-
-
 @dataclass
 class _Fit:
     """How one candidate explains the file."""
@@ -127,12 +70,12 @@ class _Fit:
         """The regression of D on its change; 1 for the base, which has none."""
         return self.inner / self.change if self.change else 1.0
 
-    def log_likelihood(self, conversion: ConversionRows, floors: Mapping[DeltaKey, float]) -> float:
-        """Of D, by normal errors whose size each matrix has for itself."""
-        sizes = {key: conversion.stored[key].values.numel() for key in self.squares}
-        return -0.5 * sum(
-            sizes[key] * math.log(max(square / sizes[key], floors[key])) for key, square in self.squares.items()
-        )
+    def log_likelihood(
+        self, conversion: ConversionRows, floors: Mapping[DeltaKey, float], without: Collection[DeltaKey] = ()
+    ) -> float:
+        """Of D, by normal errors whose size each matrix has for itself; some matrices may be left out."""
+        sizes = {key: conversion.stored[key].values.numel() for key in self.squares if key not in without}
+        return -0.5 * sum(size * math.log(max(self.squares[key] / size, floors[key])) for key, size in sizes.items())
 
 
 class SourceSearch:
@@ -244,9 +187,9 @@ class SourceSearch:
             key=lambda fit: (-self.equal_tensors(fit), -fit.log_likelihood(self.conversion, self._floors)),
         )
 
-    def log_odds(self, fit: _Fit, other: _Fit) -> float:
-        """Natural logarithm of the odds of one candidate against another."""
-        own, theirs = (one.log_likelihood(self.conversion, self._floors) for one in (fit, other))
+    def log_odds(self, fit: _Fit, other: _Fit, without: Collection[DeltaKey] = ()) -> float:
+        """Natural logarithm of the odds of one candidate against another, by all matrices but some."""
+        own, theirs = (one.log_likelihood(self.conversion, self._floors, without) for one in (fit, other))
         return _DEPENDENCE * (own - theirs)
 
     def residual(self, fit: _Fit) -> float:
@@ -328,9 +271,9 @@ def _verdict(search: SourceSearch, opened: Mapping[str, Candidate], claimed: tup
     verdict: Verdict
     if search.equal_tensors(best) * 2 >= len(search.keys):
         is_source = True
-        differing = [
-            conversion.tensors[key] for key in search.keys if best.rows_equal.get(key) != len(conversion.lines[key])
-        ]
+        unequal = [key for key in search.keys if best.rows_equal.get(key) != len(conversion.lines[key])]
+        differing = [conversion.tensors[key] for key in unequal]
+        log_odds = None if apart is None else search.log_odds(best, apart, unequal)
         verdict = DIFFERS if differing else EXACTLY
     else:
         is_source = _is_consistent(search, best, log_odds)

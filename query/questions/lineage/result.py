@@ -28,6 +28,7 @@ COPY = "copy"
 RECAST = "recast"
 QUANTISED = "quantised copy"
 UNRELATED = "unrelated"
+CONVERSION = "conversion"  # in another format
 UNTRAINED_ADAPTER = "untrained adapter"  # or one whose change cannot be measured
 
 # The evidence for a copy, and the addition if neither of the two models is known to be the original.
@@ -54,7 +55,7 @@ STATED = "stated"
 # The tree.
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
 _MAX_HEIGHT = 180.0
-KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN, UNTRAINED_ADAPTER)
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN, UNTRAINED_ADAPTER, CONVERSION)
 _DASHED = (0, (3, 2))
 
 
@@ -79,7 +80,7 @@ class Edge:
         str,
         Doc(
             "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
-            "(saved in another precision), quantised copy, untrained adapter, or unrelated."
+            "(saved in another precision), quantised copy, conversion (GGUF, AWQ …), untrained adapter, or unrelated."
         ),
     ]
     coefficient: Annotated[float, Doc("Weight of the parent: 1, or another number in a merge."), Rounded(4)]
