@@ -63,4 +63,5 @@ class ConversionSource:
         if self.differing:
             some = ", ".join(self.differing[:3])
             return f"{what} of {self.source}, but for {len(self.differing)} tensors that differ ({some})"
-        return f"{what} of {self.source}, not of {' or '.join(self.claimed)} as it claims"
+        named = [name for name in self.claimed if name != self.base] or self.claimed
+        return f"{what} of {self.source}, not of {' or '.join(named)} as it claims"
