@@ -1,1 +1,1 @@
-"""How often the source of a conversion is found and proved: python -m studies.conversions."""
+"""Conversions of planted models: see ``__main__``."""

@@ -192,6 +192,10 @@ class SourceSearch:
         own, theirs = (one.log_likelihood(self.conversion, self._floors, without) for one in (fit, other))
         return _DEPENDENCE * (own - theirs)
 
+    def is_near(self, fit: _Fit, other: _Fit) -> bool:
+        """Whether another candidate explains D nearly as well."""
+        return self.log_odds(fit, other) < _SURE_ODDS and _SLOPE[0] <= other.slope <= _SLOPE[1]
+
     def residual(self, fit: _Fit) -> float:
         """‖D − δ‖ / ‖D‖; 0 if nothing is left of either."""
         return math.sqrt(sum(fit.squares.values()) / self.total) if self.total else 0.0
@@ -263,6 +267,10 @@ def _verdict(search: SourceSearch, opened: Mapping[str, Candidate], claimed: tup
         best = next((fit for fit in exact if fit.name in claimed), best)
         others = [fit for fit in search.ranked() if fit is not best]
     also = tuple(fit.name for fit in exact if fit is not best)
+    if not exact:  # models that are nearly the same have nearly the same odds
+        also = tuple(
+            fit.name for fit in others if search.base not in (best.name, fit.name) and search.is_near(best, fit)
+        )
     apart = next((fit for fit in others if fit.name not in also), None)
     has_quantiser = bool(best.rows_equal)
     equal, rows = sum(best.rows_equal.values()), sum(len(conversion.lines[key]) for key in search.keys)
