@@ -47,8 +47,8 @@ class BlockwiseMatrix(QuantisedMatrix):
 
     @property
     def label(self) -> str:
-        """``bitsandbytes (nf4)``."""
-        return f"bitsandbytes ({self.kind}{', double' if self.nested_block else ''})"
+        """``nf4``, or ``nf4 double`` with double quantisation."""
+        return f"{self.kind} double" if self.nested_block else self.kind
 
     @property
     def format(self) -> str:

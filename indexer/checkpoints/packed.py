@@ -45,8 +45,8 @@ class PackedMatrix(QuantisedMatrix):
 
     @property
     def label(self) -> str:
-        """``gptq (4 bits)``."""
-        return f"{self.form} ({self.bits} bits)"
+        """``4 bits``."""
+        return f"{self.bits} bits"
 
     @property
     def format(self) -> str:

@@ -66,8 +66,7 @@ class ScaledMatrix(QuantisedMatrix):
     @property
     def label(self) -> str:
         """The form in words: ``fp8``, ``mlx (8 bits)``."""
-        names = {"mlx": f"mlx ({self.bits} bits)", "bnb8": "bitsandbytes (8 bits)"}
-        return names.get(self.form, self.form)
+        return {"mlx": f"mlx ({self.bits} bits)", "bnb8": "int8"}.get(self.form, self.form)
 
     @property
     def format(self) -> str:

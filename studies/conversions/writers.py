@@ -18,6 +18,12 @@ from indexer.checkpoints.gguf_file import quantise
 Weights = Mapping[str, NDArray[np.float32]]
 # Order of codes of AWQ in a number of 32 bits.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# Levels of NF4 (arXiv 2305.14314, appendix E).
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
 _PLAIN = {"F32": np.float32, "F16": np.float16}
 
 
@@ -172,6 +178,27 @@ def write_bitsandbytes(folder: Path, config: Mapping[str, Any], weights: Weights
     return _save(folder, config, {"quantization_config": settings}, tensors)
 
 
+def write_nf4(folder: Path, config: Mapping[str, Any], weights: Weights, block: int = 64) -> Path:
+    """The format of bitsandbytes by definition: NF4 without double quantisation."""
+    levels = torch.tensor(_NF4)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, array in weights.items():
+        tensor = torch.from_numpy(array).to(torch.bfloat16)
+        tensors[name] = tensor
+        if "proj" not in name or array.ndim != 2:
+            continue
+        blocks = tensor.float().reshape(-1, block)
+        largest = blocks.abs().amax(1)
+        codes = ((blocks / largest[:, None]).reshape(-1, 1) - levels).abs().argmin(1).to(torch.uint8)
+        state = {"quant_type": "nf4", "blocksize": block, "dtype": "bfloat16", "shape": list(array.shape)}
+        text = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        tensors[name] = (codes[0::2] << 4 | codes[1::2])[:, None]
+        tensors |= {f"{name}.absmax": largest, f"{name}.quant_map": levels.clone()}
+        tensors[f"{name}.quant_state.bitsandbytes__nf4"] = text
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return _save(folder, config, {"quantization_config": settings}, tensors)
+
+
 def write_mlx(folder: Path, config: Mapping[str, Any], weights: Weights, bits: int, group: int = 64) -> Path:
     """MLX's own ``quantize``."""
     import mlx.core as mx
@@ -190,7 +217,7 @@ def write_mlx(folder: Path, config: Mapping[str, Any], weights: Weights, bits: i
 
 
 def write_onnx(
-    path: Path, config: Mapping[str, Any], weights: Weights, *, external: bool, dtype: Any = np.float32
+    path: Path, config: Mapping[str, Any], weights: Weights, *, external: bool = False, dtype: Any = np.float32
 ) -> Path:
     """An ONNX graph as exporters write it: products of matrices with names of their own, stored (in, out)."""
     import onnx

@@ -146,6 +146,17 @@ def test_awq_is_read_with_its_scales_of_inputs(tmp_path):
         assert np.linalg.norm(values - source) / np.linalg.norm(source) > 0.2
 
 
+def test_nf4_by_definition(tmp_path):
+    with opened(writers.write_nf4(tmp_path / "nf4", QWEN, WEIGHTS)) as checkpoint:
+        assert checkpoint.conversion == "bitsandbytes"
+        for name, read in coded(checkpoint, QUERY, DOWN).items():
+            source = torch.from_numpy(WEIGHTS[name][NUMBERS])
+            again = read.quantised(source)
+            assert np.array_equal(read.codes(), again.codes)
+            assert torch.allclose(read.values(), again.values)
+            assert 0.05 < (read.values() - source).norm() / source.norm() < 0.12
+
+
 @needs_bitsandbytes
 @pytest.mark.parametrize(("kind", "double"), [("nf4", False), ("nf4", True), ("fp4", False), ("int8", False)])
 def test_bitsandbytes(tmp_path, kind, double):
