@@ -62,6 +62,7 @@ PACKAGES = {
     "umap": "umap_learn",
     "yaml": "pyyaml",
     "faiss": "faiss_cpu",
+    "libggml": "libggml_python",
 }
 # What may be imported by what: folders and files of one extra.
 OF_EXTRAS = {
@@ -75,6 +76,7 @@ OF_EXTRAS = {
         "indexer/deltas/starts/kernel.py",
         "indexer/deltas/starts/sweep.py",
     ),
+    "gguf": ("indexer/checkpoints/gguf_file.py",),
     "dask": ("indexer/builds/dask_",),
     "studies": ("query/",),
     "agents": ("query/faces/serve/",),

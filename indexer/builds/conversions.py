@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from indexer.atlas import AtlasFolder
-from indexer.deltas.base import BaseMatrices
 from indexer.deltas.stored_base import StoredBase
 from indexer.errors import AtlasError, ModelError
 from indexer.network.rows import listed_filenames
@@ -34,6 +33,7 @@ def find_conversions(
     met = [entry for entry in entries if entry.outcome is not None and entry.outcome.reason == CONVERSION]
     if not met:
         return 0
+    from indexer.deltas.base import BaseMatrices
     from indexer.deltas.conversions.find import IndexedCandidate, answer_line, find_conversion
 
     answered = {(line["model"], line["commit"]) for line in read_answers(CONVERSIONS, folder, base.base)[0]}

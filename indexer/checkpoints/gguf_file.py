@@ -339,9 +339,11 @@ def quantise(values: NDArray[np.float32], number: int) -> Codes | None:
 @cache
 def _library() -> Any | None:
     """Ggml's library, if the package libggml-python is installed."""
-    spec = find_spec("libggml")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    files = [file for folder in folders for file in sorted(folder.glob("lib*/*ggml-base.*"))]
+    try:
+        import libggml
+    except ImportError:
+        return None
+    files = [file for folder in libggml.__path__ for file in sorted(Path(folder).glob("lib*/*ggml-base.*"))]
     for file in files:
         try:
             library = ctypes.CDLL(str(file))

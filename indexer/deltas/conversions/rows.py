@@ -210,7 +210,10 @@ class ConversionRows:
         return rows
 
     def estimate(self, record: Record) -> dict[DeltaKey, torch.Tensor] | None:
-        """The change of a model on these rows by the triplets of its record; None if it has none of these rows."""
+        """The change of a model on these rows by the triplets of its record; None if it has none of these rows.
+
+        Rows that the record does not hold are zero.
+        """
         changes = {}
         for delta in record.deltas:
             lines = self.lines.get(delta.key)
@@ -219,16 +222,12 @@ class ConversionRows:
             left = delta.u if delta.u is not None else delta.u_rows
             if left is None:
                 return None
-            if delta.u is None:
-                kept = lines_of(delta.shape[0], len(left))
-                places = np.searchsorted(kept, lines)
-                if places.max() >= len(kept) or not np.array_equal(kept[places], lines):
-                    continue
-                left = left[places]
-            else:
-                left = left[lines]
-            product = (left.astype(np.float32) * delta.s) @ delta.v.astype(np.float32).T
-            changes[delta.key] = torch.from_numpy(product)
+            kept = np.arange(len(left)) if delta.u is not None else lines_of(delta.shape[0], len(left))
+            _, own, places = np.intersect1d(lines, kept, assume_unique=True, return_indices=True)
+            if len(own):
+                change = np.zeros((len(lines), delta.shape[1]), np.float32)
+                change[own] = (left[places].astype(np.float32) * delta.s) @ delta.v.astype(np.float32).T
+                changes[delta.key] = torch.from_numpy(change)
         return changes or None
 
 

@@ -31,6 +31,7 @@ REASONS = {
     "no_weights": "The repository contains no weights.",
     "not_finite": "Its weights contain values that are not finite (NaN or infinite) or far too large.",
     "not_found": "It, or a file of it, is no longer there, or is private.",
+    "not_installed": "Its format needs a package that is not installed; it is tried again.",
     "not_kept": "The cache folder could not be written to.",
     "out_of_memory": "Reading it needed more memory than was available.",
     "parent_damaged": "The fine-tune below the adapter can no longer be read, and its stored record is damaged.",
