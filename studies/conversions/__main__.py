@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,31 @@ DISTANCES = (0.1, 0.01, 0.002)
 BASES = ("qwen2", "llama")
 
 
-def measure(models: int, asked: int, nulls: int, folder: Path, out: Path | None) -> dict[str, Any]:
-    """All figures, by base, distance and format; those so far are in ``out``."""
-    figures: dict[str, Any] = {"models": models, "cells": [], "calibrated": []}
-    for distance in sorted(DISTANCES):
+def measure(
+    distances: Sequence[float], models: int, asked: int, nulls: int, folder: Path, out: Path | None
+) -> dict[str, Any]:
+    """All figures, by base, distance and format; those that are in ``out`` are not measured again."""
+    figures: dict[str, Any] = {"cells": [], "calibrated": []}
+    if out is not None and out.exists():
+        figures = json.loads(out.read_text(encoding="utf-8"))
+    known = {(cell["base"], cell["distance"], cell["format"]) for cells in figures.values() for cell in cells}
+    for distance in sorted(distances):
         for base in BASES:
+            if all((base, distance, form) in known for form in (*FORMATS, *CALIBRATED)):
+                continue
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 family = Family.plant(base, distance, models, Path(place))
                 for form in FORMATS:
+                    if (base, distance, form) in known:
+                        continue
                     cell = {"base": base, "distance": distance, "format": form}
                     cell |= sources(family, form, asked)
                     cell |= {"absent": absent(family, form, nulls), "tampered": tampered(family, form, nulls)}
                     figures["cells"].append(cell)
                     write(out, figures)
                 for form in CALIBRATED:
+                    if (base, distance, form) in known:
+                        continue
                     cell = {"base": base, "distance": distance, "format": form, **calibrated(family, form, nulls)}
                     figures["calibrated"].append(cell)
                     write(out, figures)
@@ -109,10 +121,11 @@ def write_page(page: Path, figures: dict[str, Any]) -> None:
 def main() -> None:
     """Run the study."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--distances", type=float, nargs="+", default=DISTANCES, help="‖δW‖ / ‖W‖ of the fine-tunes")
     parser.add_argument("--models", type=int, default=60, help="fine-tunes of each base at each distance")
     parser.add_argument("--asked", type=int, default=20, help="files of each cell that are asked about as by a build")
     parser.add_argument("--nulls", type=int, default=20, help="files of each null, and tampered files, of each cell")
-    parser.add_argument("--out", type=Path, help="write the figures there (JSON)")
+    parser.add_argument("--out", type=Path, help="write the figures there (JSON); a later run goes on")
     parser.add_argument("--read", type=Path, help="figures of an earlier run, in place of a run")
     parser.add_argument("--page", type=Path, help="write the tables into this page")
     chosen = parser.parse_args()
@@ -120,7 +133,7 @@ def main() -> None:
         figures = json.loads(chosen.read.read_text(encoding="utf-8"))
     else:
         with tempfile.TemporaryDirectory() as folder:
-            figures = measure(chosen.models, chosen.asked, chosen.nulls, Path(folder), chosen.out)
+            figures = measure(chosen.distances, chosen.models, chosen.asked, chosen.nulls, Path(folder), chosen.out)
     if chosen.page is not None:
         write_page(chosen.page, figures)
     print(tables(figures))

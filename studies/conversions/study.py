@@ -50,7 +50,7 @@ class Family:
     def plant(cls, model_type: str, distance: float, count: int, folder: Path) -> Family:
         """``count`` fine-tunes at ``distance``, of which the last quarter continue the first by a tenth of it."""
         config = families.config_of(model_type)
-        weights = families.base_weights(config, seed=len(model_type))
+        weights = families.base_weights(config, seed=sum(model_type.encode()))
         saved = families.save(folder / "base", config, weights)
         with closing(open_checkpoint(_reference(saved))) as checkpoint:
             path = folder / f"org--base@{COMMIT}.safetensors"
