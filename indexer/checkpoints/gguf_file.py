@@ -323,7 +323,7 @@ def quantise(values: NDArray[np.float32], number: int) -> Codes | None:
         return np.ascontiguousarray(quantize(values, kind)).view(np.uint8).reshape(len(values), -1)
     except NotImplementedError:
         pass
-    library = _library()
+    library = ggml_library()
     if library is None or library.ggml_quantize_requires_imatrix(number):
         return None
     block, size = GGML_QUANT_SIZES[kind]
@@ -337,7 +337,7 @@ def quantise(values: NDArray[np.float32], number: int) -> Codes | None:
 
 
 @cache
-def _library() -> Any | None:
+def ggml_library() -> Any | None:
     """Ggml's library, if the package libggml-python is installed."""
     try:
         import libggml

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from indexer.checkpoints.gguf_file import quantise
+from indexer.checkpoints.gguf_file import ggml_library, quantise
 
 Weights = Mapping[str, NDArray[np.float32]]
 # Order of codes of AWQ in a number of 32 bits.
@@ -27,9 +28,12 @@ _NF4 = (
 _PLAIN = {"F32": np.float32, "F16": np.float16}
 
 
-def write_gguf(path: Path, config: Mapping[str, Any], weights: Weights, kinds: str | Mapping[str, str]) -> Path:
+def write_gguf(
+    path: Path, config: Mapping[str, Any], weights: Weights, kinds: str | Mapping[str, str], *, importance: bool = False
+) -> Path:
     """A GGUF file as llama.cpp's converter and quantiser make it, by gguf's own writer.
 
+    ``importance``: matrices are quantised with an importance matrix, which is drawn here; it needs ggml's library.
     ``kinds``: the type of matrices, or of each by a part of its name in the file ("" for the others). Tensors of one
     dimension are F32.
     """
@@ -54,7 +58,8 @@ def write_gguf(path: Path, config: Mapping[str, Any], weights: Weights, kinds: s
         if kind in _PLAIN:
             writer.add_tensor(stored, tensor.astype(_PLAIN[kind]))
         else:
-            codes = quantise(np.ascontiguousarray(tensor), int(number))
+            rows = np.ascontiguousarray(tensor)
+            codes = _by_importance(rows, number) if importance else quantise(rows, int(number))
             assert codes is not None, f"no quantiser of {kind}"
             writer.add_tensor(stored, codes, raw_dtype=number)
     writer.write_header_to_file()
@@ -62,6 +67,19 @@ def write_gguf(path: Path, config: Mapping[str, Any], weights: Weights, kinds: s
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _by_importance(weight: NDArray[np.float32], number: gguf.GGMLQuantizationType) -> NDArray[np.uint8]:
+    """As ``quantise``, with weights of the inputs as unequal as mean squares of activations are."""
+    library, pointer = ggml_library(), ctypes.POINTER(ctypes.c_float)
+    assert library is not None, "libggml-python is not installed"
+    inputs = np.exp(np.random.default_rng(0).normal(0, 1.5, weight.shape[1])).astype(np.float32)
+    block, size = gguf.GGML_QUANT_SIZES[number]
+    codes = np.zeros((len(weight), weight.shape[1] // block * size), np.uint8)
+    library.ggml_quantize_chunk(
+        int(number), weight.ctypes.data_as(pointer), codes.ctypes.data, 0, *weight.shape, inputs.ctypes.data_as(pointer)
+    )
+    return codes
 
 
 def _kind_of(name: str, kinds: str | Mapping[str, str]) -> str:

@@ -24,6 +24,7 @@ WEIGHTS = families.base_weights(CONFIG)
 TUNED = {f"org/tuned-{seed}": families.fine_tune(WEIGHTS, 0.01, seed) for seed in range(4)}
 SOURCE = "org/tuned-2"
 needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+needs_ggml = pytest.mark.skipif(find_spec("libggml") is None, reason="libggml-python is not installed")
 needs_mlx = pytest.mark.skipif(find_spec("mlx") is None, reason="mlx is not installed")
 
 
@@ -121,6 +122,17 @@ def test_formats_of_calibration_are_consistent_with_their_source(stored, tmp_pat
     assert found.log_odds > 6
     assert (found.rows_equal, found.codes_equal) == (None, None)
     missing = source_of(stored, write(tmp_path / form, CONFIG, TUNED[SOURCE]), without=[SOURCE])
+    assert (missing.source, missing.verdict) == (None, UNKNOWN)
+
+
+@needs_ggml
+@pytest.mark.parametrize("kind", ["Q4_K", "Q4_0", "Q5_K", "Q3_K", "IQ3_XXS"])
+def test_a_file_by_an_importance_matrix_is_consistent_with_its_source(stored, tmp_path, kind):
+    path = writers.write_gguf(tmp_path / "m.gguf", CONFIG, TUNED[SOURCE], kind, importance=True)
+    found = source_of(stored, path)
+    assert (found.source, found.verdict, found.also) == (SOURCE, CONSISTENT, ())
+    assert 0 < found.codes_equal < 1
+    missing = source_of(stored, path, without=[SOURCE])
     assert (missing.source, missing.verdict) == (None, UNKNOWN)
 
 

@@ -240,10 +240,13 @@ class OtherTensors:
     differing: tuple[str, ...]
 
 
-def other_tensors(conversion: Checkpoint, source: Checkpoint, matrices: Layout) -> OtherTensors:
+def other_tensors(
+    conversion: Checkpoint, source: Checkpoint, matrices: Layout, most_error: float | None = None
+) -> OtherTensors:
     """Compare the embeddings, heads and norms of a conversion with those of a full model: some rows of each.
 
-    A norm may be stored with 1 added (Gemma). Tensors whose quantiser depends on calibration data are left out. Raises
+    A norm may be stored with 1 added (Gemma). ``most_error``: rows whose codes are others count as equal up to this
+    multiple of the quantiser's own error; None if codes must be equal. Tensors without a quantiser are left out. Raises
     Skipped, Failed.
     """
     compared, rows_compared, differing = 0, 0, []
@@ -269,6 +272,9 @@ def other_tensors(conversion: Checkpoint, source: Checkpoint, matrices: Layout) 
             if any(version is None for version in again):
                 continue
             is_equal = any(version is not None and np.array_equal(version.codes, rows.codes) for version in again)
+            if not is_equal and most_error is not None and again[0] is not None:
+                error, usual = ((read - values.float()).norm() for read in (rows.values, again[0].values))
+                is_equal = bool(error <= most_error * usual)
             rows_compared += len(lines)
         compared += 1
         if not is_equal:

@@ -292,7 +292,8 @@ def _verdict(search: SourceSearch, opened: Mapping[str, Candidate], claimed: tup
         try:
             with opened[best.name].open() as checkpoint:
                 if checkpoint.kind == "full":
-                    rest = other_tensors(conversion.checkpoint, checkpoint, conversion.layout)
+                    most_error = _MOST_ERROR if verdict == CONSISTENT else None
+                    rest = other_tensors(conversion.checkpoint, checkpoint, conversion.layout, most_error)
                     differing += rest.differing
                     notes.append(f"{rest.compared} other tensors compared: embeddings, heads, norms")
                 search.bytes_read += checkpoint.bytes_read
