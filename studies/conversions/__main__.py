@@ -102,8 +102,8 @@ def tables(figures: dict[str, Any]) -> str:
     others = [
         {
             "format": cell["format"], "base": cell["base"], "‖δW‖ / ‖W‖": str(cell["distance"]).removeprefix("0"),
-            "consistent with its source": f"{cell['right']} of {cell['models']}",
-            "another source named, if its own is absent": f"{cell['false']} of {cell['models']}",
+            "consistent with its source, or a model nearly the same": f"{cell['right']} of {cell['models']}",
+            "a source named, if its own and those nearly the same are absent": f"{cell['false']} of {cell['models']}",
             "odds, typically": "" if cell["log_odds"] is None else f"10^{cell['log_odds']:.0f}",
         }
         for cell in figures["calibrated"]
