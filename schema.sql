@@ -396,6 +396,35 @@ CREATE TABLE lineage (
     probability DOUBLE NOT NULL  -- Calibrated probability that the step is right (docs/lineage.md).
 );
 
+-- Conversions of models of a base (GGUF, AWQ, GPTQ, bitsandbytes, MLX below 8 bits, ONNX), and of which model each is a
+-- copy. They have no record and no vector; their status is skipped, with the reason conversion. docs/conversions.md.
+CREATE TABLE conversions (
+    model_id INTEGER NOT NULL,  -- The conversion, see fine_tunes.
+    "commit" VARCHAR NOT NULL,  -- The commit that was read; a publish deletes the row once the model has another.
+    format VARCHAR NOT NULL,  -- GGUF, AWQ, GPTQ, bitsandbytes, MLX or ONNX.
+    types VARCHAR NOT NULL,  -- How its matrices are stored, the most frequent type first: "Q4_K, Q6_K".
+    source_id INTEGER,  -- The model that it is a copy of, see fine_tunes; null for the base, for a model that is not in
+        -- the atlas, and if it is unknown.
+    source VARCHAR,  -- Its id; that of the base for a copy of the base. Null if it is unknown.
+    verdict VARCHAR NOT NULL,  -- exactly (all codes that were read follow from the source), consistent with (by odds),
+        -- differs from what it claims, or unknown source.
+    rows_compared BIGINT NOT NULL,  -- Rows of matrices that were compared.
+    rows_equal BIGINT,  -- Those whose codes are the source's; null if the quantiser depends on calibration data.
+    codes_equal DOUBLE,  -- Share of equal codes; null as rows_equal.
+    claimed VARCHAR[] NOT NULL,  -- The models that its card and its files name.
+    differing VARCHAR[] NOT NULL,  -- Tensors that are not the source's.
+    residual DOUBLE,  -- ‖D − δ‖ / ‖D‖, where D is the difference from the converted base and δ the source's change.
+    error DOUBLE,  -- ‖W′ − W‖ / ‖W‖: how far its values lie from the source's, in a typical matrix.
+    log_odds DOUBLE,  -- Decimal logarithm of the odds of the source against the next candidate; at most 9999.
+    next VARCHAR,  -- The next candidate.
+    also VARCHAR[] NOT NULL,  -- Candidates that these rows do not tell from the source.
+    fingerprint VARCHAR NOT NULL,  -- Digest of all codes that were read: equal for two uploads of one conversion.
+    file_bytes BIGINT NOT NULL,  -- Bytes of its files of weights.
+    bytes_read BIGINT NOT NULL,  -- Bytes that were read for the answer, of the conversion and of candidates.
+    notes VARCHAR[] NOT NULL,  -- What could not be compared.
+    answered_at TIMESTAMP NOT NULL  -- When it was computed, UTC.
+);
+
 -- Datasets that models were probably tuned on (query predict --store): one row per (model, dataset).
 CREATE TABLE predictions (
     model_id INTEGER NOT NULL,  -- The model, see fine_tunes.

@@ -1,14 +1,18 @@
-"""Formats of weights that are not read, by the names of their files."""
+"""Formats of weights, those that are read and others, by the names of their files."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
+# How the names of files of weights end that are read.
+CONVERTED = (".gguf", ".onnx")  # those of conversions
+WEIGHTS = (".safetensors", ".bin", *CONVERTED)
 SAVE_AGAIN = "; save it with save_pretrained, which writes safetensors, or name the model it was made from"
 
 _FORMATS = (
-    (re.compile(r"\.gguf$|(^|/)ggml[\w.\-]*\.bin$"), "GGUF"),
+    (re.compile(r"(^|/)ggml[\w.\-]*\.bin$"), "GGML"),
+    (re.compile(r"\.gguf$"), "GGUF"),
     (re.compile(r"\.onnx(_data)?$|\.onnx\.data$|\.ort$"), "ONNX"),
     (re.compile(r"\.msgpack$"), "flax"),
     (re.compile(r"\.h5$|\.keras$|\.ckpt\.index$|\.ckpt\.data-[\d\-of]+$|(^|/)saved_model\.pb$"), "TensorFlow"),

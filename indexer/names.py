@@ -18,7 +18,7 @@ UNTRAINED, UNMEASURABLE = "untrained", "unmeasurable"
 
 # How a model repeats another: an equal file, equal weights in other files, the same weights in another dtype, or a
 # change whose distance from the other's is at most NEAR of the larger one.
-DuplicateKind = Literal["same file", "same weights", "rounded", "near"]
+DuplicateKind = Literal["same file", "same weights", "same conversion", "rounded", "near"]
 NEAR = 0.1
 
 # Columns of what the files beside the weights say of the training, with their names in ``Record.training``.

@@ -95,12 +95,7 @@ def write_atlas(
     with duckdb.connect(str(folder / "atlas.duckdb"), config=config) as connection:
         connection.execute("BEGIN")  # one for all: each row by itself would wait for the disk
         insert(connection, "atlas_info", [SCHEMA_VERSION, 3, BEGAN, "0.1.0", len(models) + 1])
-        layers = [{"stack": "", "layers": 6}]
-        licences = [None, None, None]
-        insert(
-            connection, "bases",
-            [base, "c" * 40, [], "roberta", "bert", layers, deltas, 4096, "{}", *licences, None],
-        )  # fmt: skip
+        insert_base(connection, base, layers=[{"stack": "", "layers": 6}], deltas=deltas)
         if blocks:
             publish(connection, folder, models)
         else:
@@ -164,6 +159,12 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, values: Sequence[A
     names = "(" + ", ".join(f'"{name}"' for name in columns) + ")" if columns else ""
     row = list(columns.values()) or list(values)
     connection.execute(f"INSERT INTO {table} {names} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def insert_base(connection: duckdb.DuckDBPyConnection, base: str, **columns: Any) -> None:
+    """A base with these columns; the others are those of a small RoBERTa, or null."""
+    usual = {"commit": "c" * 40, "aliases": [], "model_type": "roberta", "architecture": "bert", "block_bytes": 4096}
+    insert(connection, "bases", **{"base": base, "layers": [], "deltas": [], "config": "{}"} | usual | columns)
 
 
 def is_copy(model: Model) -> bool:

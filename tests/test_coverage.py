@@ -24,10 +24,14 @@ INDEXED = (
     "PEFT LoRA on a 4-bit copy of the base", "full, a base id spelt owner--name",
 )  # fmt: skip
 REFUSED = {
-    "bitsandbytes, 4 bits": ("quantized", "bitsandbytes"),
-    "MLX, 4 bits": ("quantized", "4 bits"),
+    "bitsandbytes, 4 bits": ("conversion", "bitsandbytes"),
+    "MLX, 4 bits": ("conversion", "4 bits"),
+    "GPTQ": ("conversion", "GPTQ, 4 bits"),
+    "AWQ": ("conversion", "AWQ"),
+    "other methods in few bits": ("quantized", "hqq"),
     "ctranslate2 only": ("unreadable_format", "CTranslate2"),
-    "GGUF only": ("unreadable_format", "GGUF"),
+    "GGUF only": ("conversion", "GGUF"),
+    "ONNX only": ("conversion", "ONNX"),
 }
 
 ROBOT = "robot policies: act, which has no base"

@@ -65,6 +65,7 @@ PACKAGES = {
     "cyclonedx": "cyclonedx_python_lib",
     "google": "in_toto_attestation",  # which brings protobuf
     "packageurl": "packageurl_python",
+    "libggml": "libggml_python",
 }
 # What may be imported by what: folders and files of one extra.
 OF_EXTRAS = {
@@ -79,6 +80,7 @@ OF_EXTRAS = {
         "indexer/deltas/starts/kernel.py",
         "indexer/deltas/starts/sweep.py",
     ),
+    "gguf": ("indexer/checkpoints/gguf_file.py",),
     "dask": ("indexer/builds/dask_",),
     "studies": ("query/",),
     "agents": ("query/faces/serve/",),

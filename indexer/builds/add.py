@@ -22,6 +22,7 @@ from indexer.builds.report import BuildReport, Progress, Watcher
 from indexer.console.options import with_options
 from indexer.deltas.stored_base import stored_bases
 from indexer.errors import AtlasError, BadArgument, Call, ModelError, Text
+from indexer.formats import WEIGHTS
 from indexer.listing.listing import Listing
 from indexer.publish.previous_atlas import check_rank
 from indexer.sources.claims import BY_FOLDER, untyped_relation
@@ -33,7 +34,6 @@ from indexer.sources.source import BaseFacts, Row
 from indexer.upkeep.removal import finish_removals
 
 _WILD = frozenset("*?[")
-_WEIGHTS = (".safetensors", ".bin")
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def expanded(models: Sequence[str | Path]) -> list[str]:
             continue
         path = Path(text).expanduser()
         root, pattern = Path(path.anchor), str(path.relative_to(path.anchor))
-        matches = sorted(str(match) for match in root.glob(pattern) if match.is_dir() or match.suffix in _WEIGHTS)
+        matches = sorted(str(match) for match in root.glob(pattern) if match.is_dir() or match.suffix in WEIGHTS)
         if not matches:
             raise AtlasError(f"Nothing matches {text!r}.", "Check the folder, or name the models one by one.")
         names |= dict.fromkeys(matches)

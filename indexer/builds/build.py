@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from indexer.atlas import AtlasFolder
 from indexer.builds.build_base import BuildBase
 from indexer.builds.condition import matching
+from indexer.builds.conversions import find_conversions
 from indexer.builds.estimate import Estimate, estimate_of
 from indexer.builds.options import WorkOptions
 from indexer.builds.plan import NEEDS_BASE, existing_record, move_records, needs_whole_base, plan
@@ -300,6 +301,7 @@ class Build:
                 self.publish(settled.values(), base, "stopped")
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
+        self.report.bytes_read += find_conversions(self.folder, base, settled.values(), self.places, self.watcher.say)
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
             # Samples count only if this build was to complete them.

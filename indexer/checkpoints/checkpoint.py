@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,15 +21,28 @@ import torch
 from indexer.checkpoints.ahead import in_threads, read_ahead
 from indexer.checkpoints.architectures.nested import by_nested_config
 from indexer.checkpoints.checkpoint_files import (
+    GGUF,
+    ONNX,
     Choice,
     Kind,
     choose,
     choose_conversion,
+    gguf_shards,
     is_plain_name,
     read_adapter_config,
     read_config,
 )
-from indexer.checkpoints.quantised import QUANTISATION_KEYS, quantised_matrices, refuse_quantised, stated_method
+from indexer.checkpoints.gguf_file import GgufHeader, checkpoint_names, model_config, name_in_gguf, read_gguf
+from indexer.checkpoints.onnx_file import read_onnx
+from indexer.checkpoints.quantised import (
+    QUANTISATION_KEYS,
+    ScaledMatrix,
+    logical_tensors,
+    quantised_matrices,
+    refuse_quantised,
+    stated_method,
+)
+from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix
 from indexer.checkpoints.repository import Repository, open_repository
 from indexer.checkpoints.stored_tensor import (
     READABLE,
@@ -48,6 +61,7 @@ from indexer.network.byterange import ByteSource
 from indexer.network.remote_file import RemoteFile
 from indexer.network.retries import RetryPolicy
 from indexer.records.record import StoredFile
+from indexer.records.row_plan import stripes_of
 from indexer.sources.cards.training_files import Training
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
@@ -65,6 +79,27 @@ _WRAPPERS = frozenset(
 _WRAPPED_BY_PEFT = frozenset(("base_layer",))
 # Between stripes of rows: the bytes between two matrices (biases, norms) cost less than another request.
 SEAM_BYTES = 32 << 10
+
+
+@dataclass(frozen=True)
+class CodedRows:
+    """Some rows of a matrix as they are stored. ``tensors``: the codes of these rows, and all scales."""
+
+    matrix: QuantisedMatrix
+    tensors: Mapping[str, torch.Tensor]
+    numbers: torch.Tensor
+
+    def values(self) -> torch.Tensor:
+        """The numbers that they stand for, (rows, in)."""
+        return self.matrix.decode(self.tensors, self.numbers)
+
+    def codes(self) -> Codes:
+        """What is stored, as bytes (rows, n)."""
+        return self.matrix.codes(self.tensors, self.numbers)
+
+    def quantised(self, values: torch.Tensor) -> Quantised | None:
+        """What the format's quantiser makes of other numbers (rows, in); see ``QuantisedMatrix``."""
+        return self.matrix.quantised(values.float(), self.tensors)
 
 
 class Checkpoint:
@@ -86,7 +121,10 @@ class Checkpoint:
         config: dict[str, Any],
         adapter_config: dict[str, Any] | None,
         shards: Mapping[str, Collection[str]] | None,
+        matrices: Mapping[str, QuantisedMatrix] | None = None,
+        header: GgufHeader | None = None,
     ) -> None:
+        """``matrices``: those stored in few bits, if the files say by themselves which; ``header``: of a GGUF file."""
         self.kind: Kind = choice.kind
         self.folder = choice.folder
         self.commit = repository.commit
@@ -103,7 +141,11 @@ class Checkpoint:
                 if name not in tensors or stated.get(name) is not self._index_of[name]:
                     tensors[name] = index.tensors[name]
                     self._index_of[name] = index
-        self.quantised, logical = quantised_matrices(tensors, config) if choice.kind == "full" else ({}, tensors)
+        self._header = header
+        self.quantised: Mapping[str, QuantisedMatrix] = matrices or {}
+        if choice.kind == "full" and matrices is None:
+            self.quantised = quantised_matrices(tensors, config, self._read_bytes)
+        logical = logical_tensors(tensors, self.quantised)
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(logical)
         # The tensors of the scales of each matrix, once they have been read: the base is rounded with them.
         self._scales: dict[str, dict[str, torch.Tensor]] = {}
@@ -113,7 +155,7 @@ class Checkpoint:
         self.config = {key: value for key, value in config.items() if key not in QUANTISATION_KEYS}
         if choice.kind == "full":
             self.config = by_nested_config(self.config, {name: info.shape for name, info in logical.items()})
-        if choice.kind == "full" and stated_method(config) is not None:
+        if choice.kind == "full" and (matrices is not None or stated_method(config) is not None):
             self.config["quantised"] = True  # experts that cannot be read may be missing
 
     @property
@@ -155,6 +197,18 @@ class Checkpoint:
         return max(sizes, key=lambda name: (sizes[name], name), default="")
 
     @property
+    def conversion(self) -> str:
+        """The format, if the file is a conversion of a model ("GGUF"): no vector is made of it. Else ""."""
+        return next((matrix.format for matrix in self.quantised.values() if matrix.format), "")
+
+    def stored_name(self, name: str) -> str | None:
+        """The name that the tensor ``name`` of another checkpoint of the architecture has here; None without one."""
+        if name in self.tensors or self._header is None:
+            return name if name in self.tensors else None
+        stored = name_in_gguf(name, self._header)
+        return stored if stored in self.tensors else None
+
+    @property
     def is_remote(self) -> bool:
         """Whether its weights come over the network."""
         return any(isinstance(index.source, RemoteFile) for index in self._files.values())
@@ -171,6 +225,8 @@ class Checkpoint:
         ``corrupt_file``; and Failed.
         """
         self._check(names)
+        limited = {name for name in rows or () if name in self.quantised}
+        assert not limited, "the rows of stacked matrices are limited, which are not quantised"
         rows_of_parts = {part: (rows or {}).get(part) for name in names for part in self._parts(name)}
         if not (ahead_bytes and self.is_remote and rows_of_parts):
             yield from self._decoded(self._read(rows_of_parts, Buffers()), names)
@@ -194,23 +250,47 @@ class Checkpoint:
             rows = {name: stripes for name, stripes in rows.items() if name not in self.quantised}
         yield from self._stored_stripes(rows, connections)
 
-    def _quantised_stripes(
-        self, rows: Mapping[str, Sequence[range]], connections: int
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Some rows of matrices stored in few bits. All of their scales, which are small, are read."""
+    def coded(self, rows: Mapping[str, Sequence[range]], connections: int = 1) -> Iterator[tuple[str, CodedRows]]:
+        """Some stripes of rows of quantised matrices as they are stored. Raises like ``stream``.
+
+        All scales of a matrix, which are small, are read; of a matrix whose rows do not lie together all codes.
+        """
+        self._check(rows)
         scales: dict[str, range | None] = dict.fromkeys(
             part for name in rows if name not in self._scales for part in self.quantised[name].parts[1:]
         )
         tensors = dict(self._read(scales, Buffers(most=0)))
-        for name in rows:
+        stripes: dict[str, Sequence[range]] = {}
+        wanted: dict[str, tuple[str, torch.Tensor, np.ndarray | None]] = {}
+        for name, ranges in rows.items():
+            matrix = self.quantised[name]
             if name not in self._scales:
-                self._scales[name] = {part: tensors[part] for part in self.quantised[name].parts[1:]}
-        by_codes = {self.quantised[name].parts[0]: name for name in rows}
-        stripes = {part: rows[name] for part, name in by_codes.items()}
-        for part, codes in self._stored_stripes(stripes, connections):
-            name = by_codes[part]
-            numbers = torch.cat([torch.arange(stripe.start, stripe.stop) for stripe in rows[name]])
-            yield name, self.quantised[name].decode({part: codes} | self._scales[name], numbers)
+                self._scales[name] = {part: tensors[part] for part in matrix.parts[1:]}
+            numbers = np.concatenate([np.arange(stripe.start, stripe.stop) for stripe in ranges])
+            if numbers.size == 0 or numbers.min() < 0 or numbers.max() >= matrix.shape[0]:
+                raise Skipped("shape_mismatch", f"{shown(name)} has no such rows")
+            stored, codes = matrix.stored_rows(numbers), matrix.parts[0]
+            if stored is None:
+                stripes[codes], order = [range(self._index_of[codes].tensors[codes].shape[0])], None
+            else:
+                distinct, order = np.unique(stored, return_inverse=True)
+                stripes[codes] = stripes_of(distinct)
+            wanted[codes] = (name, torch.from_numpy(numbers), order)
+        for part, read in self._stored_stripes(stripes, connections):
+            name, row_numbers, order = wanted[part]
+            ordered = read if order is None else read[order]
+            yield name, CodedRows(self.quantised[name], {part: ordered} | self._scales[name], row_numbers)
+
+    def _quantised_stripes(
+        self, rows: Mapping[str, Sequence[range]], connections: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The values of some rows of matrices stored in few bits."""
+        for name, coded in self.coded(rows, connections):
+            yield name, coded.values()
+
+    def _read_bytes(self, names: Collection[str]) -> dict[str, torch.Tensor]:
+        """Small stored tensors."""
+        return {name: tensor.clone() for name, tensor in self._read(dict.fromkeys(names), Buffers(most=0))}
 
     def _stored_stripes(
         self, rows: Mapping[str, Sequence[range]], connections: int
@@ -260,7 +340,9 @@ class Checkpoint:
 
         ``name``: the matrix, some rows of which must have been read before.
         """
-        return self.quantised[name].rounded(values, self._scales[name], rows)
+        matrix = self.quantised[name]
+        assert isinstance(matrix, ScaledMatrix)  # the others are conversions
+        return matrix.rounded(values, self._scales[name], rows)
 
     def stream_stored(self) -> Iterator[tuple[str, torch.Tensor]]:
         """All stored tensors, of any dtype that torch has, in the order of the files. Raises like ``stream``."""
@@ -286,6 +368,7 @@ class Checkpoint:
             if len(parts) == len(matrix.parts):
                 del waiting[name]
                 self._scales[name] = {key: parts[key].clone() for key in matrix.parts[1:]}
+                parts[matrix.parts[0]] = matrix.whole(parts[matrix.parts[0]])
                 yield name, matrix.decode(parts)
 
     def _check(self, names: Collection[str]) -> None:
@@ -373,7 +456,7 @@ def open_checkpoint(
             reference, commit=commit, filenames=filenames, retries=retries, most_small=most_small
         )
         choice = choose(repository.filenames, relation)
-        config = read_config(repository, choice, is_needed=needs_config)
+        config = read_config(repository, choice, is_needed=needs_config and choice.format != GGUF)
         adapter_config = None
         if choice.kind == "adapter":
             adapter_config = read_adapter_config(repository, choice, is_needed=needs_adapter_config)
@@ -397,10 +480,13 @@ def open_checkpoint(
 def _open(
     repository: Repository, choice: Choice, config: dict[str, Any], adapter_config: dict[str, Any] | None
 ) -> Checkpoint:
+    if choice.format == GGUF:
+        return _open_gguf(repository, choice, config)
+    if choice.format == ONNX:
+        return _open_onnx(repository, choice, config)
     shards = shards_of(repository, choice) if choice.is_index else None
     files: dict[str, TensorIndex] = {}
-    sources: list[ByteSource] = []
-    try:
+    with _closing_on_errors() as sources:
         for path in shards or [choice.folder + choice.name]:
             source = repository.open(path)
             sources.append(source)
@@ -415,6 +501,51 @@ def _open(
             files = {path: index.renamed(names) for path, index in files.items()}
             shards = shards and {path: [names.get(name, name) for name in tensors] for path, tensors in shards.items()}
         return Checkpoint(repository, choice, files, config, adapter_config, shards)
+
+
+def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -> Checkpoint:
+    """A GGUF file, or all shards of one; the first one's header holds the facts of the model."""
+    files: dict[str, TensorIndex] = {}
+    matrices: dict[str, QuantisedMatrix] = {}
+    header: GgufHeader | None = None
+    with _closing_on_errors() as sources:
+        for path in gguf_shards(repository.filenames, choice):
+            source = repository.open(path)
+            sources.append(source)
+            files[path], own, stored = read_gguf(source, repository.most_small)
+            header = header or own
+            header = replace(header, tensors=(*header.tensors, *own.tensors)) if own is not header else header
+            matrices |= stored
+        assert header is not None
+        config = {**model_config(header), **config}
+        names = checkpoint_names(header, str(config["model_type"]))
+        matrices = {names.get(name, name): matrix for name, matrix in matrices.items()}
+        return Checkpoint(repository, choice, files, config, None, None, matrices, header)
+
+
+def _open_onnx(repository: Repository, choice: Choice, config: dict[str, Any]) -> Checkpoint:
+    with _closing_on_errors() as sources:
+
+        def open_beside(name: str) -> ByteSource:
+            path = choice.folder + name
+            if not is_plain_name(name) or path not in repository.filenames:
+                raise Skipped("corrupt_file", f"{choice.name} names a file {shown(name)} that is not beside it")
+            sources.append(repository.open(path))
+            return sources[-1]
+
+        sources.append(repository.open(choice.folder + choice.name))
+        files, matrices = read_onnx(sources[0], open_beside)
+        names = {choice.folder + name if name != sources[0].name else choice.folder + choice.name: index
+                 for name, index in files.items()}  # fmt: skip
+        return Checkpoint(repository, choice, names, config, None, None, matrices)
+
+
+@contextmanager
+def _closing_on_errors() -> Iterator[list[ByteSource]]:
+    """A list of files, which are closed if the block fails."""
+    sources: list[ByteSource] = []
+    try:
+        yield sources
     except ModelError:
         for source in sources:
             source.close()

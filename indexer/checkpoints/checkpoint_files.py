@@ -19,6 +19,8 @@ The first matching row wins, relative to the repository or the requested subfold
 | 13 | rows 1 to 10 in the ``checkpoint-N/`` of the highest N, else in global_step_N, step-N, iter_N or epoch_N | |
 | 14 | rows 1 to 10 in the only other subfolder that has weights | |
 | 15 | row 13 two folders down (``run/checkpoint-N/``, ``step-N/hf/``), if all belong to one run; then row 14 there | |
+| 16 | the GGUF file with the most bits by its name, else the ONNX file with the usual name, of the root, else of the \
+only folder that has some | a conversion |
 
 ``consolidated*.safetensors`` repeats the weights under other names and is never used. Neither are the states of
 optimizers, schedulers and random generators.
@@ -53,6 +55,18 @@ _SHARD = re.compile(r"(model|pytorch_model|diffusion_pytorch_model)-\d+-of-\d+\.
 # Files that mlx-lm saves during training.
 _UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
 _SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
+# Formats to which models are converted, and how the names of their files end.
+GGUF, ONNX = "GGUF", "ONNX"
+_CONVERSIONS = {GGUF: ".gguf", ONNX: ".onnx"}
+# Of GGUF: projectors of images, importance matrices, draft heads; and how many bits a type's name says.
+_NO_GGUF = re.compile(r"mmproj|imatrix|(^|[-_.])(lora|adapter)[-_.]", re.IGNORECASE)
+_GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+_GGUF_TYPE = re.compile(
+    r"(?:^|[-_.])(?:b?f(?P<float>16|32)|i?q(?P<bits>\d)(?:_\w+)?)(?=[-_.])", re.IGNORECASE | re.ASCII
+)
+_MOST_GGUF_SHARDS = 1000
+# The usual name of a whole model in ONNX comes first; parts of one and files with operators of few bits are not read.
+_ONNX_NAMES = ("model.onnx", "decoder_model.onnx", "model_fp16.onnx")
 _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
@@ -68,6 +82,11 @@ class Choice:
     name: str
 
     @property
+    def format(self) -> str:
+        """GGUF or ONNX; "" for a file of PyTorch or safetensors."""
+        return next((name for name, ending in _CONVERSIONS.items() if self.name.endswith(ending)), "")
+
+    @property
     def is_index(self) -> bool:
         """Whether ``name`` lists shards."""
         return self.name.endswith(".index.json")
@@ -75,7 +94,7 @@ class Choice:
     @property
     def is_pickle(self) -> bool:
         """Whether a safetensors conversion would be preferable."""
-        return self.kind == "full" and ".bin" in self.name
+        return self.kind == "full" and ".bin" in self.name and not self.format
 
 
 def choose(filenames: Collection[str], relation: str) -> Choice:
@@ -98,6 +117,9 @@ def choose(filenames: Collection[str], relation: str) -> Choice:
     if holding:
         some = ", ".join(shown(folder) for folder in sorted(holding)[:5])
         raise Skipped("no_weights", f"there are weights in several subfolders ({some}), and none in the root")
+    conversions = {folder: choice for folder, names in by_folder.items() if (choice := _conversion_in(folder, names))}
+    if "" in conversions or len(conversions) == 1:
+        return conversions.get("") or next(iter(conversions.values()))
     # No file can be read: the message names the files that exist.
     names = [name for name in filenames if not NOT_WEIGHTS.search(name)]
     if any(_SHARD.fullmatch(name.rpartition("/")[2]) for name in names):
@@ -182,6 +204,38 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
             files_by_stem.setdefault(match["stem"] if match else stem, []).append(number_and_name)
     (numbers,) = files_by_stem.values() if len(files_by_stem) == 1 else ([],)
     return Choice("adapter", folder, max(numbers)[1]) if numbers else None
+
+
+def _conversion_in(folder: str, names: Collection[str]) -> Choice | None:
+    """Row 16 of the table."""
+    files = [name for name in names if name.endswith(".gguf") and not _NO_GGUF.search(name)]
+    shards = {name: _GGUF_SHARD.fullmatch(name) for name in files}
+    files = [name for name, shard in shards.items() if shard is None or int(shard["number"]) == 1]
+    if files:
+        return Choice("full", folder, min(files, key=lambda name: (-_bits_in(name), name)))
+    graphs = [name for name in names if name.endswith(".onnx")]
+    usual = next((name for name in _ONNX_NAMES if name in graphs), graphs[0] if len(graphs) == 1 else None)
+    return None if usual is None else Choice("full", folder, usual)
+
+
+def _bits_in(name: str) -> int:
+    """How many bits the type in the name of a GGUF file has; 0 if it names none."""
+    types = list(_GGUF_TYPE.finditer(name))
+    return int(types[-1]["float"] or types[-1]["bits"]) if types else 0
+
+
+def gguf_shards(filenames: Collection[str], choice: Choice) -> list[str]:
+    """The files that belong to a GGUF file, the first one first. Raises Skipped("corrupt_file") if some are missing."""
+    shard = _GGUF_SHARD.fullmatch(choice.name)
+    if shard is None:
+        return [choice.folder + choice.name]
+    count = int(shard["count"])
+    if not 0 < count <= _MOST_GGUF_SHARDS:
+        raise Skipped("malformed", f"{shown(choice.name)} has {count} shards; up to {_MOST_GGUF_SHARDS} are read")
+    paths = [f"{choice.folder}{shard['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+    if missing := [path for path in paths if path not in filenames]:
+        raise Skipped("corrupt_file", f"{len(missing)} of {count} shards are missing, {shown(missing[0])} first")
+    return paths
 
 
 def choose_conversion(filenames: Collection[str], folder: str) -> Choice | None:

@@ -21,6 +21,7 @@ from indexer.checkpoints.adapter_forms import MARKER
 from indexer.checkpoints.architectures.architecture import load_architecture
 from indexer.checkpoints.architectures.layout import Layout
 from indexer.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from indexer.checkpoints.checkpoint_files import GGUF, ONNX
 from indexer.checkpoints.stored_tensor import DTYPE_NAMES, READABLE, TensorIndex, read_safetensors
 from indexer.deltas.embeddings import base_stripes, embedding_names
 from indexer.deltas.stored_base import (
@@ -216,6 +217,8 @@ def locate_matrices(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Layout
 
     Raises Skipped as ``Architecture.locate``, and ``quantized`` if a matrix that is needed cannot be read.
     """
+    if checkpoint.conversion in (GGUF, ONNX):
+        raise Skipped("conversion", f"it is there only as {checkpoint.conversion}, without the configuration of a base")
     architecture = load_architecture(str(config.get("model_type")))
     is_quantised = bool(config.get("quantised"))
     shapes = {

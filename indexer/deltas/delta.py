@@ -23,6 +23,7 @@ from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
+from indexer.records.conversion import CONVERSION
 from indexer.records.row_plan import lines_of, lines_to_read, stripes_of
 from indexer.records.weight_sample import Positions, sampled_positions
 from indexer.untrusted import shown
@@ -209,8 +210,14 @@ def layout_against(checkpoint: Checkpoint, base: BaseMatrices) -> Layout:
     """Locate the block matrices of a full checkpoint and check them against the base's, by the header alone.
 
     Experts that the base lacks, because they are quantised in it, are left out. Raises Skipped: another architecture,
-    missing matrices, another depth, another shape, or quantised matrices that the base has as numbers.
+    missing matrices, another depth, another shape, quantised matrices that the base has as numbers, or "conversion".
     """
+    if checkpoint.conversion:
+        raise Skipped(
+            CONVERSION,
+            f"it is a conversion ({checkpoint.conversion}, {checkpoint.dtype}), of which no vector is made: its source "
+            "is the model to compare",
+        )
     config = checkpoint.config or dict(base.config)
     model_type = str(config.get("model_type") or base.config.get("model_type"))
     layout = locate_matrices(checkpoint, {**config, "model_type": model_type})

@@ -1,4 +1,4 @@
-"""Stored answers: the lineage and the predictions that an atlas keeps.
+"""Stored answers: the lineage, the predictions and the sources of conversions that an atlas keeps.
 
 Nothing in ``atlas.duckdb`` may be the only copy, so the database of each base keeps the answers beside its listing.
 An answer is a JSON object with its models and the records it was computed from. The table is made from the answers
@@ -37,7 +37,8 @@ class AnswerKind:
 
     ``columns``: keys of a line that are columns of the table; the other keys name the models and their records.
     ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers. ``select``: the lines
-    that the tables of a published atlas add up to, with the base.
+    that the tables of a published atlas add up to, with the base. ``status``: of the models that have such answers;
+    ``key``: the column of ``fine_tunes`` by which an answer is current, ``names``: keys that are names of other models.
     """
 
     table: str
@@ -46,6 +47,9 @@ class AnswerKind:
     texts: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     select: str = ""
+    status: str = "indexed"
+    key: str = "record_key"
+    names: tuple[str, ...] = ()
 
 
 LINEAGE = AnswerKind(
@@ -60,6 +64,7 @@ LINEAGE = AnswerKind(
     select="SELECT child.base, child.model, lineage.* EXCLUDE (model_id, parent_id), parent.model AS parent, "
     "parent.record_key AS parent_key FROM lineage JOIN fine_tunes AS child ON child.model_id = lineage.model_id "
     "LEFT JOIN fine_tunes AS parent ON parent.model_id = parent_id ORDER BY child.model_id, parent_id",
+    names=("parent",),
 )  # fmt: skip
 PREDICTIONS = AnswerKind(
     "predictions",
@@ -71,7 +76,22 @@ PREDICTIONS = AnswerKind(
     select="SELECT base, model, predictions.* EXCLUDE (model_id) FROM predictions JOIN fine_tunes "
     "ON fine_tunes.model_id = predictions.model_id ORDER BY fine_tunes.model_id, rank",
 )  # fmt: skip
-ANSWERS = (LINEAGE, PREDICTIONS)
+CONVERSIONS = AnswerKind(
+    "conversions",
+    "index build",
+    columns=(
+        "commit", "format", "types", "source", "verdict", "rows_compared", "rows_equal", "codes_equal", "claimed",
+        "differing", "residual", "error", "log_odds", "next", "also", "fingerprint", "file_bytes", "bytes_read",
+        "notes", "answered_at",
+    ),
+    texts=("commit", "format", "types", "source", "verdict", "next", "fingerprint"),
+    select="SELECT base, model, conversions.* EXCLUDE (model_id, source_id) FROM conversions JOIN fine_tunes "
+    "ON fine_tunes.model_id = conversions.model_id ORDER BY fine_tunes.model_id",
+    status="skipped",
+    key="commit",
+    names=("source", "next"),
+)  # fmt: skip
+ANSWERS = (LINEAGE, PREDICTIONS, CONVERSIONS)
 
 
 def read_answers(kind: AnswerKind, folder: AtlasFolder, base: str) -> tuple[list[Line], list[str]]:
@@ -116,13 +136,23 @@ def store_answers(
             renew_answers(kind, tables, folder, base)
 
 
+def add_answers(
+    folder: AtlasFolder, kind: AnswerKind, base: str, models: Iterable[str], lines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Replace the stored answers of ``models`` in the database of the base only: the next publish shows them.
+
+    The caller holds the lock of the writer.
+    """
+    base_database(folder.listing(base)).write(lambda tables: _replace(tables, kind, list(models), lines))
+
+
 def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
     """Remove a model from the stored answers of a base: its own, and its name in those of others."""
 
     def forget(tables: SmallTables) -> None:
         for number, kind, child, text in list(tables.all("answers")):
             line = load_json(text)
-            if model in (child, line.get("parent")):
+            if model == child or model in [line.get(key) for kind_of in ANSWERS for key in kind_of.names]:
                 tables.execute("DELETE FROM answers WHERE number = ?", (number,))
                 continue
             lists = {name: line[name] for name in ("same", "models") if model in line.get(name, ())}
@@ -247,15 +277,20 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
     indexed = {
         model: (model_id, record_key)
         for model, model_id, record_key in tables.rows(
-            "SELECT model, model_id, record_key FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base]
+            f'SELECT model, model_id, "{kind.key}" FROM fine_tunes WHERE base = ? AND status = ?', [base, kind.status]
         )
     }
+    sources = dict(
+        tables.rows("SELECT model, model_id FROM fine_tunes WHERE base = ? AND status = 'indexed'", [base])
+        if kind is CONVERSIONS
+        else ()
+    )
     reader = _Reader(kind, folder, base)
     lines = list(reader.checked())
     if reader.is_damaged:  # until `index rebuild` mends it, what is published stays
         tables.run(
             f"DELETE FROM {kind.table} WHERE NOT EXISTS (SELECT 1 FROM fine_tunes WHERE "
-            f"fine_tunes.model_id = {kind.table}.model_id AND fine_tunes.record_key = {kind.table}.record_key)"
+            f'fine_tunes.model_id = {kind.table}.model_id AND fine_tunes."{kind.key}" = {kind.table}."{kind.key}")'
         )
         return
     tables.run(
@@ -267,12 +302,14 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
     for line in lines:
         child, parent = indexed.get(line["model"]), indexed.get(line.get("parent") or "")
         parent_key = line.get("parent_key")
-        if child is None or child[1] != line["record_key"]:
+        if child is None or child[1] != line[kind.key]:
             continue
         if parent_key is not None and (parent is None or parent[1] != parent_key):
             continue
         row = {name: line[name] for name in kind.columns} | {"model_id": child[0]}
         if kind is LINEAGE:
             row["parent_id"] = parent[0] if parent and parent_key else None
+        if kind is CONVERSIONS:
+            row["source_id"] = sources.get(line["source"])
         rows.append(row)
     tables.insert(kind.table, valid_rows(kind.table, rows))

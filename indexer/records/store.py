@@ -22,7 +22,7 @@ BACK_OFF_SECONDS = 3600.0
 
 # The number of this reader. A version that can read models that earlier ones skipped has a larger number; then every
 # skipped model is tried once more.
-READER = 1
+READER = 2
 
 _MOST_ATTEMPTS = 10**6
 _MOST_BYTES = 1 << 20  # of a failure, which takes some hundred

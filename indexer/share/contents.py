@@ -20,7 +20,7 @@ from indexer.share.manifest import is_plain
 from indexer.untrusted import printable
 
 # Small folders that belong to every published atlas although the database does not name their files.
-CARRIED = ("lineage", "predictions")
+CARRIED = ("lineage", "predictions", "conversions")
 # Stored in packs: one file per model is too many for a repository.
 PACKED = ("records", "profiles")
 _DIGEST_FILE = re.compile(r"(?:records|profiles)/([0-9a-f]{2})/\1[0-9a-f]{62}(?:\.safetensors|(?:\.run)?\.json)")

@@ -57,7 +57,7 @@ _STAGING = ".pull"
 _ADMITTED = "admitted.duckdb"  # in it
 # Which files each part of an atlas may hold; the database says which of them belong to it.
 _ALLOWED = {
-    ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions)/[^/]+"),
+    ATLAS: re.compile(r"atlas\.duckdb|[^/]+\.faiss|(?:lineage|predictions|conversions)/[^/]+"),
     RECORDS: re.compile(r"records/(?:packs\.json|[0-9a-f]{16}\.tar)|(?:listing|bases)/[^/]+"),
 }
 _ASK = "Ask its publisher, or choose another tag."

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from indexer.errors import AtlasError, Call, Failed, ModelError, Skipped, Text, system_errors
-from indexer.formats import other_formats
+from indexer.formats import WEIGHTS, other_formats
 from indexer.hub_ids import is_hub_id
 from indexer.network.byterange import ByteSource, LocalFile
 from indexer.regular_files import MOST_FILES, descriptor_of, files_below
@@ -37,7 +37,7 @@ from indexer.sources.source import Row, Source, Version
 from indexer.untrusted import is_too_deep, load_json, shown
 
 # Files that decide the weights and claims of a folder.
-HASHED = (".safetensors", ".bin", ".json")
+HASHED = (*WEIGHTS, ".json")
 # A sample of a file is this many blocks of so many bytes.
 _BLOCK, _BLOCKS = 8 << 10, 256
 _HINT = "Give the folder that save_pretrained wrote."
@@ -52,7 +52,6 @@ OF_FOLDER = re.compile(
     r"(adapter_|diffusion_pytorch_|pytorch_)?model(-\d+-of-\d+)?(\.safetensors|\.bin)(\.index\.json)?|adapters\.safetensors"
     r"|pytorch_lora_weights\.safetensors"
 )
-_WEIGHTS = (".safetensors", ".bin")
 _BESIDE = ("adapter_config.json", "config.json")
 _NOT_PLAIN = re.compile(r"[^\w.\-+ ]", re.ASCII)
 
@@ -89,7 +88,7 @@ def _folder_named(text: str) -> Path | None:
         # Not where a link leads: in the Hub's cache that is a blob without a name, and without the files beside it.
         file = path if root is not None else Path(os.path.normpath(Path(text).expanduser().absolute()))
         is_whole = OF_FOLDER.fullmatch(file.name) is not None
-        if not (is_whole or file.suffix in _WEIGHTS) or not file.is_file():
+        if not (is_whole or file.suffix in WEIGHTS) or not file.is_file():
             return None
         return file.parent if is_whole else file
     except (OSError, RuntimeError, ValueError):
@@ -201,11 +200,11 @@ def local_row(reference: ModelRef, name: str | None = None, *, whole: bool = Tru
     with system_errors(lambda why: AtlasError(f"{folder} cannot be listed: {why}.", _HINT)):
         files = _files_of(folder)
     names = list(files)
-    if not any(name.endswith((".safetensors", ".bin")) for name in names):
+    if not any(name.endswith(WEIGHTS) for name in names):
         if (outside := _first_outside(folder, names)) is not None:
             raise AtlasError(f"{outside} leads out of {folders_root()} through a link, so it is not read.", _HINT)
         formats = other_formats(names)
-        why = f"only {formats}, a format that is not read" if formats else "no .safetensors or .bin file"
+        why = f"only {formats}, a format that is not read" if formats else "no file of weights"
         raise AtlasError(f"{folder} holds no weights that can be read: {why}.", _HINT)
     modified = datetime.fromtimestamp(max(map(_modified, files.values())), UTC).isoformat()
     hashed = {filename: path for filename, path in files.items() if filename.endswith(HASHED)}
@@ -376,5 +375,5 @@ def local_name(folder: Path, taken: Mapping[str, str]) -> str:
     for name, of in taken.items():
         if of == place:
             return name
-    last = folder.stem if folder.suffix in _WEIGHTS and not folder.is_dir() else folder.name
+    last = folder.stem if folder.suffix in WEIGHTS and not folder.is_dir() else folder.name
     return free_name(name_of_words((folder.parent.name, last)), taken)

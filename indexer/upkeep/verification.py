@@ -36,7 +36,8 @@ _ADVICE = re.compile(r"[:;.] [^:;.]*(?:index (?:rebuild|build|publish)|build\(|a
 
 # Columns that refer to a row of another table: (table, column, other table, its column).
 _OF_MODELS = (
-    "records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions", "neighbours",
+    "records", "tags", "model_datasets", "evaluations", "deltas", "fused_matrices", "predictions",
+    "conversions", "neighbours",
 )  # fmt: skip
 _OF_BASES = ("fine_tunes", "representations", "rejected_listing_rows")
 _REFERENCES = (

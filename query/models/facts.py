@@ -76,6 +76,13 @@ def _made_from(facts: Facts) -> list[str]:
     return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in facts["lineage"]]
 
 
+def _conversion(facts: Facts) -> str:
+    row = facts.get("conversion")
+    if not row:
+        return ""
+    return f"{row['format']} ({row['types']}): {row['verdict']}" + (f" ({row['source']})" if row["source"] else "")
+
+
 def _is_read_in_full(facts: Facts) -> bool:
     return facts.get("read") != SAMPLE
 
@@ -156,6 +163,7 @@ FACTS = (
     ModelFact("datasets", _SHOW | _COMPARE),
     ModelFact("probably", _SHOW, most_probable),
     ModelFact("made_from", _SHOW, _made_from),
+    ModelFact("conversion", _SHOW, _conversion),
     ModelFact("commit", _PAGE),
     ModelFact("created", _SHOW | _COMPARE | _PAGE),
     ModelFact("modified", _COMPARE | _PAGE),

@@ -20,8 +20,10 @@ from indexer.errors import (
 )
 from indexer.names import READS, nearest
 from indexer.quantities import size_in_words
+from indexer.records.conversion import CONVERSION
 from indexer.records.identity import ModelVersion
 from indexer.sources.registry import ModelRef, author_of
+from query.models.conversions import Conversion, conversion_of, is_of_conversion, read_conversion
 from query.models.resolved import (
     READERS,
     ResolvedModel,
@@ -58,10 +60,26 @@ def resolve_model(
     if known is not None and known.status == "indexed":
         return _indexed(known)
     if known is not None and known.status == "skipped":
+        if known.reason == CONVERSION:
+            return _source_of(atlas, conversion_of(atlas, known))
         raise no_record(known, reference.id)
     if known is not None:  # it could not be read when it was indexed
         reference, base = replace(reference, id=known.model), base or known.base
-    return _read_unindexed(atlas, reference, base, representation, read)
+    try:
+        return _read_unindexed(atlas, reference, base, representation, read)
+    except AtlasError as error:
+        if not is_of_conversion(error):
+            raise
+    return _source_of(atlas, read_conversion(atlas, reference, base))
+
+
+def _source_of(atlas: AtlasReader, conversion: Conversion) -> ResolvedModel:
+    """The model that answers for a conversion. Raises AtlasError if that is the base, or not known."""
+    what = f"{conversion.model} is {conversion.found.headline}"
+    if conversion.source_id is None:
+        raise AtlasError(f"{what}. A conversion has no vector of its own.", "")
+    source = indexed_model(atlas, conversion.source_id)
+    return replace(source, through=f"{what}. The answer is that of {source.name}.")
 
 
 def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:

@@ -32,7 +32,8 @@ class ResolvedModel:
 
     ``vector``: of a model that was read, centred like the published ones; None for a copy of the base. For that of an
     indexed model see ``vector_of``. ``group``: the group whose centre was subtracted. ``read``: sample or full;
-    ``copy_evidence``: what shows that it is a copy, as in the database.
+    ``copy_evidence``: what shows that it is a copy, as in the database. ``through``: a sentence on the conversion that
+    was asked about, if the model answers as its source.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ResolvedModel:
     copy_evidence: str | None = None
     vector: NDArray[np.float32] | None = None
     record: Record | None = None
+    through: str = ""
 
     @property
     def as_copy(self) -> str:
@@ -159,16 +161,17 @@ def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
     return tuple(f"{why}: its change and its neighbours say little about its data" for why in found if why)
 
 
-def sampled_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
-    """A note that the vector of a sampled model is an estimate; none for other models."""
+def vector_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
+    """Notes that a model answers for a conversion of it, and that the vector of a sampled model is an estimate."""
+    through = (model.through,) if model.through else ()
     if model.read != SAMPLE:
-        return ()
+        return through
     if model.record is not None:
         rows = [delta.lines for delta in model.record.deltas]
     else:
         found = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model.model_id])
         rows = [row["rows_read"] for row in found]
-    return (f"The vector of {model.name} is estimated from {rows_in_words(rows)}.",)
+    return (*through, f"The vector of {model.name} is estimated from {rows_in_words(rows)}.")
 
 
 def start_of(atlas: AtlasReader, model: ResolvedModel) -> dict[str, Any] | None:

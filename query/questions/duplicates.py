@@ -35,6 +35,14 @@ JOIN fine_tunes AS first ON first.model_id = copied.duplicate_of JOIN records AS
 WHERE copy.status = 'indexed' AND coalesce(copy.base = ?, true)
 ORDER BY copy.base, first.model, copy.model
 """
+_CONVERSIONS = """
+SELECT base, model, author, file_bytes,
+    first_value(model) OVER earlier AS of, first_value(author) OVER earlier AS of_author
+FROM conversions JOIN fine_tunes USING (model_id) WHERE coalesce(base = ?, true)
+WINDOW earlier AS (PARTITION BY base, conversions.fingerprint ORDER BY created NULLS LAST, model_id)
+QUALIFY model <> of
+ORDER BY base, of, model
+"""
 _PAIRS = """
 SELECT near.model_id, near.neighbour_id, near.similarity
 FROM neighbours AS near JOIN records AS one USING (model_id) JOIN records AS other ON other.model_id = near.neighbour_id
@@ -61,8 +69,8 @@ class Duplicate:
     kind: Annotated[
         DuplicateKind,
         Doc(
-            "same file (equal checksums), same weights (in other files), rounded (the same weights in another dtype), "
-            "or near."
+            "same file (equal checksums), same weights (in other files), same conversion (equal codes in all rows that "
+            "were read), rounded (the same weights in another dtype), or near."
         ),
     ]
     distance: Annotated[
@@ -133,6 +141,7 @@ def duplicates(
     """
     canonical = None if base is None else atlas.base_named(base)
     repeated = [_exact(row) for row in atlas.rows(_EXACT, [canonical])]
+    repeated += [_conversion(row) for row in atlas.rows(_CONVERSIONS, [canonical])]
     notes: tuple[str, ...] = ()
     if near or within is not None:
         within = NEAR if within is None else within
@@ -149,6 +158,13 @@ def _exact(row: Mapping[str, Any]) -> Duplicate:
     if hashes == kept_hashes and hashes and all(hashes):
         kind = "same file"
     return _duplicate(row, row["of"], row["of_author"], kind, 0.0)
+
+
+def _conversion(row: Mapping[str, Any]) -> Duplicate:
+    size = row["file_bytes"]
+    return Duplicate(
+        row["base"], row["model"], row["of"], "same conversion", 0.0, size, row["author"], row["of_author"]
+    )
 
 
 def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: DuplicateKind, distance: float) -> Duplicate:

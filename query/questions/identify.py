@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from query.contract.columns import AskedModel
 from query.contract.options import MODEL
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Doc, Format, Hidden, If, Listed
+from query.models.conversions import read_conversion
 from query.models.lookup import identify_model, known_bases_of
 from query.shared.wording import counted, percent
 
@@ -47,8 +48,9 @@ class BaseOfModel:
     relation: Annotated[
         str | None,
         Doc(
-            "fine-tune, adapter, the base itself, rearranged (its weights permuted, rescaled or rotated, or its layers "
-            "moved), or none."
+            "fine-tune, adapter, conversion (in another format, of the base or a model of it: the evidence says of "
+            "which), the base itself, rearranged (its weights permuted, rescaled or rotated, or its layers moved), or "
+            "none."
         ),
     ]
     evidence: Annotated[
@@ -85,7 +87,10 @@ class BasesOfModels(Listed[BaseOfModel]):
                 return f"{best.model} was made from none of the bases known here ({percent(best.probability or 0.0)})."
             if best.relation == "the base itself":
                 return f"{best.model} is {best.base} itself, in all that was read."
-            kinds = {"adapter": "an adapter of", "rearranged": "made from the rearranged weights of"}
+            kinds = {
+                "adapter": "an adapter of", "rearranged": "made from the rearranged weights of",
+                "conversion": "a conversion of a model of",
+            }  # fmt: skip
             kind = kinds.get(best.relation or "", "a fine-tune of")
             return f"{best.model} is {kind} {best.base} ({percent(best.probability or 0.0)})."
         known = sum(row.base is not None for row in first.values())
@@ -189,7 +194,7 @@ def identify(
                 answer = _of_record(atlas, name, known, allowed)
             else:
                 bases = known_bases_of(atlas) if bases is None else bases
-                answer = _as_rows(name, identify_model(atlas, reference, bases), allowed)
+                answer = _as_rows(name, identified(atlas, reference, bases), allowed)
         except AtlasError as error:
             if len(names) == 1 and isinstance(models, str | Path):
                 raise
@@ -197,6 +202,21 @@ def identify(
         items += answer.rows
         is_allowed[name] = answer.is_allowed
     return BasesOfModels(tuple(items), is_allowed if allowed else {})
+
+
+def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
+    """The base of a model that is read; of a conversion also its source, as evidence. Raises AtlasError."""
+    identification = identify_model(atlas, reference, bases)
+    if not identification.is_conversion or identification.base is None:
+        return identification
+    try:
+        found = read_conversion(atlas, reference, identification.base).found
+    except AtlasError as error:
+        words = f"its source was not looked for: {error.message}"
+    else:
+        words = found.headline
+    best, *others = identification.candidates
+    return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *others))
 
 
 def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _BasesOfModel:

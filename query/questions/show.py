@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from indexer.database.deepening import deepening
 from indexer.errors import AtlasError, Call, Text
 from indexer.names import family_order
+from indexer.records.conversion import CONVERSION
 from indexer.sources.registry import ModelRef
 from query.contract.options import Base, Model
 from query.contract.registry import Invocation, Tool, question
 from query.contract.results import Detail, Result, Shown, Spread, plain
+from query.models.conversions import stored_conversion
 from query.models.facts import Place, facts_of, most_probable
 from query.models.lookup import indexed_model, model_of_folder
 from query.models.resolved import base_in_hint, unknown_model, unrelated_notes
@@ -87,6 +89,10 @@ class ShownModel(Result, Mapping[str, Any]):
         "delta_norm_error": "Standard error of delta_norm; 0 if all rows were read.",
         "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
         "claimed_by": "What names the base: the card, a tag, config.json or the model's name.",
+        "conversion": (
+            "Of a conversion (GGUF, AWQ …) the row of the table conversions: its format, its source, the verdict, and "
+            "what differs."
+        ),
         "path": "The models from the base to this one, according to their claims.",
         "datasets": (
             "Datasets that the card, the tags, the reported results or the files of the training tool name, each under "
@@ -259,12 +265,16 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         "WHERE model_id = ? ORDER BY rank",
         [model_id],
     )
+    conversion = stored_conversion(atlas, model_id) if facts["reason"] == CONVERSION else None
+    facts["conversion"] = None if conversion is None else conversion.facts
     facts["checkpoints"] = path_around(atlas, model_id) if facts.get("run_group") is not None else []
     lineage = stored_lineage(atlas, model_id)
     facts["lineage"] = []
     if lineage is not None:
         facts["lineage"] = [plain(edge) | {"answered_at": lineage.answered_at} for edge in lineage.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
+    if conversion is not None:
+        notes.append(f"It is {conversion.found.headline}.")
     if facts.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         facts["rows_read"] = rows_in_words(row["rows_read"] for row in rows)

@@ -39,10 +39,10 @@ from query.models.lookup import resolve_model
 from query.models.resolved import (
     ResolvedModel,
     are_same,
-    sampled_notes,
     start_of,
     table_of,
     unrelated_notes,
+    vector_notes,
     vector_of,
 )
 from query.models.sampled import SAMPLE, needs_all, note_on_sampled, sample_gives
@@ -349,7 +349,7 @@ def similar(
     if row["untrained"]:
         notes.append(f"left out: {counted(row['untrained'], 'adapter')} that changed nothing measurable")
     notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
-    notes += [*sampled_notes(atlas, asked), *unrelated_notes(asked)]
+    notes += [*vector_notes(atlas, asked), *unrelated_notes(asked)]
     return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
 
 

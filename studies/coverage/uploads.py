@@ -46,6 +46,23 @@ def llama_base(root: Path, identifier: str) -> None:
     model_of("llama", TEXT, "CausalLM").save_pretrained(root / identifier)
 
 
+def converted(write: str, *words: Any, file: str = "") -> Maker:
+    """The base in another format, by a function of ``studies.conversions.writers``; ``file``: for those of one file."""
+
+    def make(root: Path, base: str, upload: str) -> Changes:
+        from studies.conversions import writers
+
+        model = model_of("llama", TEXT, "CausalLM")
+        model.save_pretrained(root / base)
+        describe(root, base)
+        weights = {name: tensor.float().numpy() for name, tensor in model.state_dict().items()}
+        getattr(writers, write)(root / upload / file, TEXT | CONFIG, weights, *words)
+        describe(root, upload, base)
+        return []
+
+    return make
+
+
 def robot(policy: str, reads: str, acts: str) -> Maker:
     """LeRobot's names: the action expert under ``acts``, and the language model that it reads with under ``reads``."""
 

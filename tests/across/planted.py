@@ -13,7 +13,7 @@ from indexer.atlas import SCHEMA_VERSION, STORAGE_VERSION
 from indexer.database.catalog import empty_database
 from indexer.publish.tables import Tables
 from indexer.vectors.stored import Vectors
-from tests.atlas_builder import BEGAN, Model, _add, insert, publish_vectors
+from tests.atlas_builder import BEGAN, Model, _add, insert, insert_base, publish_vectors
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -72,12 +72,8 @@ def write_bases(folder: Path, bases: Sequence[PlantedBase]) -> Path:
         insert(connection, "atlas_info", [SCHEMA_VERSION, 3, BEGAN, "0.1.0", 1 + sum(len(one.models) for one in bases)])
         first = 1
         for base in bases:
-            layers, words = [{"stack": "", "layers": 6}], [*base.words, ""]
-            insert(
-                connection,
-                "bases",
-                [base.name, "c" * 40, [], "roberta", "bert", layers, ["0.query"], 1, "{}", None, words],
-            )
+            layers = [{"stack": "", "layers": 6}]
+            insert_base(connection, base.name, layers=layers, deltas=["0.query"], words=[*base.words, ""])
             _add(Tables(connection), first, base.models, base.name)
             kept = [(number, one.vector) for number, one in enumerate(base.models, first) if one.vector is not None]
             matrix = np.array([vector for _, vector in kept], dtype=np.float32)

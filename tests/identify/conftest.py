@@ -13,7 +13,7 @@ from indexer.checkpoints.checkpoint import open_checkpoint
 from indexer.deltas.base import store_base
 from indexer.sources.registry import ModelRef
 from tests import checkpoints
-from tests.atlas_builder import BASE, Model, insert, write_atlas
+from tests.atlas_builder import BASE, Model, insert_base, write_atlas
 
 KIND, OTHER_KIND = checkpoints.roberta(4, 32, 64), checkpoints.gpt2(4, 32)
 TWIN, GPT2 = "org/twin", "org/gpt2-base"
@@ -32,11 +32,7 @@ def atlas(tmp_path_factory, weights):
     path = write_atlas(folder / "atlas", [Model("ann/one", np.eye(8)[0]), Model("bob/two", np.eye(8)[1])])
     with duckdb.connect(str(path / "atlas.duckdb")) as connection:
         for name in (TWIN, GPT2):
-            insert(
-                connection,
-                "bases",
-                [name, "c" * 40, [f"old-{name[4:]}"], "roberta", "bert", [], [], 1, "{}", None, None],
-            )
+            insert_base(connection, name, aliases=[f"old-{name[4:]}"])
     for name, (kind, _) in BASES.items():
         saved = checkpoints.save(folder / name, kind, weights[name])
         with closing(open_checkpoint(ModelRef(str(saved), folder=saved))) as checkpoint:

@@ -294,7 +294,7 @@ def test_few_bytes_are_read_of_a_large_model(atlas, weights, tmp_path):
 
 def test_a_model_that_cannot_be_read_is_one_line(atlas, tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    with Atlas(atlas) as opened, pytest.raises(AtlasError, match="GGUF"):
+    with Atlas(atlas) as opened, pytest.raises(AtlasError, match=r"model\.gguf.*header"):
         opened.identify(tmp_path)
 
 

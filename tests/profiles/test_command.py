@@ -19,7 +19,7 @@ from indexer.profiles.store import ProfileStore
 from indexer.upkeep.maintenance import rebuild, represent
 from indexer.upkeep.verification import verify
 from query import Atlas
-from tests.atlas_builder import Model, insert, write_atlas
+from tests.atlas_builder import Model, insert_base, write_atlas
 from tests.database import read_rows
 from tests.tiny_hub import BASE, indexed
 
@@ -146,8 +146,7 @@ def test_models_and_bases_that_are_not_there(shell):
 def test_a_model_of_another_base(tmp_path):
     folder = AtlasFolder(write_atlas(tmp_path, [Model("ann/one", np.eye(8)[0])], base="org/first"))
     with duckdb.connect(str(folder.database)) as connection:
-        other = ["org/other", "d" * 40, [], "roberta", "bert", [{"stack": "", "layers": 6}], [], 4096, "{}", None]
-        insert(connection, "bases", other)
+        insert_base(connection, "org/other", layers=[{"stack": "", "layers": 6}])
     assert base_and_models(folder, None, ["one"]) == ("org/first", ["ann/one"])
     with pytest.raises(
         AtlasError, match="ann/one is not indexed"

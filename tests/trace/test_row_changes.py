@@ -173,11 +173,11 @@ def test_codes_stand_for_sizes() -> None:
 
 def test_the_rows_that_are_read() -> None:
     rows = token_rows(30_522)
-    assert len(rows) == 1_472
+    assert len(rows) == 1_304
     assert {103, 2_500, 30_521} <= set(rows.tolist())
-    assert len(token_rows(128_256)) == 2_656
+    assert len(token_rows(128_256)) == 2_476
     assert token_rows(1000).tolist() == list(range(1000))
-    for size in (1087, 1504, 1505, 1600, 2000, 4096, 30_522, 256_000):
+    for size in (1087, 1324, 1325, 1600, 2000, 4096, 30_522, 256_000):
         stripes, read = token_stripes(size), token_rows(size)
         assert all(one.stop < other.start for one, other in pairwise(stripes))
         assert len(np.unique(read)) == len(read)

@@ -268,7 +268,7 @@ def test_a_git_lfs_pointer_is_called_one(tmp_path: Path, pointer: str, relation:
     assert "git lfs pull" in skip.detail
 
 
-@pytest.mark.parametrize(("name", "form"), [("weights.npz", "NumPy"), ("onnx/model.onnx", "ONNX"), ("a.gguf", "GGUF")])
+@pytest.mark.parametrize(("name", "form"), [("weights.npz", "NumPy"), ("onnx/model.ort", "ONNX")])
 def test_a_folder_with_another_format_is_told_which(tmp_path: Path, name: str, form: str) -> None:
     write_config(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)

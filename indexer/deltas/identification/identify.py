@@ -31,7 +31,7 @@ from indexer.network.session import install_session
 from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_relation
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 
-RelationToBase = Literal["fine-tune", "rearranged", "adapter", "the base itself", "none"]
+RelationToBase = Literal["fine-tune", "rearranged", "adapter", "conversion", "the base itself", "none"]
 # What a probability rests on: "shapes" alone leave open whether a base that is not known here has them too.
 Basis = Literal["weights", "names", "shapes"]
 
@@ -94,7 +94,8 @@ class Identification:
 
     ``candidates``: most probable first. ``none``: the probability that it is none of the bases known here, and
     ``none_evidence`` what speaks for that. ``bytes_read``: of the model. ``named``: ids in its configuration that are
-    none of these bases. ``uncompared``: bases whose matrices are not here, or damaged.
+    none of these bases. ``uncompared``: bases whose matrices are not here, or damaged. ``is_conversion``: whether it is
+    a copy in another format, whose source may be a model of the base.
     """
 
     candidates: tuple[BaseCandidate, ...]
@@ -103,6 +104,7 @@ class Identification:
     bytes_read: int
     named: tuple[str, ...] = ()
     uncompared: tuple[str, ...] = ()
+    is_conversion: bool = False
 
     @property
     def base(self) -> str | None:
@@ -206,7 +208,9 @@ def identify_opened(
     known = {name.lower() for base in bases for name in base.ids}
     named = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
     others = tuple(base_id for base_id in dict.fromkeys(named) if base_id.lower() not in known)
-    return replace(identification, bytes_read=checkpoint.bytes_read, named=others)
+    return replace(
+        identification, bytes_read=checkpoint.bytes_read, named=others, is_conversion=bool(checkpoint.conversion)
+    )
 
 
 def _listed_id(text: str) -> str | None:
@@ -279,7 +283,7 @@ def _of_full(
         BaseCandidate(
             base,
             largest * nearness[base] / total,
-            _relation(compared[base]),
+            "conversion" if rows.checkpoint.conversion else _relation(compared[base]),
             (*_words(compared[base]), *named[base], *_nearer(base, compared, likely)),
             "weights",
         )

@@ -91,7 +91,7 @@ class SampledRows:
 
     def _read_like(self, base: ComparedBase) -> tuple[list[LayerRows], _BaseRows, torch.dtype, tuple[int, int]]:
         """Rows of matrices that a base has too, the base, the dtype of the model, and the layers of both."""
-        layout = self._layout(base)
+        layout = layout_like(self.checkpoint, base)
         stack = _common_stack(base.layout, layout)
         theirs = _by_family(base.layout, stack)
         own = {
@@ -113,22 +113,6 @@ class SampledRows:
         of_base = _BaseRows(base, theirs, families, layers)
         dtype = self.checkpoint.tensors[chosen[0].tensor].dtype
         return of_model, of_base, dtype, (_depth(layout, stack), _depth(base.layout, stack))
-
-    def _layout(self, base: ComparedBase) -> Layout:
-        """The matrices of the model as the base's architecture names them. Raises Skipped."""
-        architecture = load_architecture(str(base.config.get("model_type")))
-        config = self.checkpoint.config
-        is_alike = config.get("model_type") in architecture.model_types
-        shapes = {name: info.shape for name, info in self.checkpoint.tensors.items() if info.dtype in READABLE}
-        try:
-            return architecture.locate(shapes, config if is_alike else {**config, **base.config})
-        except Skipped as problem:
-            if is_alike or "model_type" not in config:
-                raise
-            what = (
-                f"another architecture, {base.config.get('model_type')}; the model is {shown(config['model_type'], 40)}"
-            )
-            raise Skipped("shape_mismatch", what) from problem
 
     def _lines(self, matrices: Sequence[Matrix]) -> dict[DeltaKey, NDArray[np.int64]]:
         """The rows that are read of each matrix (input coordinates of a transposed one)."""
@@ -158,6 +142,21 @@ class SampledRows:
             tensor = self._read[matrix.tensor, rows.tobytes()]
             rows_read.append(matrix.extract_lines(tensor[np.searchsorted(rows, stored[matrix.key])]))
         return rows_read
+
+
+def layout_like(checkpoint: Checkpoint, base: ComparedBase) -> Layout:
+    """The matrices of a model as the base's architecture names them. Raises Skipped."""
+    architecture = load_architecture(str(base.config.get("model_type")))
+    config = checkpoint.config
+    is_alike = config.get("model_type") in architecture.model_types
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items() if info.dtype in READABLE}
+    try:
+        return architecture.locate(shapes, config if is_alike else {**config, **base.config})
+    except Skipped as problem:
+        if is_alike or "model_type" not in config:
+            raise
+        what = f"another architecture, {base.config.get('model_type')}; the model is {shown(config['model_type'], 40)}"
+        raise Skipped("shape_mismatch", what) from problem
 
 
 class _BaseRows:

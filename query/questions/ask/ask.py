@@ -16,7 +16,7 @@ from indexer.records.tokens import FROZEN, UNSURE
 from query.contract.options import Base, Device, Where
 from query.contract.registry import Invocation, Tool, question
 from query.models.lookup import resolve_model
-from query.models.resolved import ResolvedModel, sampled_notes, unrelated_notes, vector_of
+from query.models.resolved import ResolvedModel, unrelated_notes, vector_notes, vector_of
 from query.models.texts import Texts, given_texts, read_texts
 from query.questions.ask.evidence import Features, Reader
 from query.questions.ask.models import Candidates, read_candidates
@@ -299,7 +299,7 @@ def _texts_for(
     )
     answer = rows[0].file if rows and rows[0].is_answer else None
     notes += [note for file_texts in texts for note in file_texts.notes]
-    notes += [*sampled_notes(atlas, resolved), *unrelated_notes(resolved)]
+    notes += [*vector_notes(atlas, resolved), *unrelated_notes(resolved)]
     return TextsOfModel(resolved.name, resolved.base, answer, rows, tuple(notes))
 
 

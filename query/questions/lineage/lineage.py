@@ -16,12 +16,22 @@ import numpy as np
 from indexer.console.messages import say
 from indexer.console.option import Option
 from indexer.errors import AtlasError, Call, ModelError, Text, require, unreadable
+from indexer.formats import CONVERTED
+from indexer.records.conversion import CONVERSION
 from indexer.shared_state import one_blas_thread
 from indexer.sources.registry import ModelRef, author_of
 from indexer.vectors.centre import BY_OUTPUT, FULL
 from query.contract.options import Base, Model, OptionalModel
 from query.contract.registry import Invocation, Tool, question
-from query.models.lookup import describe_unindexed, indexed_model, names_base, read_described
+from query.models.conversions import is_of_conversion, read_conversion, stored_conversion
+from query.models.lookup import (
+    describe_unindexed,
+    identify_model,
+    indexed_model,
+    known_bases_of,
+    names_base,
+    read_described,
+)
 from query.models.resolved import READERS, ResolvedModel, is_unrelated, no_record, not_there, thresholds, unknown_model
 from query.models.sampled import SAMPLE
 from query.questions.lineage.candidates import (
@@ -32,6 +42,7 @@ from query.questions.lineage.candidates import (
     read_candidates,
     stated_model,
 )
+from query.questions.lineage.conversions import lineage_of_conversion
 from query.questions.lineage.evidence import cosine_with, energy
 from query.questions.lineage.result import (
     CONFIRMED,
@@ -241,6 +252,10 @@ def _lineage(
     thresholds: Thresholds | None,
 ) -> Lineage:
     """The lineage of an indexed model by its stored answer or its weights, of any other by its weights."""
+    if entry is not None and entry.reason == CONVERSION:
+        stored_answer = None if fresh else stored_conversion(atlas, entry.model_id)
+        listed = replace(reference, id=entry.model)
+        return lineage_of_conversion(stored_answer or read_conversion(atlas, listed, entry.base, entry))
     if entry is not None and entry.status == "skipped":
         raise no_record(entry, model)
     if entry is not None and entry.status == "indexed":
@@ -250,8 +265,15 @@ def _lineage(
         return Tracer(atlas, entry.base, dates=dates, thresholds=thresholds).of_indexed(entry.model_id)
     if entry is not None:  # it could not be read when it was indexed; perhaps only the end of its id was given
         reference, base = replace(reference, id=entry.model), base or entry.base
-    described, published = describe_unindexed(atlas, reference, base)
-    return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
+    if base is None and len(atlas.bases()) > 1 and reference.id.endswith(CONVERTED):  # it names no base
+        base = identify_model(atlas, reference, known_bases_of(atlas)).base
+    try:
+        described, published = describe_unindexed(atlas, reference, base)
+        return Tracer(atlas, published.base, dates=dates, thresholds=thresholds).of_described(described)
+    except AtlasError as error:
+        if not is_of_conversion(error):
+            raise
+    return lineage_of_conversion(read_conversion(atlas, reference, base))
 
 
 class _Expected(NamedTuple):

@@ -28,6 +28,7 @@ COPY = "copy"
 RECAST = "recast"
 QUANTISED = "quantised copy"
 UNRELATED = "unrelated"
+CONVERSION = "conversion"  # in another format
 UNTRAINED_ADAPTER = "untrained adapter"  # or one whose change cannot be measured
 
 # The evidence for a copy, and the addition if neither of the two models is known to be the original.
@@ -54,14 +55,14 @@ STATED = "stated"
 # The tree.
 COLUMN, ROW, MARGIN = 2.5, 0.19, 0.9  # inches
 _MAX_HEIGHT = 180.0
-KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN, UNTRAINED_ADAPTER)
+KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RUN, UNTRAINED_ADAPTER, CONVERSION)
 _DASHED = (0, (3, 2))
 
 
 # What fields of a step mean, here and in a bill of materials.
 STEP_KIND = Doc(
     "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
-    "(saved in another precision), quantised copy, untrained adapter, or unrelated."
+    "(saved in another precision), quantised copy, conversion (GGUF, AWQ …), untrained adapter, or unrelated."
 )
 RESIDUAL = Doc(
     "Share of the energy (squared norm) of the model's change that its parents do not explain, from 0 to 1. Small: "

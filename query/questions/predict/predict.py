@@ -39,10 +39,10 @@ from query.models.population import START, Head, head_of, own_datasets, relative
 from query.models.resolved import (
     ResolvedModel,
     facts_of_record,
-    sampled_notes,
     start_as_row,
     table_of,
     thresholds,
+    vector_notes,
     vector_of_record,
 )
 from query.questions.predict.classifier import NONE_OF_THESE, TOO_FEW, FittedClassifiers, fit, training_rows
@@ -387,7 +387,7 @@ def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Ta
         return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
     vector = table_of(atlas, asked, representation)
     duplicates = _duplicates(atlas, asked, facts)
-    notes = sampled_notes(atlas, asked)
+    notes = vector_notes(atlas, asked)
     vocabulary = None
     if representation != VOCABULARY and has_vocabulary(atlas, asked.base):
         if asked.record is None:

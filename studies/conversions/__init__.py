@@ -1,0 +1,1 @@
+"""Conversions of planted models: see ``__main__``."""
