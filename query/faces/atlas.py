@@ -205,6 +205,7 @@ class Atlas(OpenAtlas, Methods):
         base: str | None = None,
         explain: bool = False,
         read: str | None = None,
+        across: bool = False,
     ) -> Iterator[Answered[SimilarModels]]:
         """``similar`` for many models, one after another, with the same arguments.
 
@@ -212,7 +213,7 @@ class Atlas(OpenAtlas, Methods):
         """
         ask = partial(
             self.similar, k=k, where=where, other_authors=other_authors, representation=representation, base=base,
-            explain=explain, read=read,
+            explain=explain, read=read, across=across,
         )  # fmt: skip
         return answered(map(str, models), ask)
 
