@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from indexer.checkpoints.architectures.layout import Layout
 from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.checkpoints.stored_tensor import READABLE
 from indexer.deltas.base import BaseMatrices, locate_matrices, store_base
 from indexer.deltas.vectorise import vectorise
 from indexer.names import FAMILIES, DeltaKey
@@ -31,7 +32,7 @@ class Weights:
     """A checkpoint in memory.
 
     Attributes:
-        tensors: all of them, by name, float32.
+        tensors: all that hold numbers, by name, float32.
         layout: its block matrices.
         embedding: the name of the token embedding.
         config: its config.json.
@@ -47,7 +48,8 @@ class Weights:
         """Read a checkpoint. Raises ModelError."""
         with closing(open_checkpoint(ModelRef(str(folder), folder=folder))) as checkpoint:
             layout = locate_matrices(checkpoint, checkpoint.config)
-            tensors = {name: tensor.float().clone() for name, tensor in checkpoint.stream(tuple(checkpoint.tensors))}
+            numbers = [name for name, info in checkpoint.tensors.items() if info.dtype in READABLE]
+            tensors = {name: tensor.float().clone() for name, tensor in checkpoint.stream(numbers)}
             return cls(tensors, layout, checkpoint.token_embedding or "", dict(checkpoint.config))
 
     def copy(self) -> Weights:

@@ -98,14 +98,14 @@ def _untrained(subject: Subject) -> float:
     if cosine is None or cosine >= _UNRELATED or signs.rearranged:
         return 0.0
     edges = signs.column("weight_edge")
-    return float(max(0.0, 2.0 - np.quantile(edges, 0.9))) if edges.any() else 0.0
+    return max(0.0, 2.0 - float(np.quantile(edges, 0.9))) if edges.any() else 0.0
 
 
 def _untrained_in_words(subject: Subject) -> str:
     edges = subject.signs.column("weight_edge")
     return (
-        f"nothing of the base (cosine {subject.record.base_cosine:.2f}); in 9 of 10 matrices the largest singular value "
-        f"is at most {np.sqrt(np.quantile(edges, 0.9)):.2f} times that of independent numbers"
+        f"nothing of the base (cosine {subject.record.base_cosine:.2f}); in 9 of 10 matrices the largest singular "
+        f"value is at most {np.sqrt(np.quantile(edges, 0.9)):.2f} times that of independent numbers"
     )
 
 

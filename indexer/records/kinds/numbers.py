@@ -63,9 +63,10 @@ def _noise(subject: Subject) -> float:
 
 def _noise_in_words(subject: Subject) -> str:
     signs = subject.signs
+    largest = np.sqrt(np.median(signs.column("edge")))
     return (
         f"the spectrum of the changes is flat: by its median, {_noise(subject):.0%} of their energy is that of "
-        f"independent numbers; its largest singular value is {np.sqrt(np.median(signs.column('edge'))):.2f} times theirs"
+        f"independent numbers, and its largest singular value is {largest:.2f} times theirs"
     )
 
 
