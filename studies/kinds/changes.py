@@ -321,7 +321,7 @@ PLANTED: Mapping[str, Planted] = {
     "MEMIT": Planted("fact edited", memit, SMALL, "of the norm", False),
     "LoRA merged": Planted("adapter merged", lora_merged, SMALL, "of the norm", False),
     "tokens reset": Planted("embedding rows reset", tokens_reset, (1, 3, 10, 100), "rows"),
-    "tokens added": Planted("embedding rows added", tokens_added, (1, 8, 64), "rows"),
+    "tokens added": Planted("embedding rows added", tokens_added, (1, 8, 64), "rows", False),
     "layers swapped": Planted("layers moved", layers_swapped, (1, 2), "pairs"),
     "layers repeated": Planted("layers moved", layer_repeated, (1, 2), "layers"),
     "layers added": Planted("layers moved", deepened, (1, 2), "layers"),

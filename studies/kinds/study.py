@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,9 @@ from indexer.errors import ModelError
 from indexer.records.kinds.change import Subject
 from indexer.records.kinds.label import OF_SKIPPED, TESTS, change_of
 from indexer.records.record import Record
+from scripts.family.store import EXPECTED, RECORD, STARTED, read_json
 from studies.kinds.changes import PLANTED, Planted
+from studies.kinds.trainings import LORAS, RECIPES, all_trained
 from studies.kinds.weights import Reader, Weights
 
 ORDINARY = "ordinary"
@@ -50,22 +51,33 @@ def outcome_of(error: ModelError) -> dict[str, Any]:
 
 
 def ordinary(reader: Reader, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """A row for each ordinary fine-tune, as it is and as uploads in half precision. What is not one is left out."""
+    """A row for each ordinary fine-tune, as it is and as uploads in half precision."""
     for folder in folders:
-        try:
-            record = reader.record(folder)
-        except ModelError:
-            continue
-        if record.is_adapter or record.is_copy or (record.base_cosine or 0.0) < 0.3:
-            continue
-        yield {"kind": ORDINARY, "change": "as it is", "model": folder.name, **described(record)}
-        weights = Weights.read(folder)
+        record, weights = reader.record(folder), Weights.read(folder)
+        records = {record.precision: record}
         for dtype in UPLOADS:
-            if record.precision not in (dtype_name(dtype), "bfloat16"):
-                record_of_upload = reader.record_of(weights, dtype)
-                if not record_of_upload.is_copy:
-                    name = dtype_name(dtype)
-                    yield {"kind": ORDINARY, "change": name, "model": folder.name, **described(record_of_upload)}
+            if record.precision == "float32":
+                records[dtype_name(dtype)] = reader.record_of(weights, dtype)
+        for name, made in records.items():
+            if not made.is_copy:
+                row = {"kind": ORDINARY, "change": "family", "strength": folder.name, "dtype": name, "on": "base"}
+                yield row | described(made)
+
+
+def recipes(reader: Reader, folder: Path, base: Weights, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """A row for each training by ``RECIPES``, as each dtype stores it, and for each LoRA that is trained and merged.
+
+    A change that the dtype loses is left out.
+    """
+    for kind, chosen in ((ORDINARY, RECIPES), ("adapter merged", LORAS)):
+        for name, weights in all_trained(folder, base, chosen, seeds):
+            for dtype in (torch.float32, *UPLOADS):
+                record = reader.record_of(weights, dtype)
+                if not record.is_copy:
+                    yield {
+                        "kind": kind, "change": name if kind == ORDINARY else "trained LoRA merged", "strength": name,
+                        "dtype": dtype_name(dtype), "on": "base", **described(record),
+                    }  # fmt: skip
 
 
 def planted(reader: Reader, base: Weights, trained: Sequence[Weights], each: int) -> Iterator[dict[str, Any]]:
@@ -96,11 +108,19 @@ def one_planted(
     }  # fmt: skip
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The repositories of a family that hold full checkpoints."""
-    return sorted(path.parent for path in folder.glob("*/*/model.safetensors"))
+def base_of(family: Path) -> Path:
+    """The folder of a family's base."""
+    described = read_json(family / RECORD) or read_json(family / STARTED)
+    return family / str(described["base"])
 
 
-def remove(folder: Path) -> None:
-    """Remove a working folder."""
-    shutil.rmtree(folder, ignore_errors=True)
+def fine_tunes_in(family: Path) -> list[Path]:
+    """The repositories of a family that hold ordinary full fine-tunes of its base."""
+    base, expected = base_of(family), read_json(family / EXPECTED)
+    found = []
+    for path in sorted(family.glob("*/*/model.safetensors")):
+        entry = expected.get(path.parent.relative_to(family).as_posix(), {})
+        is_ordinary = entry.get("outcome", "indexed") == "indexed" and entry.get("flag") in (None, "duplicate")
+        if path.parent != base and is_ordinary and "from-scratch" not in path.parent.name:
+            found.append(path.parent)
+    return found

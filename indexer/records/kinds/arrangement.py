@@ -142,6 +142,6 @@ def _broken_in_words(subject: Subject) -> str:
 
 
 MOVED = Test("layers moved", _moved_score, _moved_in_words, 0.25, 0.05)
-REARRANGED = Test("rearranged", _rearranged, _rearranged_in_words, 0.5, 0.05)
+REARRANGED = Test("rearranged", _rearranged, _rearranged_in_words, 0.35, 0.03)
 UNTRAINED = Test("untrained", _untrained, _untrained_in_words, 0.85, 0.02)
 BROKEN = Test("broken", _broken, _broken_in_words, 0.6, 0.05)

@@ -13,6 +13,10 @@ _FEWEST = 3  # matrices that agree on a direction
 _MOST_EDITED = 8
 # Ranks above this share of what rows allow cannot be told from full ones.
 _MOST_RANK = 0.75
+# Ranks are equal if they differ by one, or by this share; rank one is what rounding leaves of many a training.
+_SAME_RANK, _LEAST_RANK, _OF_EQUALITY = 0.1, 2, 4.0
+# The decades of a spectrum that ends, and the share of rounding in a change that float32 keeps.
+_SEEN, _UNROUNDED = 5.0, 1e-9
 
 
 def _changed(subject: Subject) -> np.ndarray:
@@ -76,10 +80,11 @@ def _edited_in_words(subject: Subject) -> str:
 
 
 def _low_rank(subject: Subject) -> float:
-    """How clearly the ranks of all changes are low: decades by which the median singular value lies below a training's.
+    """How clearly all changes have a low rank: decades by which their spectra fall, and how far their ranks are equal.
 
     The spectrum of a training decays, but does not end: its median is a hundredth or more of that of independent
-    numbers. That of a product of factors is what rounding leaves.
+    numbers. That of a product of factors is what rounding leaves. Where rounding hides that, as in bfloat16, most
+    matrices still show the rank of the factors, while the rank that rounding leaves of a training differs.
     """
     signs, changed = subject.signs, _changed(subject)
     if not changed.any() or np.median(_share_of_rank(subject)) > _MOST_RANK:
@@ -87,12 +92,16 @@ def _low_rank(subject: Subject) -> float:
     ranks = signs.column("rank")[changed]
     if not ranks.max():
         return 0.0  # rounding explains all
-    low = (ranks <= signs.column("full_rank")[changed] / 2).mean()
-    tail = np.maximum(signs.column("tail")[changed], 1e-9)
-    # Of a rank above half of the rows the median is no rounding, but the rank itself is seen where rounding is small.
-    is_seen = np.median(signs.column("rounding")[changed]) < 1e-9
-    decades = float(-np.log10(np.quantile(tail, 0.75))) if low > 0.75 else 5.0 if is_seen else 0.0
-    return max(decades, 0.0)
+    usual = float(np.median(ranks))
+    is_equal = np.abs(ranks - usual) <= max(1.0, _SAME_RANK * usual)
+    equality = max(float(is_equal.mean()) - 0.5, 0.0) if usual >= _LEAST_RANK else 0.0
+    if (ranks <= signs.column("full_rank")[changed] / 2).mean() > _MOST_RANK:
+        tail = max(float(np.quantile(signs.column("tail")[changed], 0.75)), 1e-9)
+        decades = max(-float(np.log10(tail)), 0.0)
+    else:
+        # The median belongs to a change of a larger rank, but the rank shows where nothing is rounded.
+        decades = _SEEN if np.median(signs.column("rounding")[changed]) < _UNROUNDED else 0.0
+    return decades + _OF_EQUALITY * equality
 
 
 def _merged_in_words(subject: Subject) -> str:
@@ -104,4 +113,4 @@ def _merged_in_words(subject: Subject) -> str:
 
 ABLITERATED = Test("abliterated", _one_direction, _abliterated_in_words, 0.85, 0.02)
 EDITED = Test("fact edited", _few_facts, _edited_in_words, 0.5, 0.05)
-MERGED = Test("adapter merged", _low_rank, _merged_in_words, 3.0, 0.2)
+MERGED = Test("adapter merged", _low_rank, _merged_in_words, 2.6, 0.15)

@@ -9,10 +9,11 @@ from indexer.records.kinds.embedding import ADDED, RESET, added_rows
 from indexer.records.kinds.numbers import NOISE, PRUNED, QUANTISED
 from indexer.records.record import Record
 
-# What leaves nothing of the base's order comes first, then what leaves traces in single numbers, then changes of low
-# rank, of which the special ones come first. A flat spectrum comes after those whose errors have one.
+# Numbers that are zero or on a grid explain matrices without a number left, and columns without one, so that these
+# tests come before those of constant and of scaled matrices. Of the changes of low rank the special ones come first. A
+# flat spectrum comes after the changes whose errors have one.
 TESTS: tuple[Test, ...] = (
-    UNTRAINED, MOVED, BROKEN, REARRANGED, QUANTISED, PRUNED, EDITED, ABLITERATED, MERGED, NOISE, RESET, ADDED
+    UNTRAINED, MOVED, QUANTISED, PRUNED, BROKEN, REARRANGED, EDITED, ABLITERATED, MERGED, NOISE, RESET, ADDED
 )  # fmt: skip
 # Stored as codes and scales (``Record.dtype``).
 _CODES = ("fp8", "mlx", "int8", "nf4", "fp4")
