@@ -28,7 +28,8 @@ _GROUP, _FEWEST_IN_GROUP = 32, 24
 # Of 32 numbers that lie anywhere in a range, some two are nearer than this share of it; on a grid of up to 256 steps
 # none are, but for equal ones.
 _STEP = 1 / 260
-_MOST_ROWS, _MOST_NUMBERS = 8, 1024  # of which distinct numbers are counted
+# Rows and columns, spread over a matrix, whose numbers are sorted or counted; of a row at most so many.
+_MOST_ROWS, _MOST_COLUMNS, _MOST_NUMBERS = 8, 32, 1024
 # Rounding W and the base gives twice the variance u²/12; arithmetic in the same dtype before that adds some.
 _ROUNDINGS = 3.0
 # Matrices less like the base's than this are compared with those of other layers.
@@ -75,15 +76,15 @@ def matrix_signs(matrix: Matrix, weight: torch.Tensor, reference: torch.Tensor, 
         return MatrixSigns(_in_order(signs), None)
     signs["grid"] = _grid_share(rows) - _grid_share(base_rows)
     signs["distinct"] = _distinct(rows) / max(_distinct(base_rows), _TINY)
-    signs |= _shape_of_change(delta, energy, _rounding_energy(stored, rows))
+    shape, singular = _shape_of_change(delta, energy, _rounding_energy(stored, rows))
+    signs |= shape
+    left = singular[int(matrix.transposed)]
     signs |= _rescaling(rows, base_rows, energy)
-    signs["sorted"] = float((rows.sort(dim=1).values - base_rows.sort(dim=1).values).square().sum()) / energy
+    signs["sorted"] = _sorted_energy(rows, base_rows)
     if cosine < _LIKE:
         signs |= _nearest_layer(matrix, weight, base)
         signs["matched"] = _matched(matrix, rows, base)
         signs["weight_edge"] = _edges(torch.linalg.eigvalsh(_gram(rows)), rows.shape)[0] if size else 0.0
-    side = delta.mT if matrix.transposed else delta
-    left = torch.linalg.eigh(_gram(side)).eigenvectors[:, -1] if side.shape[0] <= side.shape[1] else _left(side)
     return MatrixSigns(_in_order(signs), left.float().numpy())
 
 
@@ -116,11 +117,6 @@ def _gram(rows: torch.Tensor) -> torch.Tensor:
     return rows @ rows.mT if rows.shape[0] <= rows.shape[1] else rows.mT @ rows
 
 
-def _left(matrix: torch.Tensor) -> torch.Tensor:
-    vector: torch.Tensor = matrix @ torch.linalg.eigh(_gram(matrix)).eigenvectors[:, -1]
-    return vector / torch.linalg.vector_norm(vector)
-
-
 def _rounding_energy(stored: torch.Tensor, rows: torch.Tensor) -> float:
     """The energy of the errors of rounding these numbers to the narrowest dtype that holds them."""
     unit = torch.finfo(narrowest_dtype(stored)).eps
@@ -151,9 +147,14 @@ def _median_of_law(ratio: float) -> float:
     return float(points[np.searchsorted(mass, mass[-1] / 2)])
 
 
-def _shape_of_change(delta: torch.Tensor, energy: float, rounding: float) -> dict[str, float]:
-    """Signs of the spectrum of δW and of the energies of its rows."""
-    eigenvalues = torch.linalg.eigvalsh(_gram(delta)).clamp_min(0)
+def _shape_of_change(
+    delta: torch.Tensor, energy: float, rounding: float
+) -> tuple[dict[str, float], tuple[torch.Tensor, torch.Tensor]]:
+    """Signs of the spectrum of δW and of the energies of its rows; its first left and right singular vectors."""
+    decomposed = torch.linalg.eigh(_gram(delta))
+    eigenvalues, short = decomposed.eigenvalues.clamp_min(0), decomposed.eigenvectors[:, -1]
+    is_wide = delta.shape[0] <= delta.shape[1]
+    long = torch.nn.functional.normalize(short @ delta if is_wide else delta @ short, dim=0)
     tails = eigenvalues.cumsum(0)  # of the smallest first
     most = len(eigenvalues)
     # What rounding leaves beyond rank k: a share of (1 − k/n)(1 − k/d) of its energy.
@@ -164,7 +165,7 @@ def _shape_of_change(delta: torch.Tensor, energy: float, rounding: float) -> dic
     largest, median = _edges(eigenvalues, delta.shape)
     energies = delta.square().sum(dim=1)
     spread = float(energies.var(correction=0) / energies.mean().square()) * delta.shape[1] / 2
-    return {
+    signs = {
         "rounding": min(rounding / energy, 1e6),
         "rank": rank,
         "full_rank": most,
@@ -173,6 +174,7 @@ def _shape_of_change(delta: torch.Tensor, energy: float, rounding: float) -> dic
         "tail": median,
         "row_spread": spread,
     }
+    return signs, (short, long) if is_wide else (long, short)
 
 
 def _rescaling(rows: torch.Tensor, base_rows: torch.Tensor, energy: float) -> dict[str, float]:
@@ -188,28 +190,38 @@ def _rescaling(rows: torch.Tensor, base_rows: torch.Tensor, energy: float) -> di
     return {"scalar": left(None), "columns": left(0), "rows": left(1)}
 
 
+def _sorted_energy(rows: torch.Tensor, base_rows: torch.Tensor) -> float:
+    """The energy of the difference of sorted rows by that of the rows, of some rows that changed."""
+    changed = torch.nonzero((rows != base_rows).any(dim=1)).flatten()
+    chosen = changed[:: -(-len(changed) // _MOST_ROWS)]
+    values, base_values = (some[chosen].numpy() for some in (rows, base_rows))
+    difference = np.sort(values, axis=1) - np.sort(base_values, axis=1)
+    return float(np.square(difference).sum() / np.square(values - base_values).sum())
+
+
 def _grid_share(rows: torch.Tensor) -> float:
-    """The share of groups of 32 numbers, along rows or along columns, that lie on a grid.
+    """The share of groups of 32 numbers, along rows or along columns, that lie on a grid; of some rows and columns.
 
     Groups of many zeros, as pruning leaves, have few other numbers, and no two of these need be near.
     """
-    shares = [_on_grid(side) for side in (rows, rows.mT) if side.shape[1] >= _GROUP]
-    return max(shares, default=0.0)
+    values = rows.float().numpy()
+    sides = (values[:: -(-len(values) // _MOST_ROWS)], values.T[:: -(-values.shape[1] // _MOST_COLUMNS)])
+    return max((_on_grid(side) for side in sides if side.shape[1] >= _GROUP), default=0.0)
 
 
-def _on_grid(rows: torch.Tensor) -> float:
-    groups = rows[:, : rows.shape[1] // _GROUP * _GROUP].reshape(-1, _GROUP).sort(dim=1).values
-    steps, span = groups.diff(dim=1), groups[:, -1] - groups[:, 0]
-    smallest = torch.where(steps > 0, steps, math.inf).amin(dim=1)
-    is_full = (groups != 0).sum(dim=1) >= _FEWEST_IN_GROUP
-    return float(((smallest > _STEP * span) & is_full).double().mean())
+def _on_grid(rows: NDArray[np.float32]) -> float:
+    groups = np.sort(rows[:, : rows.shape[1] // _GROUP * _GROUP].reshape(-1, _GROUP), axis=1)
+    steps, span = np.diff(groups, axis=1), groups[:, -1] - groups[:, 0]
+    smallest = np.where(steps > 0, steps, np.inf).min(axis=1)
+    is_full = (groups != 0).sum(axis=1) >= _FEWEST_IN_GROUP
+    return float(((smallest > _STEP * span) & is_full).mean())
 
 
 def _distinct(rows: torch.Tensor) -> float:
-    """The number of distinct numbers in a row by that of all its numbers, without zeros; of the first rows."""
-    some = rows[:_MOST_ROWS, :_MOST_NUMBERS].sort(dim=1).values
-    is_first = torch.cat([torch.ones_like(some[:, :1]), some.diff(dim=1)], dim=1) != 0
-    return float(((some != 0) & is_first).sum()) / max(int((some != 0).sum()), 1)
+    """The number of distinct numbers in a row by that of all its numbers, without zeros; of some rows."""
+    values = rows[:: -(-len(rows) // _MOST_ROWS), :_MOST_NUMBERS].float().numpy()
+    count = sum(len(np.unique(row[row != 0])) for row in values)
+    return count / max(int((values != 0).sum()), 1)
 
 
 def _nearest_layer(matrix: Matrix, weight: torch.Tensor, base: BaseMatrices) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
+from transformers.utils import logging
 
 from indexer.names import DeltaKey
 from scripts.tiny_models import token_ids
@@ -70,6 +71,8 @@ LORAS: dict[str, Recipe] = {f"LoRA of rank {rank}": Recipe(_adamw(1e-3), 15, lor
 
 def trained(folder: Path, weights: Weights, recipe: Recipe, seed: int) -> Weights:
     """The weights of the model in ``folder`` after a training on Python's help texts."""
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     torch.manual_seed(seed)
     is_causal = weights.config["model_type"] in ("gpt2", "llama")
     model: Any = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
