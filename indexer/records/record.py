@@ -21,7 +21,7 @@ from indexer.records.identity import AdapterBase, Identity, canonical_json
 from indexer.records.signs import COLUMNS, Signs
 from indexer.sources.cards.modelcard import DatasetClaim, claims_in_training
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
-from indexer.untrusted import load_json, malformed
+from indexer.untrusted import load_json, malformed, printable
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 
 # ``Record.adapter_kind`` of an adapter that replaces whole matrices.
@@ -423,7 +423,12 @@ def _signs_from(matrices: NDArray[Any], row: Mapping[str, Any], count: int) -> S
     """Signs as they are stored. Raises ValueError if they are not those of ``count`` matrices."""
     if matrices.shape != (count, len(COLUMNS)) or not np.isfinite(matrices).all():
         raise ValueError(f"its signs have the shape {matrices.shape}, not {(count, len(COLUMNS))}, or are not finite")
-    return Signs(matrices, **row)
+    signs = Signs(matrices, **row)
+    is_count = signs.reset_tokens is None or type(signs.reset_tokens) is int
+    is_text = isinstance(signs.rearranged, str) and signs.rearranged == printable(signs.rearranged, 200)
+    if not (is_count and is_text and 0 <= signs.rearranged_effect <= 1):
+        raise ValueError("its signs have values of the wrong kind")
+    return signs
 
 
 def read_identity(path: Path) -> tuple[Identity, str]:

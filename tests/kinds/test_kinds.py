@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from indexer.atlas import AtlasFolder
+from indexer.records.kinds import label
 from indexer.records.kinds.change import MEANINGS
-from indexer.records.kinds.label import OF_SKIPPED, TESTS
+from indexer.records.kinds.label import OF_SKIPPED, TESTS, change_of
+from indexer.records.store import RecordStore
 from query.questions.check.policy import _KINDS as OF_POLICIES
 from tests.kinds.conftest import KINDS, PLANTED, TRAININGS
 
@@ -38,6 +42,23 @@ def test_every_test_has_a_planted_change():
     assert {test.kind for test in TESTS} <= set(KINDS.values())
     assert set(OF_SKIPPED.values()) <= set(MEANINGS)
     assert {test.kind for test in TESTS} - set(OF_POLICIES) == {"adapter merged", "quantised"}  # by their relations
+
+
+@pytest.mark.parametrize("kind", [test.kind for test in TESTS])
+def test_no_other_test_says_so_in_its_place(hub, kind, monkeypatch):
+    """Without its test a kind is not recognised, and with one that always says so trainings are not."""
+    store = RecordStore(AtlasFolder(hub.folder / "atlas"))
+    records = [store.read(digest) for digest in store.digests()]
+    of_kind = [record for record in records if KINDS.get(record.identity.model.partition("/")[2]) == kind]
+    assert of_kind
+    assert {change_of(record).kind for record in of_kind} == {kind}
+    monkeypatch.setattr(label, "TESTS", tuple(test for test in TESTS if test.kind != kind))
+    assert kind not in {change_of(record).kind for record in of_kind}
+    always = tuple(replace(test, half=-1e9) if test.kind == kind else test for test in TESTS)
+    monkeypatch.setattr(label, "TESTS", always)
+    trained = [record for record in records if record.identity.model.startswith("bob/")]
+    assert len(trained) == len(TRAININGS)
+    assert {change_of(record).kind for record in trained} == {kind}
 
 
 def test_a_reason_says_which_layers(hub, labels):
