@@ -106,6 +106,11 @@ CREATE TABLE records (
     base_grid VARCHAR,  -- The 4-bit form to which the base had been rounded before this model was made from it, as its
         -- weights show: nf4, or nf4 double (with double quantisation). The error of that rounding is not part of its
         -- deltas. Null if it was made from the base as it is.
+    change VARCHAR,  -- What was done to the base's weights, by the weights alone: trained, adapter, adapter merged,
+        -- unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows
+        -- added, layers moved, rearranged, untrained or broken (docs/kinds.md). Null if its record has no signs of it.
+    change_probability DOUBLE,  -- Calibrated probability of change.
+    change_evidence VARCHAR,  -- Why, in words.
     vector_group VARCHAR NOT NULL DEFAULT 'full',  -- What its vector is made of: adapter (of what training did to the
         -- input side of an adapter, whose start is known or not random), adapter by output (of its whole change, which
         -- holds the random numbers that it began with; with other adapters it is compared by its output side), or full
@@ -568,6 +573,11 @@ CREATE TABLE adapter_bases (
 -- base_grid: What the base had been rounded to before this model was made from it, as its weights show: nf4, or nf4
 --   double (with double quantisation). The error of that rounding is not part of its deltas. Null if it was made from
 --   the base as it is.
+-- change: What was done to the base's weights: trained, adapter, adapter merged, merge (by query lineage --all),
+--   unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows added,
+--   layers moved, rearranged, untrained or broken (docs/kinds.md).
+-- change_probability: Calibrated probability of change.
+-- change_evidence: Why, in words.
 -- vector_group: What its vector is made of: adapter (what training did to the input side of an adapter), adapter by
 --   output (its whole change; with other adapters it is compared by its output side), or full (the change of full
 --   weights).
@@ -585,6 +595,9 @@ SELECT
     model_id, model AS id, model, base, author, "commit", relation, claimed_by, parent, path, verified, base_cosine,
     coalesce(named.datasets, []) AS datasets,
     "read", is_copy, copy_evidence, is_unrelated, is_partly_frozen, base_grid, vector_group, adapter_kind, start, initialisation, has_spectra,
+    CASE WHEN is_merge THEN 'merge' ELSE change END AS change,
+    CASE WHEN is_merge THEN merges.probability ELSE change_probability END AS change_probability,
+    CASE WHEN is_merge THEN 'a merge of ' || merges.parents ELSE change_evidence END AS change_evidence,
     duplicate_of, duplicate_group, delta_norm, delta_norm_error, relative_norm,
     created, modified, downloads, likes, gated, licence, licence AS license, licence_name, licence_link, languages, pipeline_tag, library, trigger_words,
     model_type, head_class, label_count, label_names, problem_type, dtype, weight_files, bytes_read, block_bytes,
@@ -597,7 +610,24 @@ LEFT JOIN (
     SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets
     FROM model_datasets WHERE dataset IS NOT NULL GROUP BY model_id
 ) AS named USING (model_id)
+LEFT JOIN (
+    SELECT lineage.model_id, string_agg(coalesce(parents.model, 'a model outside the atlas'), ', ' ORDER BY parents.model) AS parents,
+        min(lineage.probability) AS probability
+    FROM lineage LEFT JOIN fine_tunes AS parents ON parents.model_id = lineage.parent_id
+    WHERE kind = 'merge' GROUP BY lineage.model_id
+) AS merges USING (model_id),
+LATERAL (SELECT merges.parents IS NOT NULL AND change = 'trained' AS is_merge)
 WHERE status = 'indexed';
+
+-- What was done to the weights of every model of which that is known, also of those that cannot be indexed because of it.
+-- change: As in models; broken and layers moved also of skipped models.
+-- change_probability: Calibrated probability of change; null for skipped models, of which it is certain.
+-- change_evidence: Why, in words.
+CREATE VIEW changes AS
+SELECT model_id, base, model, change, change_probability, change_evidence FROM models WHERE change IS NOT NULL
+UNION ALL
+SELECT model_id, base, model, CASE reason WHEN 'not_finite' THEN 'broken' ELSE 'layers moved' END, NULL, detail
+FROM fine_tunes WHERE status = 'skipped' AND reason IN ('not_finite', 'layers_moved');
 
 -- The vectors of each (base, representation) and their FAISS file.
 -- representation: Name, as `index represent` takes it.

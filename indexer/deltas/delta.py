@@ -21,6 +21,7 @@ from indexer.checkpoints.quantised import refuse_coarse
 from indexer.deltas.base import BaseMatrices, locate_matrices
 from indexer.deltas.nf4 import on_grid
 from indexer.deltas.rounding import Grid, RoundingChoice
+from indexer.deltas.signs import MatrixSigns, matrix_signs, sign_lines
 from indexer.errors import Skipped
 from indexer.names import DeltaKey
 from indexer.records.conversion import CONVERSION
@@ -40,7 +41,7 @@ class DenseDelta:
     float32, if requested. ``lines``: how many rows of δW were read (input coordinates, if the base stores it
     transposed), None for all. ``indexer.records.row_plan`` chooses them, and ``matrix``, ``norm`` and ``inner`` are
     those of these rows. ``sample`` (n,) float32: some entries of W (``indexer.records.weight_sample``); ``moved``: how
-    many of them changed.
+    many of them changed. ``signs``: see ``indexer.deltas.signs``, if requested.
     """
 
     key: DeltaKey
@@ -51,6 +52,7 @@ class DenseDelta:
     moved: int
     weight: torch.Tensor | None = None
     lines: int | None = None
+    signs: MatrixSigns | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def dense_deltas(
     ahead_bytes: int = 0,
     *,
     with_weights: bool = False,
+    with_signs: bool = False,
     roundings: RoundingChoice | None = None,
 ) -> Iterator[DenseDelta]:
     """Stream the deltas of a full checkpoint. ``roundings`` is updated with every matrix.
@@ -87,7 +90,8 @@ def dense_deltas(
                 rows = torch.from_numpy(matrix.stored_lines(np.arange(matrix.lines)))
                 reference = checkpoint.rounded_like(name, reference, rows)
             grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, None)
-            yield _dense_delta(matrix, weight, reference, roundings, positions, with_weights, grid)
+            signed = sign_lines(matrix, tensor.element_size()) if with_signs else None
+            yield _dense_delta(matrix, weight, reference, roundings, positions, base, with_weights, grid, signed)
 
 
 # The change of a sample, relative to the base's rows, up to which rounding may exceed it, by the narrowest dtype that
@@ -104,6 +108,7 @@ def sampled_deltas(
     connections: int = 1,
     roundings: RoundingChoice | None = None,
     other_stripes: Mapping[str, Sequence[range]] | None = None,
+    with_signs: bool = False,
 ) -> tuple[list[DenseDelta], dict[str, torch.Tensor]]:
     """Some rows of the deltas of a full checkpoint, as ``indexer.records.row_plan`` chooses them; small matrices whole.
 
@@ -151,7 +156,10 @@ def sampled_deltas(
                 else:
                     rows = np.searchsorted(lines, rows)
                 grid = None if name in checkpoint.quantised else _grid_of(base, matrix.key, lines)
-                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), False, grid)
+                signed = None
+                if with_signs and not more:
+                    signed = np.searchsorted(lines, sign_lines(matrix, tensor.element_size()))
+                delta = _dense_delta(matrix, block, reference, roundings, (rows, columns), base, False, grid, signed)
                 change += delta.norm**2
                 if roundings.widest in _DROWNED_BELOW:  # needed only then: a checkpoint never becomes narrower
                     weights += float(reference.float().square().sum())
@@ -261,10 +269,15 @@ def _dense_delta(
     base: torch.Tensor,
     roundings: RoundingChoice,
     sampled: tuple[Positions, Positions],
+    base_matrices: BaseMatrices,
     with_weights: bool,
     grid: Grid | None,
+    signed: NDArray[np.int64] | None,
 ) -> DenseDelta:
-    """The delta of one matrix. It overwrites ``weight`` in memory if that is float32."""
+    """The delta of one matrix. It overwrites ``weight`` in memory if that is float32.
+
+    ``signed``: the lines among those of ``weight`` on which signs are measured; None for none.
+    """
     if tuple(weight.shape) != tuple(base.shape):
         raise Skipped(
             "shape_mismatch", f"{shown(matrix.tensor)} is {tuple(weight.shape)}, the base's is {tuple(base.shape)}"
@@ -272,6 +285,12 @@ def _dense_delta(
     reference = roundings.reference(weight, base, grid)
     positions = (torch.from_numpy(sampled[0]), torch.from_numpy(sampled[1]))
     sample = weight[positions].to(torch.float32)
+    signs = None
+    if signed is not None and weight.isfinite().all():
+        chosen, side = torch.from_numpy(signed), int(matrix.transposed)
+        signs = matrix_signs(
+            matrix, weight.index_select(side, chosen), reference.index_select(side, chosen), base_matrices
+        )
     delta = weight.to(torch.float32)
     weights = delta.clone() if with_weights else None
     square = inner = 0.0
@@ -286,4 +305,4 @@ def _dense_delta(
     if not (math.isfinite(norm) and math.isfinite(inner)):
         raise Skipped("not_finite", f"the tensor {shown(matrix.tensor)} holds NaN or infinite values")
     moved = int(delta[positions].count_nonzero())
-    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, weights)
+    return DenseDelta(matrix.key, delta, norm, inner, sample, moved, weights, signs=signs)

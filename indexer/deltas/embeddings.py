@@ -26,6 +26,8 @@ _TYPE_NAMES = ("token_type_embeddings",)
 _STEP = 64
 _MOST_POSITIONS = 1 << 15
 _MOST_TYPES = 64
+# A row was written anew if its cosine with the base's row is at most this; rows of padding are short.
+_NOTHING_IN_COMMON, _LEAST_LENGTH = 0.25, 0.1
 
 # Classes whose head predicts tokens. It is tied to the embedding if the checkpoint has no matrix for it.
 _TOKEN_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "ForPreTraining")
@@ -69,11 +71,12 @@ class EmbeddingReader:
     """Compares the embeddings of one full fine-tune with ``base``, the base's rows by kind.
 
     ``stripes``: the rows to read first, by the name of their tensor. A model may have more tokens than the base, or
-    fewer.
+    fewer. ``reset_tokens``: see ``indexer.records.signs.Signs``; known once changes were asked for.
     """
 
     def __init__(self, checkpoint: Checkpoint, base: Mapping[str, torch.Tensor], base_vocabulary: int) -> None:
         self._checkpoint, self._base, self._base_vocabulary = checkpoint, base, base_vocabulary
+        self.reset_tokens: int | None = None
         self._names = {
             kind: name
             for kind, name in embedding_names(checkpoint).items()
@@ -92,6 +95,7 @@ class EmbeddingReader:
         if TOKENS not in rows_by_kind:
             return None
         rows, base = rows_by_kind[TOKENS], self._base[TOKENS]
+        self.reset_tokens = _reset_rows(rows.float(), base[: len(rows)].float())
         compared = row_changes(rows, base[: len(rows)], narrowest_name(rows), tied=is_head_tied(self._checkpoint))
         if compared is None:
             return None
@@ -167,6 +171,19 @@ class EmbeddingReader:
             return None
         judged = classify_rows(rows, base, decay)
         return None if judged.is_unsure.any() else ~judged.is_untouched
+
+
+def _reset_rows(rows: torch.Tensor, base: torch.Tensor) -> int | None:
+    """How many rows were written anew: they have nothing in common with the base's, which are not zero.
+
+    None if most rows are like that: then it is another embedding.
+    """
+    lengths, base_lengths = (torch.linalg.vector_norm(some, dim=1) for some in (rows, base))
+    is_there = base_lengths > _LEAST_LENGTH * base_lengths.median()
+    cosines = (rows * base).sum(dim=1) / (lengths * base_lengths).clamp_min(torch.finfo(torch.float32).tiny)
+    is_reset = is_there & ~(cosines > _NOTHING_IN_COMMON)
+    count = int(is_reset.sum())
+    return None if 2 * count > int(is_there.sum()) else count
 
 
 def compare_embeddings(

@@ -26,8 +26,10 @@ from indexer.deltas.adapter_deltas import WeightDelta, deltas_on, dense
 from indexer.deltas.adapter_starts import Learned, Search, adapter_start, in_usual_seeds
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import DenseDelta, LoraDelta, dense_deltas, layout_against, sampled_deltas
+from indexer.deltas.elsewhere import moved_layers, rearranged
 from indexer.deltas.embeddings import EmbeddingReader
 from indexer.deltas.rounding import RoundingChoice
+from indexer.deltas.signs import MatrixSigns, with_agreement
 from indexer.deltas.spectra import Spectra
 from indexer.deltas.stacked import ForeignParent, StackedAdapter, UnreadableParent, on_record, once
 from indexer.deltas.svd import Factors, lora_svd, sample_svd, truncated_svd
@@ -39,6 +41,7 @@ from indexer.records.record import DeltaRecord, Record, TokenChanges
 from indexer.records.representations.registry import representation_named
 from indexer.records.row_plan import lines_of
 from indexer.records.row_space import row_space, row_space_of
+from indexer.records.signs import NUMBERS, Signs
 from indexer.sources.cards.modelcard import head_facts
 from indexer.sources.claims import YES, classify_path
 from indexer.sources.registry import ModelRef
@@ -56,6 +59,9 @@ _HEAD_CORRELATION = 0.3
 
 # Samples of matrices of one shape are decomposed together, up to this many numbers at once.
 _NUMBERS_AT_ONCE = 1 << 18
+
+# Models whose matrices are less like the base's (median cosine) may have them in other places or with other scales.
+_UNLIKE = 0.8
 
 # float32, in which norms and singular values are kept, ends at 2¹²⁸; sums over matrices have to fit, too.
 _REVISION = re.compile(r"\w[\w.\-/]{0,249}")
@@ -104,7 +110,14 @@ def vectorise(
         reader = _DeltaReader(unit, checkpoint, base)
         adapter_base: AdapterBase | None = None
         if checkpoint.kind != "adapter":
-            layout = layout_against(checkpoint, base)
+            try:
+                layout = layout_against(checkpoint, base)
+            except Skipped as problem:
+                layers = moved_layers(checkpoint, base) if problem.reason == "layer_mismatch" else ()
+                if not layers:
+                    raise
+                listed = ", ".join(map(str, layers))
+                raise Skipped("layers_moved", f"{problem.detail}; its layers are the base's {listed}") from problem
             block_bytes = sum(
                 math.prod(matrix.shape) * checkpoint.tensors[matrix.tensor].dtype.itemsize for matrix in layout.matrices
             )
@@ -136,6 +149,7 @@ def vectorise(
             sample=np.concatenate([reader.sample[delta.key] for delta in deltas]) if reader.sample else None,
             moved=reader.moved,
             tokens=reader.tokens,
+            signs=reader.signs(deltas) if checkpoint.kind != "adapter" else None,
             row_space=row_space(reader.row_spaces, [delta.key for delta in deltas]) if reader.row_spaces else None,
             precision=reader.roundings.widest,
             base_grid=reader.roundings.grid,
@@ -243,6 +257,7 @@ class _DeltaReader:
         self.row_spaces: dict[DeltaKey, NDArray[np.float64]] = {}
         self.factors_a: dict[str, torch.Tensor] = {}
         self.learned: dict[DeltaKey, Learned] = {}
+        self._signs: dict[DeltaKey, MatrixSigns] = {}
         self._embeddings = EmbeddingReader(checkpoint, base.embeddings, base.vocabulary)
         self.tokens: TokenChanges | None = None
 
@@ -250,17 +265,17 @@ class _DeltaReader:
         """Read a full checkpoint."""
         with_weights = self.spectra is not None
         for delta in dense_deltas(
-            self._checkpoint, layout, self._base, ahead_bytes, with_weights=with_weights, roundings=self.roundings
-        ):
+            self._checkpoint, layout, self._base, ahead_bytes,
+            with_weights=with_weights, with_signs=True, roundings=self.roundings,
+        ):  # fmt: skip
             self._add_dense(delta)
-            self.sample[delta.key] = delta.sample.numpy()
-            self.moved += delta.moved
+            self._note(delta)
         self.tokens = self._embeddings.changes(dict(self._checkpoint.stripes(self._embeddings.stripes)))
 
     def read_sample(self, layout: Layout, connections: int) -> None:
         """Read some rows of a full checkpoint."""
         deltas, embedding_rows = sampled_deltas(
-            self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes
+            self._checkpoint, layout, self._base, connections, self.roundings, self._embeddings.stripes, with_signs=True
         )
         samples_by_shape: dict[tuple[tuple[int, ...], bool], list[DenseDelta]] = {}
         for delta in deltas:
@@ -269,8 +284,7 @@ class _DeltaReader:
             else:
                 shape_and_side = tuple(delta.matrix.shape), self._base.layout.by_key[delta.key].transposed
                 samples_by_shape.setdefault(shape_and_side, []).append(delta)
-            self.sample[delta.key] = delta.sample.numpy()
-            self.moved += delta.moved
+            self._note(delta)
         for (shape, _), group in samples_by_shape.items():
             at_once = max(1, _NUMBERS_AT_ONCE // math.prod(shape))
             for start in range(0, len(group), at_once):
@@ -323,6 +337,20 @@ class _DeltaReader:
                 record = replace(record, learned_s=learned.s, learned_v=learned.v.astype(np.float16))
             records.append(record)
         return tuple(records)
+
+    def signs(self, deltas: Sequence[DeltaRecord]) -> Signs:
+        """The signs of a full checkpoint that has been read."""
+        matrices = with_agreement(self._signs, [delta.key for delta in deltas])
+        is_unlike = np.median(matrices[:, NUMBERS["cosine"]]) < _UNLIKE
+        how, effect = rearranged(self._checkpoint, self._base) if is_unlike else ("", 0.0)
+        return Signs(matrices, self._embeddings.reset_tokens, how, effect)
+
+    def _note(self, delta: DenseDelta) -> None:
+        """Keep what belongs to a full checkpoint besides its deltas."""
+        self.sample[delta.key] = delta.sample.numpy()
+        self.moved += delta.moved
+        if delta.signs is not None:
+            self._signs[delta.key] = delta.signs
 
     def _add_dense(self, delta: DenseDelta) -> None:
         if delta.lines is not None:

@@ -27,6 +27,7 @@ from indexer.network.rows import commit_of
 from indexer.publish.tables import Row
 from indexer.records.difference import signature_of
 from indexer.records.identity import Unit
+from indexer.records.kinds.label import change_of
 from indexer.records.record import RANK_THRESHOLDS, DeltaRecord, FusedMatrixRecord, Record
 from indexer.records.representations.registry import DEFAULT
 from indexer.records.representations.representation import Representation, Vector
@@ -222,6 +223,7 @@ def rows_of_record(
         "copy_evidence": record.copy_evidence(base_hashes),
         "is_unrelated": False,
         "base_grid": record.base_grid or None,
+        **_change_columns(record),
         "is_partly_frozen": not record.is_adapter and any(zeros) and not all(zeros),
         "adapter_kind": record.adapter_kind or None,
         "start": record.start and record.start.as_row(),
@@ -299,6 +301,16 @@ def rows_of_record(
         "fused_matrices": fused,
         "adapter_bases": adapter_bases,
         "model_datasets": claims,
+    }
+
+
+def _change_columns(record: Record) -> Row:
+    """What was done to the base's weights."""
+    change = change_of(record)
+    return {
+        "change": change and change.kind,
+        "change_probability": change and change.probability,
+        "change_evidence": change and change.evidence,
     }
 
 

@@ -18,9 +18,10 @@ from indexer.errors import AtlasError, system_errors
 from indexer.names import UNMEASURABLE, UNTRAINED, DeltaKey
 from indexer.records.adapter_start import AdapterStart
 from indexer.records.identity import AdapterBase, Identity, canonical_json
+from indexer.records.signs import COLUMNS, Signs
 from indexer.sources.cards.modelcard import DatasetClaim, claims_in_training
 from indexer.storage.arrays import checksum, read_arrays, read_texts, write_arrays
-from indexer.untrusted import load_json, malformed
+from indexer.untrusted import load_json, malformed, printable
 from indexer.vectors.centre import ADAPTER, BY_OUTPUT, FULL
 
 # ``Record.adapter_kind`` of an adapter that replaces whole matrices.
@@ -188,6 +189,7 @@ class Record:
     ``adapter_notes``: sentences on settings that its files leave open. ``base_grid``: the 4-bit form to which the base
     had been rounded before training ("nf4" or "nf4 double"), "" if it had not been. ``training``: what the files beside
     the weights say of how they were made (``indexer.sources.cards.training_files.Training.to_dict``); {} if nothing.
+    ``signs``: what else the weights show of how they were changed; None for adapters.
     """
 
     identity: Identity
@@ -215,6 +217,7 @@ class Record:
     adapter_notes: tuple[str, ...] = ()
     base_grid: str = ""
     start: AdapterStart | None = None
+    signs: Signs | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -320,6 +323,8 @@ def write_record(record: Record, path: Path) -> None:
     arrays |= {name: array for name in _ARRAYS if (array := getattr(record, name)) is not None}
     if record.tokens is not None:
         arrays["tokens"] = record.tokens.codes
+    if record.signs is not None:
+        arrays["signs"] = record.signs.matrices
     matrices: tuple[DeltaRecord | FusedMatrixRecord, ...] = (*record.deltas, *record.fused_matrices)
     for matrix in matrices:
         for name in ("s", *_OPTIONAL_ARRAYS):
@@ -343,6 +348,7 @@ def write_record(record: Record, path: Path) -> None:
         "precision": record.precision,
         "base_grid": record.base_grid,
         "start": asdict(record.start) if record.start else None,
+        "signs": record.signs and record.signs.as_row(),
         "adapter": {
             "kind": record.adapter_kind,
             "passed_over": list(record.passed_over),
@@ -401,6 +407,7 @@ def read_record(path: Path) -> Record:
             precision=str(header["precision"]),
             base_grid=str(header["base_grid"]),
             start=AdapterStart(**header["start"]) if header["start"] else None,
+            signs=_signs_from(arrays["signs"], header["signs"], len(deltas)) if header.get("signs") else None,
             tokens=TokenChanges(arrays["tokens"], **header["tokens"]) if header["tokens"] else None,
             adapter_kind=str(header["adapter"]["kind"]),
             passed_over=tuple(map(str, header["adapter"]["passed_over"])),
@@ -410,6 +417,18 @@ def read_record(path: Path) -> Record:
             row_space=arrays.get("row_space"),
             **{name: header[name] for name in _FIELDS},
         )
+
+
+def _signs_from(matrices: NDArray[Any], row: Mapping[str, Any], count: int) -> Signs:
+    """Signs as they are stored. Raises ValueError if they are not those of ``count`` matrices."""
+    if matrices.shape != (count, len(COLUMNS)) or not np.isfinite(matrices).all():
+        raise ValueError(f"its signs have the shape {matrices.shape}, not {(count, len(COLUMNS))}, or are not finite")
+    signs = Signs(matrices, **row)
+    is_count = signs.reset_tokens is None or type(signs.reset_tokens) is int
+    is_text = isinstance(signs.rearranged, str) and signs.rearranged == printable(signs.rearranged, 200)
+    if not (is_count and is_text and 0 <= signs.rearranged_effect <= 1):
+        raise ValueError("its signs have values of the wrong kind")
+    return signs
 
 
 def read_identity(path: Path) -> tuple[Identity, str]:

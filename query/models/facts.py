@@ -83,6 +83,18 @@ def _conversion(facts: Facts) -> str:
     return f"{row['format']} ({row['types']}): {row['verdict']}" + (f" ({row['source']})" if row["source"] else "")
 
 
+def _change(facts: Facts) -> str | None:
+    if not facts.get("change") or facts["change_evidence"] == facts.get("detail"):
+        return None
+    probability = facts["change_probability"]
+    sure = "" if probability is None else f" ({percent(probability)})"
+    return f"{facts['change']}{sure}: {facts['change_evidence']}"
+
+
+def _is_usual_change(facts: Facts) -> bool:
+    return facts.get("change") in ("trained", "adapter", "unchanged")
+
+
 def _is_read_in_full(facts: Facts) -> bool:
     return facts.get("read") != SAMPLE
 
@@ -181,6 +193,10 @@ FACTS = (
     ModelFact("label_count", _COMPARE | _PAGE),
     ModelFact("label_names", _SHOW | _COMPARE | _PAGE),
     ModelFact("problem_type", _COMPARE | _PAGE),
+    ModelFact("change", _SHOW, _change, _is_usual_change),
+    ModelFact("change", _COMPARE | _PAGE),
+    ModelFact("change_probability", _PAGE),
+    ModelFact("change_evidence", _PAGE),
     ModelFact("read", _SHOW, _read, _is_read_in_full),
     ModelFact("read", _COMPARE | _PAGE),
     ModelFact("rows_read", _PAGE),

@@ -77,6 +77,9 @@ class ShownModel(Result, Mapping[str, Any]):
             "has no neighbours."
         ),
         "is_partly_frozen": "Whether some matrices are exactly those of the base.",
+        "change": "What was done to the base's weights, by the weights alone (docs/kinds.md).",
+        "change_probability": "Calibrated probability of change; empty for a skipped model, of which it is certain.",
+        "change_evidence": "Why, in words.",
         "base_grid": (
             "The form in 4 bits to which the base was rounded before training; this rounding is not counted as change."
         ),
@@ -232,6 +235,12 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         facts["duplicate_of"] = _name(atlas, facts["duplicate_of"])
         facts["duplicate_group"] = _name(atlas, facts["duplicate_group"])
         facts["training"] = json.loads(facts["training"]) if facts["training"] else None
+    facts |= next(
+        iter(
+            atlas.rows("SELECT change, change_probability, change_evidence FROM changes WHERE model_id = ?", [model_id])
+        ),
+        {},
+    )
     is_on_hub = facts["claimed_by"] != "folder"
     facts["page"] = atlas.crawl_of(facts["base"]).page_of(facts["model"]) if is_on_hub else None
     # Datasets, tags and results, from its card and other metadata.

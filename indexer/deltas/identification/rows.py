@@ -60,9 +60,13 @@ class RowComparison:
 
 @dataclass
 class SampledRows:
-    """What is read of a full checkpoint: rows of its matrices as one architecture places them."""
+    """What is read of a full checkpoint: rows of its matrices as one architecture places them.
+
+    ``most_layers``: of how many layers, spread over the depth.
+    """
 
     checkpoint: Checkpoint
+    most_layers: int = MOST_LAYERS
     _read: dict[tuple[str, bytes], torch.Tensor] = field(default_factory=dict)
 
     def compare(self, base: ComparedBase) -> RowComparison:
@@ -103,7 +107,7 @@ class SampledRows:
             raise Skipped("shape_mismatch", _difference(layout, base.layout))
         order = (*_USUAL, *(family for family in FAMILIES if family not in _USUAL))
         families = [family for family in order if family in own][:MOST_FAMILIES]
-        layers = _spread(sorted({layer for family in families for layer in own[family]}), MOST_LAYERS)
+        layers = _spread(sorted({layer for family in families for layer in own[family]}), self.most_layers)
         chosen = [own[family][layer] for layer in layers for family in families if layer in own[family]]
         lines = self._lines(chosen)
         of_model = [

@@ -22,6 +22,7 @@ REASONS = {
     "folder": "It was added from a folder, whose path is not stored, and would have to be read again.",
     "gated": "Its owner gives access only on request, and this account has none.",
     "layer_mismatch": "Its number of layers differs from the base's, so its matrices have no counterparts.",
+    "layers_moved": "Its layers are the base's, but not as many: some were copied or dropped.",
     "malformed": "Its files contradict each other or do not have a valid form.",
     "malformed_row": "The Hub's listing of it cannot be read.",
     "missing_matrices": "Matrices of the base are missing from it.",

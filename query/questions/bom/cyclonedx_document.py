@@ -102,7 +102,9 @@ def _component(material: Material, ref: BomRef | None = None, evidence: Componen
         if material.page
         else [],
         evidence=evidence,
-        properties=_properties({"role": material.role, "architecture": material.architecture}),
+        properties=_properties(
+            {"role": material.role, "architecture": material.architecture, "change": material.change}
+        ),
     )
 
 

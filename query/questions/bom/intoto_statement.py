@@ -64,6 +64,7 @@ def _descriptor(material: Material) -> dict[str, Any]:
         "version": material.version,
         "licence": material.licence_name or material.licence,
         "datasets": list(material.datasets),
+        "change": material.change,
     }
     return {
         "name": material.model,

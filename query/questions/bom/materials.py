@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from indexer.console.messages import Progress
 from indexer.errors import AtlasError, ModelError
+from indexer.records.kinds.label import change_of
 from indexer.records.representations.registry import DEFAULT
 from indexer.sources.registry import ModelRef, page_of, source_of
 from indexer.sources.rows import facts_of
@@ -88,6 +89,7 @@ class Material:
         Format(lambda files: f"{len(files):,}", in_details=False),
     ]
     is_public: Annotated[bool, Hidden()] = True
+    change: Annotated[str | None, Doc("What was done to the base's weights, and why that is thought."), Detail()] = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ def bill_of(atlas: AtlasReader, answer: Lineage, typed: str, name: str | None) -
     return BillOfMaterials(
         public[answer.model],
         public.get(answer.base, answer.base),
-        tuple(material if material.is_public else _neutral(material, public[material.model]) for material in materials),
+        tuple(_published(material, public) for material in materials),
         tuple(steps),
         _measured(atlas, answer, notes),
         atlas.generation,
@@ -254,6 +256,7 @@ def _hashed(reference: ModelRef, files: Sequence[MaterialFile]) -> tuple[Materia
 def _indexed_material(atlas: AtlasReader, model_id: int, role: str) -> Material:
     (row,) = atlas.rows(
         'SELECT model, base, author, "commit", licence, licence_name, licence_link, created, model_type, weight_files, '
+        "change, change_probability, change_evidence, "
         "(SELECT private FROM fine_tunes WHERE fine_tunes.model_id = models.model_id) AS private, "
         f"(SELECT list_sort(list(DISTINCT dataset)) FROM model_datasets WHERE {_PUBLIC} AND dataset IS NOT NULL "
         "AND model_datasets.model_id = models.model_id) AS datasets FROM models WHERE model_id = ?",
@@ -277,6 +280,7 @@ def _indexed_material(atlas: AtlasReader, model_id: int, role: str) -> Material:
         tuple(row["datasets"] or ()),
         tuple(files),
         is_public,
+        _in_words(row["change"], row["change_probability"], row["change_evidence"]),
     )
 
 
@@ -288,6 +292,7 @@ def _read_material(atlas: AtlasReader, answer: Lineage, typed: str) -> Material:
     licence = facts.licence
     is_public = reference.source.is_public and not facts.private
     commit = None if record is None else record.identity.commit
+    change = None if record is None else change_of(record)
     files = () if record is None else record.files
     return Material(
         answer.model,
@@ -304,7 +309,13 @@ def _read_material(atlas: AtlasReader, answer: Lineage, typed: str) -> Material:
         facts.dataset_names,
         tuple(MaterialFile(file.name, file.size, file.sha256) for file in files),
         is_public,
+        None if change is None else _in_words(change.kind, change.probability, change.evidence),
     )
+
+
+def _in_words(kind: str | None, probability: float | None, evidence: str | None) -> str | None:
+    """``trained (probability 0.99): why``; None if nothing is known."""
+    return None if kind is None or probability is None else f"{kind} (probability {probability:.4f}): {evidence}"
 
 
 def _base_material(atlas: AtlasReader, base: str) -> Material:
@@ -360,6 +371,13 @@ def _neutral(material: Material, name: str) -> Material:
         replace(file, name=f"weights-{number}{_suffix(file.name)}") for number, file in enumerate(material.files, 1)
     ]
     return replace(material, model=name, author=None, page=None, purl=None, created=None, files=tuple(files))
+
+
+def _published(material: Material, public: Mapping[str, str]) -> Material:
+    """What may be said of a material, under its public name; the evidence of a merge names its parents."""
+    change = None if material.change is None else _without(public, material.change)
+    material = replace(material, change=change)
+    return material if material.is_public else _neutral(material, public[material.model])
 
 
 def _suffix(name: str) -> str:

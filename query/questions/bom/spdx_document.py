@@ -116,8 +116,13 @@ def _package(made: _Document, material: Material) -> Any:
         software_primaryPurpose=spdx.software_SoftwarePurpose.model,
         ai_typeOfModel=[material.architecture] if material.architecture else None,
         releaseTime=None if material.created is None else material.created.replace(tzinfo=UTC),
-        comment="The model that the document is about." if material.role == MODEL else f"Role: {material.role}.",
+        comment=_comment(material),
     )
+
+
+def _comment(material: Material) -> str:
+    role = "The model that the document is about." if material.role == MODEL else f"Role: {material.role}."
+    return role if material.change is None else f"{role} Change of its weights: {material.change}."
 
 
 def _relate_files(made: _Document, package: Any, material: Material) -> None:

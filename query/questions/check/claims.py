@@ -46,6 +46,15 @@ _RELATIONS = {
     TUNED: "finetune", CONTINUED: "finetune", CONTINUED_OR_RUN: "finetune", MERGE: "merge", LORA: "finetune",
     COPY: "copy", RECAST: "copy", QUANTISED: "quantized", UNTRAINED_ADAPTER: "adapter",
 }  # fmt: skip
+# Kinds of change that fit a stated relation; those that a relation says already; and those beside which nothing was
+# trained, so that the model is no fine-tune (others may be made of one).
+_FITTING = {
+    "finetune": ("trained", "adapter merged"), "adapter": ("adapter",), "merge": ("merge",),
+    "quantized": ("quantised",),
+}  # fmt: skip
+_IN_RELATIONS = frozenset({"trained", "adapter", "adapter merged", "merge", "unchanged", "quantised"})
+_NOTHING_ELSE = frozenset({"abliterated", "fact edited", "noise added", "embedding rows added", "untrained"})
+_LIKELY = 0.5
 # Tags and libraries that claim a quantised form, with the dtypes or formats that show it.
 _QUANTISED_TAGS = {
     "4-bit": ("nf4", "fp4", "int4", "gguf", "awq", "gptq", "mlx"),
@@ -61,7 +70,7 @@ _OF_ADAPTERS = frozenset({"peft", "adapter-transformers", "lora"})
 class Claim:
     """One thing that a card says, and what the weights and files say of it."""
 
-    claim: Annotated[str, Doc("base, parent, relation, dataset, licence, quantisation, size or library.")]
+    claim: Annotated[str, Doc("base, parent, relation, change, dataset, licence, quantisation, size or library.")]
     stated: Annotated[str | None, Doc("What the card, the tags, the files or the name say; empty if they do not.")]
     measured: Annotated[str | None, Doc("What weights and files show; empty if they do not.")]
     verdict: Annotated[str, Doc("agrees, contradicted, or cannot be told.")]
@@ -86,6 +95,16 @@ def relation_of(subject: Subject) -> str:
         return "copy"
     kinds = {_RELATIONS[edge.kind] for edge in subject.lineage.edges if edge.kind in _RELATIONS}
     return next(iter(kinds)) if len(kinds) == 1 else ""
+
+
+def kind_of(subject: Subject) -> str:
+    """The kind of a model for a policy: what was done to its weights if that is more than training, else its relation.
+
+    "" if the weights show neither.
+    """
+    change = subject.weights.change
+    is_more = change is not None and change.kind not in _IN_RELATIONS and change.probability >= _LIKELY
+    return change.kind if change is not None and is_more else relation_of(subject)
 
 
 def _base(_: AtlasReader, subject: Subject) -> Claim:
@@ -135,6 +154,20 @@ def _relation(_: AtlasReader, subject: Subject) -> Claim:
         return Claim("relation", stated, measured, AGREES, probability, evidence)
     is_sure = probability is None or probability >= _SURE
     return Claim("relation", stated, measured, CONTRADICTED if is_sure else UNKNOWN, probability, evidence)
+
+
+def _change(_: AtlasReader, subject: Subject) -> Claim:
+    """What was done to the weights, against the relation that the card states: a fine-tune was trained."""
+    stated, change = subject.card.relation or None, subject.weights.change
+    if change is None:
+        return Claim("change", stated, None, UNKNOWN, None, "its record says nothing of it: build again")
+    verdict = UNKNOWN
+    if stated is not None and change.probability >= _SURE:
+        if stated == "finetune" and change.kind in _NOTHING_ELSE:
+            verdict = CONTRADICTED
+        elif change.kind in _FITTING.get(stated, ()):
+            verdict = AGREES
+    return Claim("change", stated, change.kind, verdict, change.probability, change.evidence)
 
 
 def _dataset(_: AtlasReader, subject: Subject) -> Claim:
@@ -245,7 +278,7 @@ def _library(_: AtlasReader, subject: Subject) -> Claim:
 
 
 _JUDGES: tuple[Callable[[AtlasReader, Subject], Claim], ...] = (
-    _base, _parent, _relation, _dataset, _licence, _quantisation, _size, _library
+    _base, _parent, _relation, _change, _dataset, _licence, _quantisation, _size, _library
 )  # fmt: skip
 CLAIMS = tuple(judge.__name__.removeprefix("_") for judge in _JUDGES)
 

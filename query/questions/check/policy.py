@@ -21,14 +21,17 @@ from typing import TYPE_CHECKING, Annotated
 from indexer.errors import AtlasError
 from indexer.regular_files import read_regular
 from query.contract.results import Doc
-from query.questions.check.claims import CLAIMS, CONTRADICTED, UNKNOWN, Claim, relation_of
+from query.questions.check.claims import CLAIMS, CONTRADICTED, UNKNOWN, Claim, kind_of
 
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
     from query.questions.check.subject import Subject
 
 _LONGEST = 1 << 20
-_KINDS = ("finetune", "adapter", "merge", "quantized", "copy", "unrelated")
+_KINDS = (
+    "finetune", "adapter", "merge", "quantized", "copy", "unrelated", "fact edited", "abliterated", "pruned",
+    "noise added", "embedding rows reset", "embedding rows added", "layers moved", "rearranged", "untrained", "broken",
+)  # fmt: skip
 
 ALLOWED, REFUSED = "allowed", "not allowed"
 
@@ -102,7 +105,7 @@ def rules_of(atlas: AtlasReader, subject: Subject, claims: Sequence[Claim], poli
             Rule("authors", subject.card.author, _verdict(True, _matches(subject.card.author.lower(), policy.authors)))
         )
     if policy.kinds:
-        kind = relation_of(subject)
+        kind = kind_of(subject)
         rules.append(Rule("kinds", kind or None, _verdict(bool(kind), kind in policy.kinds)))
     for name in policy.not_contradicted:
         if by_name[name].verdict == CONTRADICTED:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indexer.errors import AtlasError
+from indexer.records.kinds.change import Change
+from indexer.records.kinds.label import change_of
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import facts_of
 from query.models.lookup import describe_unindexed, resolve_model
@@ -52,6 +54,7 @@ class Weights:
     """What the weights and files of a model show.
 
     Attributes:
+        change: what was done to the base's weights; None if that is not known.
         verified: whether its weights were compared with the base's and are like them; None for adapters.
         evidence: why it is a copy, or unrelated; "" for other models.
         formats: of its weight files.
@@ -67,6 +70,7 @@ class Weights:
     dtype: str
     formats: frozenset[str]
     parameters: float | None
+    change: Change | None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def read_subject(atlas: AtlasReader, model: str | Path, base: str | None) -> Sub
 def _indexed(atlas: AtlasReader, model_id: int, material: Material, resolved: ResolvedModel) -> tuple[Card, Weights]:
     (row,) = atlas.rows(
         "SELECT model, author, base, relation, claimed_by, library, verified, adapter_kind, dtype, weight_files, "
+        "change, change_probability, change_evidence, "
         "datasets, (SELECT list(tag) FROM tags WHERE tags.model_id = models.model_id) AS tags, "
         "(SELECT list_sort(list(DISTINCT parent)) FROM declared_lineage AS declared "
         "WHERE declared.model_id = models.model_id) AS declared FROM models WHERE model_id = ?",
@@ -129,7 +134,11 @@ def _indexed(atlas: AtlasReader, model_id: int, material: Material, resolved: Re
     )
     files = row["weight_files"] or ()
     formats = frozenset(str(file["format"]) for file in files)
-    return card, _weights(resolved, bool(row["adapter_kind"]), row["verified"], row["dtype"] or "", formats, files)
+    change = None
+    if row["change"]:
+        change = Change(row["change"], row["change_probability"], row["change_evidence"])
+    weights = _weights(resolved, bool(row["adapter_kind"]), row["verified"], row["dtype"] or "", formats, files, change)
+    return card, weights
 
 
 def _read(
@@ -150,7 +159,8 @@ def _read(
     files = [{"size": file.size, "format": file.format} for file in record.files]
     formats = frozenset(file.format for file in record.files)
     verified = None if record.base_cosine is None else not resolved.is_unrelated
-    return card, _weights(resolved, bool(record.adapter_kind), verified, record.dtype, formats, files)
+    change = change_of(record)
+    return card, _weights(resolved, bool(record.adapter_kind), verified, record.dtype, formats, files, change)
 
 
 def _weights(
@@ -160,6 +170,7 @@ def _weights(
     dtype: str,
     formats: frozenset[str],
     files: Sequence[Mapping[str, object]],
+    change: Change | None,
 ) -> Weights:
     size = sum(int(str(file["size"])) for file in files)
     item = _ITEM_BYTES.get(dtype)
@@ -173,6 +184,7 @@ def _weights(
         dtype,
         formats,
         None if is_adapter or item is None or not size else size / item,
+        change,
     )
 
 

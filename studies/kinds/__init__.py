@@ -1,0 +1,1 @@
+"""Is the kind of a change recognised? Planted changes of several bases, against ordinary trainings of them."""
