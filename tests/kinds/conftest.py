@@ -15,6 +15,13 @@ SIZES = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128,
     "vocab_size": 300, "max_position_embeddings": 40,
 }  # fmt: skip
+
+
+def _tuned_and_permuted(weights, random, share):
+    tuned = changes._low_rank(weights, random, weights.keys, 30, 0.05)
+    return changes.neurons_permuted(tuned, random, share)
+
+
 # By the name of a model: what is planted in the base, how strongly, and in which dtype it is saved.
 PLANTED = {
     "pruned": (changes.by_magnitude, 0.02, torch.float32),
@@ -33,6 +40,7 @@ PLANTED = {
     "shallower": (changes.layers_dropped, 1, torch.float32),
     "permuted": (changes.neurons_permuted, 0.1, torch.float32),
     "stream": (changes.stream_permuted, 1, torch.float32),
+    "tuned-permuted": (_tuned_and_permuted, 1, torch.float32),
     "rotated": (changes.rotated, 1, torch.float32),
     "rescaled": (changes.rescaled, 0.01, torch.float32),
     "untrained": (changes.untrained, 0.02, torch.float32),
@@ -44,7 +52,8 @@ KINDS = {
     "pruned": "pruned", "neurons": "pruned", "integers": "quantised", "groups": "quantised", "noise": "noise added",
     "abliterated": "abliterated", "edited": "fact edited", "edited-twice": "fact edited",
     "merged-lora": "adapter merged", "reset": "embedding rows reset", "added": "embedding rows added",
-    "swapped": "layers moved", "deeper": "layers moved", "shallower": "layers moved", "permuted": "rearranged",
+    "swapped": "layers moved", "deeper": "layers moved", "shallower": "layers moved",
+    "permuted": "rearranged", "tuned-permuted": "rearranged",
     "stream": "rearranged", "rotated": "rearranged", "rescaled": "rearranged", "untrained": "untrained",
     "constant": "broken", "foreign": "broken", "not-finite": "broken",
 }  # fmt: skip

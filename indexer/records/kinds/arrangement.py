@@ -115,7 +115,11 @@ def _strange(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
     constant = signs.column("constant") > _ALL_CONSTANT
     cosines = signs.column("cosine")
     foreign = (cosines < _STRANGE) & ~constant & (signs.column("layer_cosine") < _LIKE)
-    foreign &= (signs.column("matched") < _MATCHED) & (_kept(subject) > 0.5)
+    # Neurons in another order leave a matrix whose rows are found elsewhere, and one that is strange, in one layer.
+    places = [(delta.key.stack, delta.key.layer) for delta in subject.record.deltas]
+    found = signs.column("matched") >= _MATCHED
+    permuted = {place for place, is_found in zip(places, found, strict=True) if is_found}
+    foreign &= np.array([place not in permuted for place in places]) & (_kept(subject) > 0.5)
     return constant, foreign if np.median(cosines) > _LIKE else np.zeros_like(foreign)
 
 
