@@ -90,13 +90,13 @@ def test_what_did_not_change_is_zero_although_it_was_rounded(
     assert checkpoint.dtype == ("fp8" if store is fp8_blocks else "mlx (8 bits)")
 
 
-def test_a_fine_tune_in_four_bits_is_refused(tmp_path: Path) -> None:
+def test_a_fine_tune_in_four_bits_is_a_conversion(tmp_path: Path) -> None:
     original = weights()
     base = stored(written(tmp_path / "base", original), tmp_path)
     checkpoint = written(tmp_path / "tuned", planted(original, LLAMA)[0], mlx(4), **MLX4)
     with pytest.raises(Skipped, match="4 bits") as skip:
         layout_against(checkpoint, base)
-    assert skip.value.reason == "quantized"
+    assert skip.value.reason == "conversion"
 
 
 def test_a_file_of_codes_is_small(tmp_path: Path) -> None:
