@@ -74,8 +74,10 @@ def matrix_signs(matrix: Matrix, weight: torch.Tensor, reference: torch.Tensor, 
     signs["constant"] = float((is_constant & ~was_constant).double().mean())
     if not energy:
         return MatrixSigns(_in_order(signs), None)
+    # A scale may belong to a row or to a column.
+    sides = ((rows, base_rows), (rows.mT, base_rows.mT))
     signs["grid"] = _grid_share(rows) - _grid_share(base_rows)
-    signs["distinct"] = _distinct(rows) / max(_distinct(base_rows), _TINY)
+    signs["distinct"] = min(_distinct(side) / max(_distinct(base_side), _TINY) for side, base_side in sides)
     shape, singular = _shape_of_change(delta, energy, _rounding_energy(stored, rows))
     signs |= shape
     left = singular[int(matrix.transposed)]

@@ -21,7 +21,7 @@ COLUMNS = (
     "zeros",  # share of numbers that are 0 where the base's are clearly not
     "constant",  # share of rows whose numbers are all equal where the base's are not
     "grid",  # share of groups of 32 numbers, few of them 0, that lie on a grid of at most 256 steps, less the base's
-    "distinct",  # share of numbers other than 0 that are distinct in their row, by that of the base
+    "distinct",  # share of numbers other than 0 that are distinct in their row, or column, by that of the base
     "rounding",  # energy of the rounding of W by that of δW
     "rank",  # rank of δW apart from rounding
     "full_rank",  # the largest rank that it could have

@@ -1,4 +1,4 @@
-"""Meanings: of words from ``glossary.toml``, of fields from the classes of answers, of tables from schema.sql."""
+"""Meanings: of words and kinds of change, of fields from the classes of answers, of tables from schema.sql."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from indexer.errors import AtlasError
 from indexer.names import nearest
+from indexer.records.kinds.meanings import MEANINGS
 from query.contract.registry import commands
 from query.contract.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
@@ -37,7 +38,8 @@ def words() -> dict[str, str]:
     """Definitions by term, in reading order."""
     text = Path(__file__).with_name("glossary.toml").read_text(encoding="utf-8")
     terms: dict[str, str] = tomllib.loads(text)["words"]
-    return terms
+    kinds = {kind: f"A kind of change: {meaning}." for kind, meaning in MEANINGS.items() if kind not in terms}
+    return terms | kinds
 
 
 def documented(answers: Iterable[type[Any]]) -> dict[str, str]:

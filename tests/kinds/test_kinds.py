@@ -9,8 +9,8 @@ import pytest
 
 from indexer.atlas import AtlasFolder
 from indexer.records.kinds import label
-from indexer.records.kinds.change import MEANINGS
 from indexer.records.kinds.label import OF_SKIPPED, TESTS, change_of
+from indexer.records.kinds.meanings import MEANINGS
 from indexer.records.store import RecordStore
 from query.questions.check.policy import _KINDS as OF_POLICIES
 from tests.kinds.conftest import KINDS, PLANTED, TRAININGS
@@ -76,6 +76,7 @@ def test_what_shows_a_model_says_it(hub):
     assert "change" not in hub("query", "show", "bob/adamw").out.split("families")[0].split("claims")[0]
     skipped = json.loads(hub("query", "show", "ann/deeper", "--json").out)
     assert (skipped["status"], skipped["change"]) == ("skipped", "layers moved")
+    assert "one direction of the residual stream" in hub("query", "help", "abliterated").out
     bill = json.loads(hub("query", "bom", "ann/pruned", "--format", "cyclonedx").out)
     properties = {one["name"]: one["value"] for one in bill["metadata"]["component"]["properties"]}
     assert next(value for name, value in properties.items() if name.endswith("change")).startswith("pruned")

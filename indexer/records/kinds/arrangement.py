@@ -97,6 +97,8 @@ def _untrained(subject: Subject) -> float:
     cosine = subject.record.base_cosine
     if cosine is None or cosine >= _UNRELATED or signs.rearranged:
         return 0.0
+    if signs.column("cosine").max() >= _STRANGE or signs.column("matched").max() >= _MATCHED:
+        return 0.0  # some matrices are the base's
     edges = signs.column("weight_edge")
     return max(0.0, 2.0 - float(np.quantile(edges, 0.9))) if edges.any() else 0.0
 
