@@ -109,7 +109,7 @@ CREATE TABLE records (
     change VARCHAR,  -- What was done to the base's weights, by the weights alone: trained, adapter, adapter merged,
         -- unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows
         -- added, layers moved, rearranged, untrained or broken (docs/kinds.md). Null if its record has no signs of it.
-    change_probability DOUBLE,  -- Calibrated probability of change.
+    change_probability DOUBLE,  -- Probability of change, by how far its test is from the scores of ordinary models.
     change_evidence VARCHAR,  -- Why, in words.
     vector_group VARCHAR NOT NULL DEFAULT 'full',  -- What its vector is made of: adapter (of what training did to the
         -- input side of an adapter, whose start is known or not random), adapter by output (of its whole change, which
@@ -576,7 +576,7 @@ CREATE TABLE adapter_bases (
 -- change: What was done to the base's weights: trained, adapter, adapter merged, merge (by query lineage --all),
 --   unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows added,
 --   layers moved, rearranged, untrained or broken (docs/kinds.md).
--- change_probability: Calibrated probability of change.
+-- change_probability: Probability of change, by how far its test is from the scores of ordinary models.
 -- change_evidence: Why, in words.
 -- vector_group: What its vector is made of: adapter (what training did to the input side of an adapter), adapter by
 --   output (its whole change; with other adapters it is compared by its output side), or full (the change of full
@@ -621,7 +621,7 @@ WHERE status = 'indexed';
 
 -- What was done to the weights of every model of which that is known, also of those that cannot be indexed because of it.
 -- change: As in models; broken and layers moved also of skipped models.
--- change_probability: Calibrated probability of change; null for skipped models, of which it is certain.
+-- change_probability: Probability of change, by how far its test is from the scores of ordinary models; null for skipped models, of which it is certain.
 -- change_evidence: Why, in words.
 CREATE VIEW changes AS
 SELECT model_id, base, model, change, change_probability, change_evidence FROM models WHERE change IS NOT NULL

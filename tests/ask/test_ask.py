@@ -20,6 +20,7 @@ from query.models.texts import Texts
 from query.questions.ask.evidence import Features, Reader
 from query.questions.ask.models import Candidates
 from query.questions.ask.scoring import null_of
+from scripts.family.plan import load_plan
 from tests.tiny_hub import DATASETS
 
 BASE = "org/tiny-base"
@@ -253,7 +254,8 @@ def test_held_out_texts_of_a_family_find_its_models(built, family, tmp_path):
     words = ("query", "ask", str(tmp_path / "names.jsonl"), "--field", "body", "--base", "tiny-roberta", "--json")
     first = built(*words)
     assert first.code == 0, first.err
-    assert "character-names" in first.json[0]["model"] or "names" in first.json[0]["model"]
+    tuned_on = {run.model: run.dataset for run in load_plan("small").runs}
+    assert tuned_on[first.json[0]["model"]] == "unicode/character-names"
     assert "through atlas-demo/tiny-roberta" in first.err
     again = built(*words)
     assert again.json == first.json

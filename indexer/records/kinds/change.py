@@ -41,7 +41,7 @@ class Test:
         score: grows with the evidence; 0 is that of an ordinary training.
         evidence: what was seen, in words.
         half: the score at which the probability is one half.
-        width: by how much more the odds are e times as high. Both were fitted by ``python -m studies.kinds``.
+        width: by how much more the odds are e times as high. Both were chosen by ``python -m studies.kinds``.
     """
 
     kind: Kind
