@@ -165,9 +165,9 @@ def test_foreign_records_and_schemas_are_merged_or_left_out_in_one_line(atlas, t
     assert [one for one in said if "of another version" in one] == [f"{SAID}: 1"]
     for change in ("ALTER TABLE representations DROP COLUMN budget", "ALTER TABLE fine_tunes DROP COLUMN private"):
         execute(atlas.database, change)
-    execute(atlas.database, "UPDATE atlas_info SET schema_version = 12")
+    execute(atlas.database, "UPDATE atlas_info SET schema_version = 11")
     merge([atlas.root], tmp_path / "again")
     assert read_rows(AtlasFolder(tmp_path / "again").database, "SELECT count(*) FROM models") == [(8,)]
-    with pytest.raises(AtlasError, match="has schema 12; this version reads schema") as raised:
+    with pytest.raises(AtlasError, match="has schema 11; this version reads schema") as raised:
         Atlas(atlas.root)
     assert "\n" not in raised.value.message

@@ -205,11 +205,11 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
 
     Raises AtlasError for a folder that was not added, or has changed since.
     """
-    names, places = [], {}
+    named, places = list[str](), dict[str, ModelRef]()
     for name in names:
         reference = ModelRef.parse(name)
         if reference.is_name:
-            names.append(name)
+            named.append(name)
             continue
         row = row_of(reference)
         of_folders = [model for listing in listings for model in listing.models() if model.claimed_by == BY_FOLDER]
@@ -220,9 +220,9 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
             raise AtlasError(
                 f"{name} has changed since it was added.", Text("Add it again: ", Call("add", "FOLDER", "BASE"))
             )
-        names.append(model.id)
+        named.append(model.id)
         places[model.id] = replace(reference, id=model.id)
-    return names, places
+    return named, places
 
 
 def _check(row: dict[str, Any], watcher: Watcher) -> None:
