@@ -47,8 +47,8 @@ def resolve_base(name: str) -> BaseFacts:
                 former = pattern.format(name=bare)
                 if former != identifier and renamed_owner in ("", owner):
                     with suppress(RepositoryNotFoundError, EntryNotFoundError):
-                        row = get_json(f"/api/models/{former}").value
-                        if isinstance(row, dict) and row.get("id") == identifier:
+                        former_row = get_json(f"/api/models/{former}").value
+                        if isinstance(former_row, dict) and former_row.get("id") == identifier:
                             aliases.append(former)
             component = component_of(filenames_in(row))
             try:
