@@ -204,18 +204,6 @@ class StorageOptions(Options):
         self._set(storage_options=tuple(words))
         _ = self.file_system_options  # raises
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Those of ``sources`` that are trees."""
-        assert isinstance(self.sources, tuple)
-        return tuple(place for place in self.sources if listing_source(str(place)) is None)
-
-    @property
-    def listing_sources(self) -> tuple[Source, ...]:
-        """Those of ``sources`` that list what descends from a base, besides the Hub."""
-        assert isinstance(self.sources, tuple)
-        return tuple(source for place in self.sources if (source := listing_source(str(place))) is not None)
-
     @cached_property
     def file_system_options(self) -> dict[str, Any]:
         """``storage_options`` as arguments of a file system of fsspec; a value may be JSON. Raises BadArgument."""
