@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import duckdb
@@ -13,7 +14,9 @@ from spdx_python_model import v3_0_1 as spdx
 
 from indexer.atlas import AtlasFolder
 from indexer.errors import AtlasError
+from indexer.sources.registry import ModelRef
 from query import Atlas
+from query.questions.bom import materials
 from query.questions.bom.bom import document
 from tests.bom.conftest import BASE, FIRST, MERGED, PRIVATE, SECOND, SHA
 
@@ -140,3 +143,26 @@ def test_the_command(chain, run, tmp_path):
     assert json.loads(run("query", "bom", MERGED, "--atlas", chain, "--json")[1])["materials"][0]["model"] == MERGED
     status, _, error = run("query", "bom", MERGED, "--atlas", chain, "--json", "--out", out)
     assert (status, "--out writes a document" in error) == (2, True)
+
+
+def test_files_of_a_folder_are_hashed_whole(tmp_path, monkeypatch):
+    """Also where they are longer than what is read at once."""
+    (tmp_path / "config.json").write_text("{}")
+    content = bytes(range(256)) * 40
+    (tmp_path / "model.safetensors").write_bytes(content)
+    monkeypatch.setattr(materials, "_BLOCK", 1000)
+    (hashed,) = materials._hashed(
+        ModelRef.parse(str(tmp_path)), [materials.MaterialFile("model.safetensors", len(content), None)]
+    )
+    assert (hashed.size, hashed.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_step_that_no_lineage_keeps_says_what_the_card_says(chain):
+    with duckdb.connect(str(AtlasFolder(chain).database)) as connection:
+        connection.execute(
+            "DELETE FROM lineage WHERE model_id = (SELECT model_id FROM fine_tunes WHERE model = ?)", [FIRST]
+        )
+        connection.execute("DELETE FROM tags")
+    with Atlas(chain) as atlas:
+        (step,) = [step for step in atlas.bom(SECOND).derivations if step.child == FIRST]
+    assert (step.parent, step.card) == (BASE, "not declared")

@@ -31,6 +31,7 @@ def changed(chain):  # noqa: F811
         with Atlas(chain) as atlas:
             return atlas.check(model, policy=policy)
 
+    run.folder = chain
     return run
 
 
@@ -181,3 +182,20 @@ def test_the_command(chain, run, tmp_path):  # noqa: F811
 
 def test_a_private_model(changed):
     assert changed(PRIVATE).model == PRIVATE  # on this machine it keeps its name
+
+
+@pytest.mark.parametrize(
+    "base_licence", ["cc-by-nc-4.0", "gpl-3.0", "llama3", "apache-2.0", "cc-by-nd-4.0", "other", "mit, gpl-3.0"]
+)
+@pytest.mark.parametrize("licence", ["apache-2.0", "cc-by-nc-sa-4.0", "agpl-3.0", "gemma", "other", "llama3.1", None])
+def test_licences_are_judged_as_by_the_view(changed, base_licence, licence):
+    """The rule stands in SQL for all models of an atlas, and here for one model that may not be in it."""
+    own = "NULL" if licence is None else f"'{licence}'"
+    answer = changed(
+        FIRST,
+        f"UPDATE bases SET licence = '{base_licence}', licence_link = NULL",
+        f"UPDATE fine_tunes SET licence = {own} WHERE model = '{FIRST}'",
+    )
+    with Atlas(changed.folder) as atlas:
+        conflicts = atlas.rows("SELECT terms FROM licence_conflicts WHERE model = ? AND parent = ?", [FIRST, BASE])
+    assert (verdicts(answer)["licence"] == "contradicted") == bool(conflicts)

@@ -116,16 +116,13 @@ def _licences(material: Material) -> list[DisjunctiveLicense]:
     """The licences on the card: by their SPDX id where there is one, else by name."""
     factory, declared = LicenseFactory(), LicenseAcknowledgement.DECLARED
     licences = []
-    for text in (material.licence or "").split(", "):
-        if not text:
-            continue
-        if text.lower() != "other" and (spdx := fixup_id(text)):
+    for stated in material.licences:
+        if not stated.is_own_name and (spdx := fixup_id(stated.name)):
             licences.append(factory.make_with_id(spdx, acknowledgement=declared))
             continue
-        name = material.licence_name if text.lower() == "other" and material.licence_name else text
         link = material.licence_link or ""
         url = XsUri(link) if link.startswith(("https://", "http://")) else None
-        licences.append(factory.make_with_name(name, url=url, acknowledgement=declared))
+        licences.append(factory.make_with_name(stated.name, url=url, acknowledgement=declared))
     return licences
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from indexer.console.messages import Progress
 from indexer.errors import AtlasError, ModelError
+from indexer.formats import WEIGHTS
 from indexer.records.kinds.label import change_of
 from indexer.records.representations.registry import DEFAULT
 from indexer.sources.registry import ModelRef, page_of, source_of
@@ -20,6 +21,7 @@ from query.contract.results import Data, Detail, Doc, Format, Hidden, Result, Ro
 from query.models.lookup import describe_unindexed, resolve_model, weight_hashes
 from query.questions.lineage.result import (
     CARD_AGREES,
+    CONVERSION,
     RESIDUAL,
     STEP_EVIDENCE,
     STEP_KIND,
@@ -28,7 +30,7 @@ from query.questions.lineage.result import (
     UNRELATED,
     Edge,
 )
-from query.questions.lineage.stored import stored_lineage
+from query.questions.lineage.stored import declared_by, stored_lineage
 from query.questions.predict.predict import predict
 from query.questions.predict.result import NONE_OF_THESE
 
@@ -90,6 +92,23 @@ class Material:
     ]
     is_public: Annotated[bool, Hidden()] = True
     change: Annotated[str | None, Doc("What was done to the base's weights, and why that is thought."), Detail()] = None
+
+    @property
+    def licences(self) -> tuple[StatedLicence, ...]:
+        """Its licences, one by one; for one that the Hub calls other, the name that the card gives it."""
+        names = [name for name in (self.licence or "").split(", ") if name]
+        own = self.licence_name
+        return tuple(
+            StatedLicence(own, is_own_name=True) if name.lower() == "other" and own else StatedLicence(name, False)
+            for name in names
+        )
+
+
+class StatedLicence(NamedTuple):
+    """One licence of a card; ``is_own_name``: the Hub has no identifier for it."""
+
+    name: str
+    is_own_name: bool
 
 
 @dataclass(frozen=True)
@@ -203,7 +222,7 @@ def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
 def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: str) -> Edge:
     """The step from the base that a build measured, or that the model claims."""
     rows = [] if model_id is None else atlas.rows(
-        "SELECT relation, claimed_by, verified, base_cosine, is_copy, copy_evidence FROM models WHERE model_id = ?",
+        "SELECT model_id, relation, claimed_by, verified, base_cosine FROM models WHERE model_id = ?",
         [model_id],
     )  # fmt: skip
     if not rows:
@@ -214,7 +233,8 @@ def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: 
     else:
         evidence = f"claimed by its {row['claimed_by']}; its weights have not been compared with other models"
     kind = "adapter" if row["relation"] == "adapter" else TUNED
-    return Edge(model, None, kind, 1.0, 1.0, evidence, card="confirmed", is_proven=False)
+    card = declared_by(atlas, row["model_id"], base).agreement(None)
+    return Edge(model, None, kind, 1.0, 1.0, evidence, card=card, is_proven=False)
 
 
 def _own_material(atlas: AtlasReader, answer: Lineage, typed: str, notes: list[str], hashes: bool) -> Material:
@@ -246,7 +266,7 @@ def _hashed(reference: ModelRef, files: Sequence[MaterialFile]) -> tuple[Materia
             with closing(version.open(file.name)) as source:
                 digest = hashlib.sha256()
                 for start in range(0, source.size, _BLOCK):
-                    block = source.read(start, min(_BLOCK, source.size - start))
+                    block = source.read(start, min(start + _BLOCK, source.size))
                     digest.update(block)
                     bar.update(len(block))
             hashed.append(MaterialFile(file.name, source.size, digest.hexdigest()))
@@ -254,12 +274,14 @@ def _hashed(reference: ModelRef, files: Sequence[MaterialFile]) -> tuple[Materia
 
 
 def _indexed_material(atlas: AtlasReader, model_id: int, role: str) -> Material:
+    """A model that the atlas lists: indexed, or one without a vector, such as a conversion."""
     (row,) = atlas.rows(
-        'SELECT model, base, author, "commit", licence, licence_name, licence_link, created, model_type, weight_files, '
-        "change, change_probability, change_evidence, "
-        "(SELECT private FROM fine_tunes WHERE fine_tunes.model_id = models.model_id) AS private, "
+        'SELECT model, listed.base, author, listed."commit", licence, licence_name, licence_link, created, private, '
+        "model_type, weight_files, changes.change, changes.change_probability, changes.change_evidence, "
         f"(SELECT list_sort(list(DISTINCT dataset)) FROM model_datasets WHERE {_PUBLIC} AND dataset IS NOT NULL "
-        "AND model_datasets.model_id = models.model_id) AS datasets FROM models WHERE model_id = ?",
+        "AND model_datasets.model_id = listed.model_id) AS datasets "
+        "FROM fine_tunes AS listed LEFT JOIN records USING (model_id) LEFT JOIN changes USING (model_id, base, model) "
+        "WHERE model_id = ?",
         [model_id],
     )
     source, model = source_of(row["model"]), row["model"]
@@ -287,13 +309,18 @@ def _indexed_material(atlas: AtlasReader, model_id: int, role: str) -> Material:
 def _read_material(atlas: AtlasReader, answer: Lineage, typed: str) -> Material:
     """A model that is not indexed, by a sample of its weights."""
     reference = ModelRef.parse(typed)
-    record = resolve_model(atlas, reference, answer.base, DEFAULT).record
-    facts = facts_of(describe_unindexed(atlas, reference, answer.base)[0].row)
+    is_conversion = any(edge.kind == CONVERSION for edge in answer.edges)
+    record = None if is_conversion else resolve_model(atlas, reference, answer.base, DEFAULT).record
+    described, _ = describe_unindexed(atlas, reference, answer.base)
+    facts = facts_of(described.row)
     licence = facts.licence
     is_public = reference.source.is_public and not facts.private
-    commit = None if record is None else record.identity.commit
+    commit = described.row.get("sha") if record is None else record.identity.commit
     change = None if record is None else change_of(record)
-    files = () if record is None else record.files
+    files = [MaterialFile(file.name, file.size, file.sha256) for file in record.files] if record else []
+    if record is None:  # a conversion, whose files are not listed by a record
+        names = (str(file.get("rfilename")) for file in described.row.get("siblings") or ())
+        files = [MaterialFile(name, None, None) for name in names if name.endswith(WEIGHTS)]
     return Material(
         answer.model,
         MODEL,
@@ -307,7 +334,7 @@ def _read_material(atlas: AtlasReader, answer: Lineage, typed: str) -> Material:
         facts.created if is_public else None,
         None,
         facts.dataset_names,
-        tuple(MaterialFile(file.name, file.size, file.sha256) for file in files),
+        tuple(files),
         is_public,
         None if change is None else _in_words(change.kind, change.probability, change.evidence),
     )

@@ -142,19 +142,18 @@ def _relate_files(made: _Document, package: Any, material: Material) -> None:
 def _relate_licence(made: _Document, package: Any, material: Material) -> None:
     """The declared licences: by their SPDX id where there is one, else by name."""
     licences = []
-    for text in (material.licence or "").split(", "):
-        if not text:
-            continue
-        if text.lower() != "other" and (known := fixup_id(text)):
+    for stated in material.licences:
+        if not stated.is_own_name and (known := fixup_id(stated.name)):
             licences.append(
                 made.element(spdx.simplelicensing_LicenseExpression, simplelicensing_licenseExpression=known)
             )
             continue
-        name = material.licence_name if text.lower() == "other" and material.licence_name else text
-        comment = f"Link on the card: {material.licence_link}" if material.licence_link else None
         licences.append(
             made.element(
-                spdx.simplelicensing_SimpleLicensingText, name=name, simplelicensing_licenseText=name, comment=comment
+                spdx.simplelicensing_SimpleLicensingText,
+                name=stated.name,
+                simplelicensing_licenseText=stated.name,
+                comment=f"Link on the card: {material.licence_link}" if material.licence_link else None,
             )
         )
     made.relate(package, "hasDeclaredLicense", licences)

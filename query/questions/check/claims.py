@@ -11,6 +11,7 @@ from query.questions.lineage.result import (
     CONFIRMED,
     CONTINUED,
     CONTINUED_OR_RUN,
+    CONVERSION,
     COPY,
     LORA,
     MERGE,
@@ -44,7 +45,7 @@ _LEAST_SIZE, _MOST_SIZE = 0.7, 1.45
 # What the relation of a card is called where the weights show this kind of step.
 _RELATIONS = {
     TUNED: "finetune", CONTINUED: "finetune", CONTINUED_OR_RUN: "finetune", MERGE: "merge", LORA: "finetune",
-    COPY: "copy", RECAST: "copy", QUANTISED: "quantized", UNTRAINED_ADAPTER: "adapter",
+    CONVERSION: "quantized", COPY: "copy", RECAST: "copy", QUANTISED: "quantized", UNTRAINED_ADAPTER: "adapter",
 }  # fmt: skip
 # Kinds of change that fit a stated relation; those that a relation says already; and those beside which nothing was
 # trained, so that the model is no fine-tune (others may be made of one).
@@ -289,27 +290,20 @@ def _probability(edges: tuple[Edge, ...] | list[Edge]) -> float | None:
 
 
 def _licence_in_words(material: Material) -> str | None:
-    if material.licence is None:
-        return None
-    return material.licence + (f" ({material.licence_name})" if material.licence_name else "")
+    return ", ".join(stated.name for stated in material.licences) or None
 
 
 def _terms(atlas: AtlasReader, material: Material) -> frozenset[str] | None:
-    """The terms of a licence; None if none of its names is known. A name of its own never counts as permissive."""
-    if not material.licence:
-        return None
-    parts = [(part, False) for part in material.licence.lower().split(", ")]
-    if material.licence.lower() == "other" and material.licence_name:
-        parts = [(material.licence_name.lower().replace(" ", "-"), True)]
+    """The terms of its licences; None if none of them is judged. A name of the card's own is never permissive."""
     known: list[str] = []
-    is_known = False
-    for part, is_name in parts:
-        for row in atlas.rows("SELECT terms FROM licence_terms WHERE ? GLOB pattern", [part]):
-            if is_name and not row["terms"]:
-                continue
-            is_known = True
-            known += row["terms"]
-    return frozenset(known) if is_known else None
+    is_judged = False
+    for stated in material.licences:
+        name = stated.name.lower().replace(" ", "-") if stated.is_own_name else stated.name.lower()
+        for row in atlas.rows("SELECT terms FROM licence_terms WHERE ? GLOB pattern", [name]):
+            if row["terms"] or not stated.is_own_name:
+                is_judged = True
+                known += row["terms"]
+    return frozenset(known) if is_judged else None
 
 
 def _parameters(number: float) -> str:

@@ -94,12 +94,10 @@ def rules_of(atlas: AtlasReader, subject: Subject, claims: Sequence[Claim], poli
             verdict = ALLOWED if subject.base.lower() in allowed else REFUSED
             rules.append(Rule("bases", subject.base, verdict if base.measured or verdict == REFUSED else UNKNOWN))
     if policy.licences:
-        own = subject.own
-        names = [part for part in (own.licence or "").lower().split(", ") if part]
-        if own.licence_name and "other" in names:
-            names = [own.licence_name.lower()]
+        names = [stated.name.lower() for stated in subject.own.licences]
         is_allowed = bool(names) and all(_matches(name, policy.licences) for name in names)
-        rules.append(Rule("licences", own.licence_name or own.licence, _verdict(bool(names), is_allowed)))
+        value = ", ".join(stated.name for stated in subject.own.licences) or None
+        rules.append(Rule("licences", value, _verdict(bool(names), is_allowed)))
     if policy.authors:
         rules.append(
             Rule("authors", subject.card.author, _verdict(True, _matches(subject.card.author.lower(), policy.authors)))
