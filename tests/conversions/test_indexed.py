@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 from studies.conversions import families, writers
@@ -103,3 +104,29 @@ def test_files_that_are_not_indexed(hub, tmp_path):
     (edge,) = answer(hub, "lineage", str(path))
     assert (edge["parent"], edge["probability"]) == (None, None)
     assert "of none that was compared" in edge["evidence"]
+
+
+def test_a_bill_of_materials_leads_from_the_conversion_to_the_base(hub, tmp_path):
+    def model_of(*words):
+        ran = hub("query", "bom", *words)
+        assert ran.code == 0, ran.err
+        return json.loads(ran.out)["metadata"]["component"]
+
+    (ancestor,) = model_of("dan/tuned-gguf")["pedigree"]["ancestors"]
+    assert f"{ancestor['group']}/{ancestor['name']}" == SOURCE
+    assert [row["name"] for row in ancestor["pedigree"]["ancestors"]] == ["small-llama"]
+    path = writers.write_gguf(tmp_path / "file.gguf", CONFIG, TUNED["cyd/tuned"], "Q5_0")
+    own = model_of(str(path), "--name", "acme")
+    assert (own["name"], own["pedigree"]["ancestors"][0]["group"]) == ("acme", "cyd")
+    assert own["hashes"][0]["content"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_claims_of_a_conversion(hub, tmp_path):
+    def verdicts(model, code):
+        return {row["claim"]: row["verdict"] for row in answer(hub, "check", model, code=code)["claims"]}
+
+    agreeing = verdicts("dan/tuned-gguf", code=0)
+    assert {agreeing[name] for name in ("base", "parent", "relation", "quantisation")} == {"agrees"}
+    assert verdicts("dan/wrong-gguf", code=1)["parent"] == "contradicted"
+    path = writers.write_gguf(tmp_path / "file.gguf", CONFIG, TUNED["cyd/tuned"], "Q5_0")
+    assert "contradicted" not in verdicts(str(path), code=0).values()

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 from indexer.errors import AtlasError
 from indexer.records.kinds.change import Change
 from indexer.records.kinds.label import change_of
-from indexer.sources.registry import ModelRef
+from indexer.records.representations.registry import DEFAULT
+from indexer.sources.registry import ModelRef, author_of
 from indexer.sources.rows import facts_of
+from query.models.conversions import Conversion, read_conversion, stored_conversion
 from query.models.lookup import describe_unindexed, resolve_model
 from query.models.resolved import ResolvedModel
 from query.questions.bom.materials import Material, chain_of
 from query.questions.lineage.lineage import lineage
+from query.questions.lineage.result import CONVERSION
 from query.questions.predict.predict import predict
 
 if TYPE_CHECKING:
@@ -96,28 +99,38 @@ def read_subject(atlas: AtlasReader, model: str | Path, base: str | None) -> Sub
     """Read both sides of a model: indexed, of any source, or a folder. Raises AtlasError if it cannot be read."""
     answer = lineage(atlas, model, base)
     materials, _, notes = chain_of(atlas, answer, str(model), hashes=False)
-    resolved = resolve_model(atlas, ModelRef.parse(str(model)), answer.base, "input")
     prediction = None
     try:
         prediction = predict(atlas, model, base=answer.base)
     except AtlasError as error:
         notes.append(f"data sets were not compared: {error.message}")
+    reference = ModelRef.parse(str(model))
+    is_conversion = any(edge.kind == CONVERSION for edge in answer.edges)
+    resolved = None if is_conversion else resolve_model(atlas, reference, answer.base, DEFAULT)
     if answer.model_id is not None:
-        card, weights = _indexed(atlas, answer.model_id, materials[0], resolved)
+        card, weights = _indexed(atlas, answer.model_id, resolved)
     else:
-        card, weights = _read(atlas, str(model), answer.base, materials[0], resolved)
+        card, weights = _read(atlas, reference, answer, resolved)
+    if weights is None:
+        stored = None if answer.model_id is None else stored_conversion(atlas, answer.model_id)
+        weights = _of_conversion(stored or read_conversion(atlas, reference, answer.base))
     return Subject(
         answer.model, answer.base, card, weights, answer, tuple(materials), prediction, tuple(dict.fromkeys(notes))
     )
 
 
-def _indexed(atlas: AtlasReader, model_id: int, material: Material, resolved: ResolvedModel) -> tuple[Card, Weights]:
+def _indexed(atlas: AtlasReader, model_id: int, resolved: ResolvedModel | None) -> tuple[Card, Weights | None]:
+    """The two sides of a model that the atlas lists; without ``resolved``, of a conversion, the card alone."""
     (row,) = atlas.rows(
-        "SELECT model, author, base, relation, claimed_by, library, verified, adapter_kind, dtype, weight_files, "
-        "change, change_probability, change_evidence, "
-        "datasets, (SELECT list(tag) FROM tags WHERE tags.model_id = models.model_id) AS tags, "
+        "SELECT model, author, listed.base, relation, claimed_by, library, verified, adapter_kind, dtype, "
+        "weight_files, changes.change, changes.change_probability, changes.change_evidence, "
+        "(SELECT list_sort(list(DISTINCT dataset)) FROM model_datasets AS named "
+        "WHERE named.model_id = listed.model_id AND dataset IS NOT NULL) AS datasets, "
+        "(SELECT list(tag) FROM tags WHERE tags.model_id = listed.model_id) AS tags, "
         "(SELECT list_sort(list(DISTINCT parent)) FROM declared_lineage AS declared "
-        "WHERE declared.model_id = models.model_id) AS declared FROM models WHERE model_id = ?",
+        "WHERE declared.model_id = listed.model_id) AS declared "
+        "FROM fine_tunes AS listed LEFT JOIN records USING (model_id) LEFT JOIN changes USING (model_id, base, model) "
+        "WHERE model_id = ?",
         [model_id],
     )
     # A build that was told the base, or found it, is no claim of the model.
@@ -132,6 +145,8 @@ def _indexed(atlas: AtlasReader, model_id: int, material: Material, resolved: Re
         frozenset(tag.lower() for tag in row["tags"] or ()),
         _stated_parameters(row["model"]),
     )
+    if resolved is None:
+        return card, None
     files = row["weight_files"] or ()
     formats = frozenset(str(file["format"]) for file in files)
     change = None
@@ -142,25 +157,36 @@ def _indexed(atlas: AtlasReader, model_id: int, material: Material, resolved: Re
 
 
 def _read(
-    atlas: AtlasReader, model: str, base: str, material: Material, resolved: ResolvedModel
-) -> tuple[Card, Weights]:
-    described, _ = describe_unindexed(atlas, ModelRef.parse(model), base)
-    facts, record = facts_of(described.row), resolved.record
+    atlas: AtlasReader, reference: ModelRef, answer: Lineage, resolved: ResolvedModel | None
+) -> tuple[Card, Weights | None]:
+    """The two sides of a model that the atlas does not list; without ``resolved``, of a conversion, the card alone."""
+    described, _ = describe_unindexed(atlas, reference, answer.base)
+    facts = facts_of(described.row)
     card = Card(
-        resolved.author,
+        author_of(answer.model),
         described.claims,
         "",
         tuple(facts.dataset_names),
         facts.library or "",
         frozenset(tag.lower() for tag in facts.tags),
-        _stated_parameters(resolved.name),
+        _stated_parameters(answer.model),
     )
+    if resolved is None:
+        return card, None
+    record = resolved.record
     assert record is not None  # the model is not indexed
     files = [{"size": file.size, "format": file.format} for file in record.files]
     formats = frozenset(file.format for file in record.files)
     verified = None if record.base_cosine is None else not resolved.is_unrelated
     change = change_of(record)
     return card, _weights(resolved, bool(record.adapter_kind), verified, record.dtype, formats, files, change)
+
+
+def _of_conversion(conversion: Conversion) -> Weights:
+    """A conversion: its rows are like the base's, else its source would not have been looked for there."""
+    found = conversion.found
+    formats = frozenset({found.format.lower()})
+    return Weights(False, False, False, True, None, found.headline, found.types, formats, None, None)
 
 
 def _weights(
