@@ -188,12 +188,6 @@ class ExecutorOptions(Options):
 class StorageOptions(Options):
     """How addresses are opened. Once made, ``storage_options`` is a tuple."""
 
-    sources: Annotated[str | Path | Sequence[str | Path], Option(
-        "Read models from a folder of folders, hf-cache, modelscope-cache, an address (s3://…, gs://…, az://…, "
-        "https://…, hf://…), MLflow (mlruns, mlflow.db, mlflow+https://…) or modelscope in place of the Hub. May be "
-        "given several times.", metavar="PLACE", flag="--from", is_repeated=True)] = ()
-    hub: Annotated[bool, Option("With `sources`: also crawl the Hub.")] = False
-    paths: Annotated[bool, Option("Do not store where models of `sources` lie; only hashes of the paths.")] = True
     storage_options: Annotated[str | Sequence[str], Option(
         "An option of fsspec for the addresses. May be given several times.", metavar="KEY=VALUE",
         flag="--storage-option", is_repeated=True)] = ()

@@ -10,20 +10,8 @@ from indexer import build
 from indexer.builds.condition import matching
 from indexer.errors import BadArgument
 from query import Atlas
-from scripts.loopback_hub import LoopbackHub
-from tests.hubs import reset_session, use_endpoint
 from tests.tiny_hub import BASE
 from tests.trees import adapter
-
-
-@pytest.fixture
-def hub(tiny_store, tmp_path, monkeypatch):
-    """This process, talking to a Hub that has the base."""
-    monkeypatch.chdir(tmp_path)
-    with LoopbackHub(tiny_store(2)) as running:
-        use_endpoint(monkeypatch, running.endpoint)
-        yield running
-        reset_session()
 
 
 def indexed():
