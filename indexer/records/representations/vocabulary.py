@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from indexer.errors import AtlasError
-from indexer.records.representations.representation import Base, Representation, Vector
-from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
+from indexer.records.representations.embedding import OfEmbedding
+from indexer.records.representations.representation import Base, Vector
+from indexer.records.tokens import MISSING, UNSURE, token_rows
+from indexer.records.words import squared_ranks
 from indexer.vectors.centre import FULL, GROUPS
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfTokens(Representation):
+class OfTokens(OfEmbedding):
     """Made from how far the rows of the input embedding moved, not from deltas; many records have no such rows.
 
     Its vectors are (2n,): in the first half how far the n rows moved or, in the second, their shares of the change of
@@ -30,21 +32,12 @@ class OfTokens(Representation):
 
     def is_held_by(self, record: Record) -> bool:
         """Whether rows of its input embedding moved, not all alike, and are those of the base that are read today."""
-        tokens = record.tokens
-        if tokens is None or tokens.kind not in (EXACT, STATISTICAL) or record.is_copy:
-            return False
-        is_read = tokens.codes.shape == (len(token_rows(tokens.base_vocabulary)),)
-        return is_read and len(np.unique(tokens.codes[tokens.codes != MISSING] % UNSURE)) > 1  # unsure rows count as 0
+        codes = self.codes_of(record)
+        return codes is not None and len(np.unique(codes[codes != MISSING] % UNSURE)) > 1  # unsure rows count as 0
 
     def is_defined_for(self, base: Base) -> bool:
         """Whether the base has an input embedding."""
         return bool(base.vocabulary)
-
-    def mismatch(self, record: Record, base: Base) -> str:
-        """Whether the rows are those of another embedding than the base's."""
-        if record.tokens is None or record.tokens.base_vocabulary == base.vocabulary:
-            return ""
-        return f"the rows of its input embedding are not those of {base.base}"
 
     def expected_length(self, record: Record) -> int | None:
         """Two numbers for each row that is read."""
@@ -59,17 +52,8 @@ class OfTokens(Representation):
                 "moved (it is an adapter, or its embedding is frozen or cannot be compared).",
                 "Use another representation.",
             )
-        is_there = tokens.codes != MISSING
-        codes, code_numbers, counts = np.unique(
-            tokens.codes[is_there] % UNSURE, return_inverse=True, return_counts=True
-        )
-        counts = np.where(codes == 0, 0, counts)
-        ranks = np.where(
-            codes == 0, 0.0, (np.cumsum(counts) - (counts - 1) / 2) / counts.sum()
-        )  # equal codes share one
-        block = np.zeros(len(tokens.codes))
-        block[is_there] = ranks[code_numbers] ** 2
-        block[is_there] -= block[is_there].mean()
+        ranks = squared_ranks(tokens.codes)
+        block = np.nan_to_num(ranks - np.nanmean(ranks))
         unit, other = (block / np.linalg.norm(block)).astype(np.float32), np.zeros(len(block), np.float32)
         return np.concatenate([other, unit] if tokens.is_share else [unit, other])
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from indexer.errors import AtlasError
-from indexer.records.representations.representation import Base, Representation, Vector
-from indexer.records.tokens import EXACT, MISSING, STATISTICAL, UNSURE, token_rows
+from indexer.records.representations.embedding import OfEmbedding
+from indexer.records.representations.representation import Base, Vector
+from indexer.records.tokens import MISSING, UNSURE
 from indexer.records.words import largest_of_words, squared_ranks
 from indexer.vectors.centre import FULL, GROUPS
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfWords(Representation):
+class OfWords(OfEmbedding):
     """Made from how far the rows of the input embedding moved whose tokens are words; ``words``: those of a base.
 
     A vector has a number for each different word of the base, in alphabetical order: the largest of its tokens' squared
@@ -42,25 +43,17 @@ class OfWords(Representation):
 
     def is_held_by(self, record: Record) -> bool:
         """Whether rows of words are known to have moved, not all alike."""
-        tokens = record.tokens
-        if tokens is None or tokens.kind not in (EXACT, STATISTICAL) or record.is_copy:
+        codes = self.codes_of(record)
+        if codes is None or not self.words:
             return False
-        if not self.words or tokens.codes.shape != (len(token_rows(tokens.base_vocabulary)),):
-            return False
-        if len(tokens.codes) != len(self.words):
+        if len(codes) != len(self.words):
             return True  # a model of another base, see ``mismatch``
         is_word = np.array([word != "" for word in self.words])
-        return len(np.unique(tokens.codes[is_word & (tokens.codes != MISSING)] % UNSURE)) > 1  # unsure counts as 0
+        return len(np.unique(codes[is_word & (codes != MISSING)] % UNSURE)) > 1  # unsure counts as 0
 
     def is_defined_for(self, base: Base) -> bool:
         """Whether the words of the base are known."""
         return any(base.words)
-
-    def mismatch(self, record: Record, base: Base) -> str:
-        """Whether the rows are those of another embedding than the base's."""
-        if record.tokens is None or record.tokens.base_vocabulary == base.vocabulary:
-            return ""
-        return f"the rows of its input embedding are not those of {base.base}"
 
     def expected_length(self, record: Record) -> int | None:
         """The number of different words."""
