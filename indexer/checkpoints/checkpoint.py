@@ -503,6 +503,11 @@ def _open(
         return Checkpoint(repository, choice, files, config, adapter_config, shards)
 
 
+def _refuse_empty(files: Mapping[str, TensorIndex], choice: Choice) -> None:
+    if not any(index.tensors for index in files.values()):
+        raise Skipped("corrupt_file", f"{shown(choice.name)} holds no tensors")
+
+
 def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -> Checkpoint:
     """A GGUF file, or all shards of one; the first one's header holds the facts of the model."""
     files: dict[str, TensorIndex] = {}
@@ -517,6 +522,7 @@ def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -
             header = replace(header, tensors=(*header.tensors, *own.tensors)) if own is not header else header
             matrices |= stored
         assert header is not None
+        _refuse_empty(files, choice)
         config = {**model_config(header), **config}
         names = checkpoint_names(header, str(config["model_type"]))
         matrices = {names.get(name, name): matrix for name, matrix in matrices.items()}
@@ -535,6 +541,7 @@ def _open_onnx(repository: Repository, choice: Choice, config: dict[str, Any]) -
 
         sources.append(repository.open(choice.folder + choice.name))
         files, matrices = read_onnx(sources[0], open_beside)
+        _refuse_empty(files, choice)
         names = {choice.folder + name if name != sources[0].name else choice.folder + choice.name: index
                  for name, index in files.items()}  # fmt: skip
         return Checkpoint(repository, choice, names, config, None, None, matrices)
