@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import sqlite3
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
+from tests.loopback_site import Handler, LoopbackSite
 from tests.trees import adapter
 
 START, END = 1_795_856_277_701, 1_795_856_281_522
@@ -123,74 +121,36 @@ def write_database(path: Path, runs: list[Planted], experiment: str = "tuning") 
     return path
 
 
-class LoopbackMlflow:
+class LoopbackMlflow(LoopbackSite):
     """The questions of the REST API that are asked, answered for planted runs.
 
-    ``token``: what the requests must carry. ``overrides``: by path, a function of the handler that answers in place of
-    the server. ``asked``: (path, the header Authorization) of every request.
+    ``token``: what the requests must carry. ``asked``: (path, the header Authorization) of every request.
     """
 
     def __init__(self, root: Path, runs: list[Planted], *, token: str = "", page: int = 2) -> None:
+        super().__init__()
         self.root, self.runs, self.token, self.page = root, runs, token, page
         self.asked: list[tuple[str, str | None]] = []
         self.headers: list[dict[str, str]] = []
-        self.overrides: dict[str, Any] = {}
+        self.place = f"mlflow+{self.endpoint}"
         for run in runs:
             run.write_artifacts(root)
-        store = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def note(self, request: Handler, path: str) -> None:
+        self.asked.append((path, request.headers.get("Authorization")))
+        self.headers.append(dict(request.headers))
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self.answer({})
-
-            def do_POST(self) -> None:
-                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}"))
-
-            def answer(self, body: dict[str, Any]) -> None:
-                parts = urlsplit(self.path)
-                store.asked.append((parts.path, self.headers.get("Authorization")))
-                store.headers.append(dict(self.headers))
-                if store.token and self.headers.get("Authorization") != store.token:
-                    self.send(401, b"You said " + str(self.headers.get("Authorization")).encode())
-                elif parts.path in store.overrides:
-                    store.overrides[parts.path](self)
-                else:
-                    found = store.reply(parts.path, {key: one[0] for key, one in parse_qs(parts.query).items()}, body)
-                    if found is None:
-                        self.send(404, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "nothing there"}')
-                    elif isinstance(found, bytes):
-                        self.send_range(found)
-                    else:
-                        self.send(200, json.dumps(found).encode())
-
-            def send_range(self, content: bytes) -> None:
-                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-                part = content[int(first) : int(last) + 1]
-                self.send(206, part, {"Content-Range": f"bytes {first}-{last}/{len(content)}"})
-
-            def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self.place = f"mlflow+{self.endpoint}"
-
-    def __enter__(self) -> LoopbackMlflow:
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, request: Handler, path: str, query: dict[str, str], body: dict[str, Any]) -> None:
+        if self.token and request.headers.get("Authorization") != self.token:
+            request.send(401, b"You said " + str(request.headers.get("Authorization")).encode())
+            return
+        reply = self.reply(path, query, body)
+        if reply is None:
+            request.send(404, b'{"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "nothing there"}')
+        elif isinstance(reply, bytes):
+            request.send_part(reply)
+        else:
+            request.send(200, json.dumps(reply).encode())
 
     def reply(self, path: str, query: dict[str, str], body: dict[str, Any]) -> Any:
         """The JSON or the bytes of an answer; None for 404."""

@@ -3,81 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
-import threading
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import urlsplit
+
+from tests.loopback_site import Handler, LoopbackSite
 
 
-class LoopbackModelScope:
+class LoopbackModelScope(LoopbackSite):
     """Serves ``root/OWNER/NAME``. ``facts``: of models by id, besides their names; ``hidden``: ids that are gone.
 
-    ``storage``: the address of another server that files are redirected to. ``overrides``: by path, a function of the
-    handler that answers in its place. ``asked``: (method, path, headers) of every request.
+    ``storage``: the address of another server that files are redirected to. ``asked``: (method, path, headers) of
+    every request.
     """
 
     def __init__(self, root: Path, *, page: int = 100) -> None:
+        super().__init__()
         self.root, self.page = root, page
         self.facts: dict[str, dict[str, Any]] = {}
         self.hidden: set[str] = set()
         self.storage = ""
-        self.overrides: dict[str, Any] = {}
         self.asked: list[tuple[str, str, dict[str, str]]] = []
-        site = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def note(self, request: Handler, path: str) -> None:
+        self.asked.append((request.command, path, dict(request.headers)))
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                self.answer({})
-
-            def do_PUT(self) -> None:
-                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def answer(self, body: dict[str, Any]) -> None:
-                parts = urlsplit(self.path)
-                path, query = unquote(parts.path), {key: one[0] for key, one in parse_qs(parts.query).items()}
-                site.asked.append((self.command, path, dict(self.headers)))
-                if path in site.overrides:
-                    site.overrides[path](self)
-                    return
-                file = site.file(path)
-                if file is not None and site.storage:
-                    self.send(302, b"", {"Location": f"{site.storage}{parts.path}"})
-                elif file is not None:
-                    first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-                    content = file.read_bytes()
-                    part = content[int(first) : int(last) + 1]
-                    self.send(206, part, {"Content-Range": f"bytes {first}-{last}/{len(content)}"})
-                elif (found := site.reply(path, query, body)) is not None:
-                    self.send(
-                        200, json.dumps({"Code": 200, "Success": True, "Message": "success", "Data": found}).encode()
-                    )
-                else:
-                    self.send(404, b'{"Code": 10010205001, "Success": false, "Message": "record not found"}')
-
-            def send(self, status: int, content: bytes, headers: dict[str, str] | None = None) -> None:
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(content)), **(headers or {})}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> LoopbackModelScope:
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, request: Handler, path: str, query: dict[str, str], body: dict[str, Any]) -> None:
+        file = self.file(path)
+        if file is not None and self.storage:
+            request.send(302, b"", {"Location": f"{self.storage}{urlsplit(request.path).path}"})
+        elif file is not None:
+            request.send_part(file.read_bytes())
+        elif (found := self.reply(path, query, body)) is not None:
+            content = {"Code": 200, "Success": True, "Message": "success", "Data": found}
+            request.send(200, json.dumps(content).encode())
+        else:
+            request.send(404, b'{"Code": 10010205001, "Success": false, "Message": "record not found"}')
 
     def models(self) -> list[str]:
         """The ids of all models."""
