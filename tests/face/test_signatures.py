@@ -175,3 +175,9 @@ def test_mypy_refuses_an_unknown_argument(tmp_path):
     assert {line.split(":")[1] for line in errors} == {"7", "8"}, done.stdout
     assert '"indexer.builds.report.BuildReport"' in done.stdout
     assert "list[indexer.builds.report.BuildReport]" in done.stdout
+
+
+@pytest.mark.parametrize(("method", "of_many"), [("similar", "similar_many"), ("predict", "predict_many")])
+def test_many_models_are_asked_about_with_the_arguments_of_one(method, of_many):
+    arguments, of_all = (set(inspect.signature(getattr(Atlas, name)).parameters) for name in (method, of_many))
+    assert arguments - {"model"} <= of_all
