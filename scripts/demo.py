@@ -16,9 +16,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from indexer.atlas import DEMO_FOLDER
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
+from scripts.ship import make_atlas, ship
 from scripts.terminal import Terminal, exit_status
 from scripts.tiny_models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 
@@ -33,8 +35,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
     parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
+    parser.add_argument(
+        "--ship",
+        action="store_true",
+        help="Only make again, of the same models, the atlas that comes with the package.",
+    )
     arguments = parser.parse_args()
-    sys.exit(exit_status("The demo", lambda: run_demo(arguments.out.resolve(), arguments.size)))
+    work = ship_demo if arguments.ship else run_demo
+    sys.exit(exit_status("The demo", lambda: work(arguments.out.resolve(), arguments.size)))
+
+
+def ship_demo(out: Path, size: str) -> None:
+    """Make the family unless it is there, an atlas of it in ``out``/ship, and put its files into the package."""
+    with LoopbackHub(make_family(out / f"family-{size}", size)) as hub:
+        (out / "ship").mkdir(exist_ok=True)
+        atlas = make_atlas(Terminal.of_hub(out / "ship", hub.endpoint))
+    sizes = ship(atlas)
+    for name, size_of_file in sizes.items():
+        print(f"{size_of_file:>9,}  {name}")
+    print(
+        f"{sum(sizes.values()):>9,}  {DEMO_FOLDER}\n\nNow: python -m scripts.guide, which renews the pages of docs/guide."
+    )
 
 
 def run_demo(out: Path, size: str) -> None:

@@ -69,7 +69,7 @@ def work(
     The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
     is used as it is. Give all shards the same options. Raises AtlasError as ``build`` does.
     """
-    share, watcher, folder = Shard.parse(shard), Watcher(progress), AtlasFolder(atlas)
+    share, watcher, folder = Shard.parse(shard), Watcher(progress), AtlasFolder(atlas).require_writable()
     prepare(options, watcher)
     facts = find_base(folder, base)
     check_rank(folder, facts.id, options.rank)

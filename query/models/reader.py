@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
-from indexer.atlas import AtlasFolder, is_on_hub
+from indexer.atlas import AtlasFolder, demo_note, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import WRONG_KINDS, AtlasError, Call, Text
@@ -84,8 +84,8 @@ class AtlasReader:
     private copy is read instead, with a remark in ``notes``.
 
     Args:
-        path: the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-            the Hub's cache.
+        path: the atlas's folder, its address on the Hub (hf://owner/name@tag), from which it is fetched once into the
+            Hub's cache, or "demo" for the one that comes with the program.
         remarks: sentences that ``notes`` begins with.
 
     Raises:
@@ -98,7 +98,7 @@ class AtlasReader:
     """
 
     def __init__(self, path: str | Path = "atlas", remarks: Sequence[str] = ()) -> None:
-        self._remarks = list(remarks)
+        self._remarks = [*remarks, *filter(None, [demo_note(path)])]
         if is_on_hub(path):
             from indexer.share.cache import cached_atlas
 
