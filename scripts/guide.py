@@ -176,7 +176,7 @@ def _is_same(one: str, other: str) -> bool:
 def _is_close(one: str, other: str) -> bool:
     if "e" in one or "e" in other:
         return abs(float(one) - float(other)) <= 0.1 * abs(float(one))
-    places = len(one.partition(".")[2])
+    places = max(len(number.partition(".")[2]) for number in (one, other))
     return abs(float(one) - float(other)) < 1.5 * 10**-places
 
 

@@ -110,7 +110,7 @@ def publish_records(
     It is not named ``publish`` because the package ``indexer.publish`` is. The network is not used. Raises AtlasError
     if a base is not in the folder, if ranks do not fit, and if no published model would be left.
     """
-    folder, watcher = AtlasFolder(atlas), Watcher(progress)
+    folder, watcher = AtlasFolder(atlas).require_writable(), Watcher(progress)
     work_options = WorkOptions(relation=",".join(RELATIONS), vector_length=options.vector_length)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import click
 
-from indexer.atlas import AtlasFolder, demo_note, is_demo
+from indexer.atlas import DEMO, AtlasFolder, demo_note
 from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
@@ -71,9 +71,9 @@ def atlas_option(command: Command) -> Command:
             value = context.meta.get(_ATLAS, value)  # `query --atlas DIR show MODEL`
         if not value:
             raise click.BadParameter("a folder is needed.")
-        if not context.resilient_parsing and (note := demo_note(value)):
-            say(note)
-        if is_demo(value):
+        if value == DEMO:
+            if not context.resilient_parsing and (note := demo_note(value)):
+                say(note)
             return str(AtlasFolder(value).root)
         return os.path.expanduser(value)  # noqa: PTH111 - a path that starts with ./ must stay as it was typed
 
