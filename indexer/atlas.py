@@ -258,6 +258,13 @@ def mending(root: Path, own: str) -> str:
     return f"Fetch it again (pulled.json names its source): index pull OWNER/NAME --atlas {root}"
 
 
+def with_records(folder: AtlasFolder) -> str:
+    """Advice about an atlas that came without its records."""
+    if folder.root == DEMO_FOLDER:
+        return "An atlas that you build has them."
+    return f"Fetch them (pulled.json names its source): index pull OWNER/NAME --with-records --atlas {folder.root}"
+
+
 def copied_hint(root: Path) -> str:
     """Advice about an atlas of which files are links, as in the Hub's cache or under DVC."""
     return f"An atlas needs files and not links to them. Copy what the links name: cp -rL {root} COPY"

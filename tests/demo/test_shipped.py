@@ -5,7 +5,6 @@ After a change of schema.sql, or of what an atlas holds: python -m scripts.demo 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import stat
@@ -83,13 +82,14 @@ def test_questions_are_answered_and_nothing_is_written():
         assert atlas.similar(sweep, k=3)[0].datasets == ["errors/exception-types"]
         purity = atlas.purity(draws=200)
         assert purity.purity > 2 * purity.chance
-        assert atlas.predict(UNDOCUMENTED).datasets[0].dataset == "docs/numpydoc-sections"
+        assert atlas.predict(UNDOCUMENTED).answers[0].dataset == "docs/numpydoc-sections"
         assert atlas.clusters().clusters
         assert len(atlas.map(method="pca").points) > 60
-        assert atlas.rank_by_depth().to_dict()
+        assert atlas.rank().to_dict()
         assert atlas.layers(sweep).to_dict()
         assert atlas.depth(sweep).to_dict()
-        assert atlas.show(sweep).datasets == ["errors/exception-types"]
+        assert atlas.show(sweep).facts["datasets"] == ["errors/exception-types"]
+        assert atlas.show(sweep).facts["page"] is None  # its models are on no Hub
         assert atlas.compare(sweep, PROFILED[0]).to_dict()
         assert atlas.trace(UNDOCUMENTED).words
         assert atlas.lineage("h-lindqvist/tiny-roberta-line-kinds-more").edges
@@ -183,17 +183,18 @@ def test_a_folder_of_that_name_that_is_no_atlas_is_not_used_and_that_is_said(run
     assert run("index", "status", "--atlas", "demo")[2] == f"{note}\n"
 
 
-def test_a_folder_of_that_name_that_is_an_atlas_is_used_and_that_is_said(run, atlas, monkeypatch):
-    monkeypatch.chdir(atlas.root.parent)
-    os.rename(atlas.root, atlas.root.parent / "demo")
+def test_a_folder_of_that_name_that_is_an_atlas_is_used_and_that_is_said(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path(shutil.copytree(DEMO_FOLDER, tmp_path / "demo"))
     note = "demo is the folder ./demo, and not the atlas that comes with this program"
     with Atlas("demo") as found:
         assert found.notes == [note]
-        assert found.path == atlas.root.parent / "demo"
-    code, out, err = run("query", "sql", "SELECT base FROM bases", "--atlas", "demo", "--format", "csv")
+        assert found.path == folder
+    code, _, err = run("query", "sql", "SELECT base FROM bases", "--atlas", "demo")
     assert (code, err) == (0, f"{note}\n")
-    assert BASE not in out
-    assert run("index", "prune", "--atlas", "demo")[0] == 0
+    code, _, err = run("index", "prune", "--atlas", "demo")
+    assert code == 1
+    assert err.startswith(f"{note}\nError: {folder} was pulled")
     assert run("query", "sql", "FROM bases", "--atlas", "./demo")[2] == ""
 
 

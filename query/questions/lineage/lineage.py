@@ -327,6 +327,8 @@ def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, stor
         raise AtlasError(
             "Only answers that may use dates can be stored.", Text("Leave out `store` or ", Call(dates=False), ".")
         )
+    if store:
+        atlas.folder.require_writable()
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     answers: list[Lineage] = []
     in_a_row, failure = 0, ""
@@ -446,9 +448,9 @@ class Tracer:
 
     def _record_of(self, candidate: Candidate) -> Record:
         """The stored record of a model. Raises AtlasError if it is missing or damaged."""
-        from indexer.records.record import read_record
+        from indexer.records.store import RecordStore
 
-        return read_record(self.atlas.folder.record(candidate.record_key))
+        return RecordStore(self.atlas.folder).read(candidate.record_key)
 
     def _read_described(self, described: Described, selection: _Selection, log: ReadLog) -> ModelParts:
         reference = described.reference
