@@ -308,6 +308,10 @@ class AtlasReader:
 
         return PublishedBase.of(self.folder, rows[0])
 
+    def require_writable(self) -> None:
+        """Raises AtlasError if answers cannot be stored, because this atlas comes with the program."""
+        self.folder.require_writable()
+
     def require_base_elsewhere(self) -> None:
         """Raises AtlasError if the bases of this atlas can be fetched from nowhere: those of the demo are on no Hub."""
         if self.is_demo:

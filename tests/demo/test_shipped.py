@@ -21,7 +21,11 @@ from query import Atlas
 from scripts.readme import BASE
 from scripts.ship import MOST_BYTES, PROFILED
 
-UNDOCUMENTED = "small-hours/tiny-roberta-in-house"
+UNDOCUMENTED, SWEEP = "small-hours/tiny-roberta-in-house", PROFILED[2]
+READ_ONLY = (
+    "The atlas demo comes with this program and is read-only. Name a folder of your own: --atlas DIR; a folder that is "
+    "called demo is ./demo."
+)
 _COLUMNS = (
     "SELECT schema_name, table_name, column_name, data_type, is_nullable FROM duckdb_columns() "
     "WHERE database_name = '{}' AND NOT internal ORDER BY ALL"
@@ -78,26 +82,60 @@ def test_questions_are_answered_and_nothing_is_written():
         assert atlas.bases() == [BASE]
         assert len(atlas) > 60
         assert repr(atlas).startswith(f"<Atlas 'demo': {len(atlas)} models of {BASE}")
-        sweep = PROFILED[1]
-        assert atlas.similar(sweep, k=3)[0].datasets == ["errors/exception-types"]
-        purity = atlas.purity(draws=200)
-        assert purity.purity > 2 * purity.chance
-        assert atlas.predict(UNDOCUMENTED).answers[0].dataset == "docs/numpydoc-sections"
-        assert atlas.clusters().clusters
-        assert len(atlas.map(method="pca").points) > 60
-        assert atlas.rank().to_dict()
-        assert atlas.layers(sweep).to_dict()
-        assert atlas.depth(sweep).to_dict()
-        assert atlas.show(sweep).facts["datasets"] == ["errors/exception-types"]
-        assert atlas.show(sweep).facts["page"] is None  # its models are on no Hub
-        assert atlas.compare(sweep, PROFILED[0]).to_dict()
-        assert atlas.trace(UNDOCUMENTED).words
-        assert atlas.lineage("h-lindqvist/tiny-roberta-line-kinds-more").edges
+        assert atlas.similar(SWEEP, k=3)[0].datasets == ["errors/exception-types"]
+        facts = atlas.show(SWEEP).facts
+        assert facts["datasets"] == ["errors/exception-types"]
+        assert facts["page"] is None  # its models are on no Hub
         assert atlas.models("in-house")[0].model == UNDOCUMENTED
-        assert atlas.datasets()
-        assert atlas.duplicates().to_rows()
+        assert {one.dataset for one in atlas.datasets()} > {"errors/exception-types", "docs/numpydoc-sections"}
         assert atlas.sql("SELECT count(*) AS models FROM models").rows == [[len(atlas)]]
     assert files(DEMO_FOLDER) == before
+
+
+@pytest.mark.slow
+def test_every_question_that_needs_no_weights_is_answered():
+    before = files(DEMO_FOLDER)
+    with Atlas("demo") as atlas:
+        purity = atlas.purity(draws=200)
+        assert purity.purity > 5 * purity.chance
+        assert atlas.predict(UNDOCUMENTED).answers[0].dataset == "docs/numpydoc-sections"
+        assert len(atlas.clusters().clusters) > 5
+        assert len(atlas.map(method="pca").points) > 60
+        assert atlas.rank().models > 50
+        assert len(atlas.layers(SWEEP).deltas) == 24
+        assert len(atlas.depth(SWEEP).layers) == 4
+        assert atlas.depth_study().models == len(PROFILED)
+        assert atlas.compare(SWEEP, PROFILED[0]).similarity > 0.5
+        assert {"lambda", "ndarray"} <= {word.word for word in atlas.trace(UNDOCUMENTED).words}
+        (edge,) = atlas.lineage("h-lindqvist/tiny-roberta-line-kinds-more").edges
+        assert edge.parent == "papercut-ai/papercut-tiny-roberta-line-kinds"
+        assert len(atlas.duplicates().to_rows()) == 2
+        assert atlas.check(UNDOCUMENTED).to_dict()
+        assert atlas.vectors().matrix.shape[0] > 60
+    assert files(DEMO_FOLDER) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            "layers {model} --heads",
+            "This needs records, which this atlas does not have. An atlas that you build has them.",
+        ),
+        (
+            "rank --threshold 0.85",
+            "This needs records, which this atlas does not have. An atlas that you build has them.",
+        ),
+        ("ask texts.txt", "The base of the atlas demo is on no Hub. With an atlas of your own it works."),
+        ("lineage --all", READ_ONLY),
+        ("predict --undocumented --store", READ_ONLY),
+    ],
+)
+def test_what_it_cannot_answer_is_said_in_one_line(run, words, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("one text\n" * 20)
+    code, out, err = run("query", *words.format(model=SWEEP).split(), "--atlas", "demo")
+    assert (code, out, err) == (1, "", f"Error: {why}\n")
 
 
 def test_it_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
@@ -118,7 +156,8 @@ def test_it_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
     "words",
     [
         "build --base a/b", "add nobody/x", "remove x", "work --base a/b --shard 0/1", "publish", "prune", "rebuild",
-        "represent output", "profile", "push nobody/x", "pull nobody/x", f"starts --base {BASE}", "build --from . --adopt",
+        "represent output", "push nobody/x", "pull nobody/x", f"starts --base {BASE}", "build --from . --adopt",
+        pytest.param("profile", marks=pytest.mark.slow),  # imports torch first
     ],
 )  # fmt: skip
 def test_what_writes_is_refused_in_one_line(run, words, tmp_path, monkeypatch):
@@ -127,10 +166,7 @@ def test_what_writes_is_refused_in_one_line(run, words, tmp_path, monkeypatch):
     command, *rest = words.split()
     code, out, err = run("index", command, "--atlas", "demo", *rest)
     assert (code, out) == (1, "")
-    assert err == (
-        "Error: The atlas demo comes with this program and is read-only. Name a folder of your own: --atlas DIR; a folder "
-        "that is called demo is ./demo.\n"
-    )
+    assert err == f"Error: {READ_ONLY}\n"
     assert files(DEMO_FOLDER) == before
     assert list(tmp_path.iterdir()) == []
 

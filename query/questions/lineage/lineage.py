@@ -142,6 +142,8 @@ def _command(
     file = call.picture(out)
     with call.opened() as atlas:
         if model is None:
+            if dates:
+                call.asked(atlas, lambda reader: reader.require_writable())  # before anything is read
             answers = atlas.lineages(base, dates=dates)
             call.show(answers)
             # After printing: if another process is writing, the answers are not lost.
@@ -328,7 +330,7 @@ def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, stor
             "Only answers that may use dates can be stored.", Text("Leave out `store` or ", Call(dates=False), ".")
         )
     if store:
-        atlas.folder.require_writable()
+        atlas.require_writable()
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     answers: list[Lineage] = []
     in_a_row, failure = 0, ""
