@@ -247,7 +247,8 @@ RESERVED = frozenset({
     "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of",
     "database", "delta_keys", "find", "folder", "from_folders", "generation", "help", "index", "is_demo",
     "is_outdated", "is_published", "latest", "model", "notes", "path", "published", "published_base", "refresh",
-    "require_base_elsewhere", "require_writable", "rows", "schema", "serve", "similar_many", "similarity_error", "state",
+    "require_base_elsewhere", "require_writable", "rows", "schema", "serve", "similar_many", "similarity_error",
+    "state",
 })  # fmt: skip
 
 

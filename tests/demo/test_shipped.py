@@ -126,6 +126,11 @@ def test_every_question_that_needs_no_weights_is_answered():
             "rank --threshold 0.85",
             "This needs records, which this atlas does not have. An atlas that you build has them.",
         ),
+        ("depth {undocumented}", "The base of the atlas demo is on no Hub. With an atlas of your own it works."),
+        (
+            "lineage {undocumented} --fresh",
+            "The base of the atlas demo is on no Hub. With an atlas of your own it works.",
+        ),
         ("ask texts.txt", "The base of the atlas demo is on no Hub. With an atlas of your own it works."),
         ("lineage --all", READ_ONLY),
         ("predict --undocumented --store", READ_ONLY),
@@ -134,7 +139,7 @@ def test_every_question_that_needs_no_weights_is_answered():
 def test_what_it_cannot_answer_is_said_in_one_line(run, words, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("one text\n" * 20)
-    code, out, err = run("query", *words.format(model=SWEEP).split(), "--atlas", "demo")
+    code, out, err = run("query", *words.format(model=SWEEP, undocumented=UNDOCUMENTED).split(), "--atlas", "demo")
     assert (code, out, err) == (1, "", f"Error: {why}\n")
 
 

@@ -382,6 +382,7 @@ class Tracer:
         embeddings: bool = True,
         thresholds: Thresholds | None = None,
     ) -> None:
+        atlas.require_base_elsewhere()
         require("Lineage, which reads parts of weights,", *READERS)
         self.atlas, self.base, self.dates, self.embeddings = atlas, base, dates, embeddings
         self.thresholds = thresholds or Thresholds()

@@ -239,7 +239,8 @@ def trace(
     rows_read = int(is_there.sum())
     share = rows_read / max(evidence.base_vocabulary, 1)
     if not all_rows and share < 1:
-        notes.append(Text(f"{percent(share)} of the rows were read; ", Call(all_rows=True), " reads all of them."))
+        more = () if atlas.is_demo else ("; ", Call(all_rows=True), " reads all of them")
+        notes.append(Text(f"{percent(share)} of the rows were read", *more, "."))
     length = longest_input(atlas, resolved.base, evidence)
     comparison = None
     if texts is not None:
@@ -275,6 +276,7 @@ def _of_all_rows(
     say: Callable[[str], None] | None,
 ) -> TokenEvidence | None:  # fmt: skip
     """The evidence of the whole embedding. Raises AtlasError for an adapter, which has no embedding of its own."""
+    atlas.require_base_elsewhere()
     require("Reading an embedding", *READERS)
     if resolved.is_adapter:
         raise AtlasError(f"{resolved.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
