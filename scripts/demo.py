@@ -20,11 +20,10 @@ from indexer.atlas import DEMO_FOLDER
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
-from scripts.ship import make_atlas, ship
+from scripts.ship import SWEEP, make_atlas, ship
 from scripts.terminal import Terminal, exit_status
 from scripts.tiny_models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 
-SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
 PROFILED = SWEEP[-1]
 INVERT = 'query invert tiny-gpt2 "The value of the parameter is returned as a list of strings." --out words.png'
 FEATURES = "query features tiny-vit --layers 1,4 --out features.png"
@@ -53,8 +52,9 @@ def ship_demo(out: Path, size: str) -> None:
     sizes = ship(atlas)
     for name, size_of_file in sizes.items():
         print(f"{size_of_file:>9,}  {name}")
+    print(f"{sum(sizes.values()):>9,}  {DEMO_FOLDER}\n")
     print(
-        f"{sum(sizes.values()):>9,}  {DEMO_FOLDER}\n\nNow: python -m scripts.guide, which renews the pages of docs/guide."
+        "Now: python -m scripts.guide, which renews what the pages of docs/guide show. Read what their sentences say of it."
     )
 
 

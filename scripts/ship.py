@@ -18,17 +18,17 @@ from indexer.publish.origin import Origin, write_origin
 from indexer.publish.staging import note_checksum
 from indexer.share.manifest import ATLAS
 from indexer.share.staging import staged
-from scripts.readme import BASE
+from scripts.readme import BASE, BUILD
 from scripts.terminal import Terminal
 
 MOST_BYTES = 6_000_000
 BLOCK_BYTES = 16_384  # the smallest blocks that DuckDB has: the file takes a fifth
-PROFILED = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
+SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
 # What makes the atlas, and the answers that are stored in it.
 COMMANDS = (
-    f"index build --base {BASE} --discover names --spectra",
+    BUILD,
     "index represent spectrum",
-    f"index profile {' '.join(PROFILED)} --base {BASE} --with-untrained --recover",
+    f"index profile {' '.join(SWEEP)} --base {BASE} --with-untrained --recover",
     f"query lineage --all --base {BASE}",
     f"query predict --undocumented --base {BASE} --store",
 )

@@ -141,7 +141,7 @@ class AtlasGroup(click.Group):
 
         self.params.append(
             click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=keep_atlas,
-                         help="The atlas's folder; it may also follow the command.")
+                         help="The atlas's folder, or demo; it may also follow the command.")
         )  # fmt: skip
         self.params += _verbosity_options(hidden=False)
         click.version_option(__version__, package_name="vectors-in-the-wild")(self)

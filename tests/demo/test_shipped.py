@@ -19,9 +19,9 @@ from indexer.errors import AtlasError
 from indexer.library import verify
 from query import Atlas
 from scripts.readme import BASE
-from scripts.ship import MOST_BYTES, PROFILED
+from scripts.ship import MOST_BYTES, SWEEP, ship
 
-UNDOCUMENTED, SWEEP = "small-hours/tiny-roberta-in-house", PROFILED[2]
+UNDOCUMENTED, ASKED = "small-hours/tiny-roberta-in-house", SWEEP[2]
 READ_ONLY = (
     "The atlas demo comes with this program and is read-only. Name a folder of your own: --atlas DIR; a folder that is "
     "called demo is ./demo."
@@ -63,6 +63,23 @@ def test_every_file_is_as_it_was_made():
     assert files(DEMO_FOLDER) == before
 
 
+def test_it_is_made_of_a_published_atlas(tmp_path, monkeypatch):
+    copy = AtlasFolder(shutil.copytree(DEMO_FOLDER, tmp_path / "copy"))
+    sizes = ship(copy, tmp_path / "made")
+    assert sizes.keys() == {
+        path.relative_to(DEMO_FOLDER).as_posix() for path in DEMO_FOLDER.rglob("*") if path.is_file()
+    }
+    assert sizes["atlas.duckdb"] < 1.2 * (DEMO_FOLDER / "atlas.duckdb").stat().st_size  # in small blocks again
+    assert verify(tmp_path / "made") == []
+    with Atlas(tmp_path / "made") as made, Atlas("demo") as atlas:
+        assert made.similar(ASKED).to_rows() == atlas.similar(ASKED).to_rows()
+    before = files(tmp_path / "made")
+    monkeypatch.setattr("scripts.ship.MOST_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match="bytes; the package has room for 1,000,000"):
+        ship(copy, tmp_path / "made")
+    assert files(tmp_path / "made") == before
+
+
 def test_it_says_nothing_of_the_machine_that_made_it():
     texts = [path.read_bytes() for path in DEMO_FOLDER.rglob("*") if path.is_file()]
     with Atlas("demo") as atlas:
@@ -82,8 +99,8 @@ def test_questions_are_answered_and_nothing_is_written():
         assert atlas.bases() == [BASE]
         assert len(atlas) > 60
         assert repr(atlas).startswith(f"<Atlas 'demo': {len(atlas)} models of {BASE}")
-        assert atlas.similar(SWEEP, k=3)[0].datasets == ["errors/exception-types"]
-        facts = atlas.show(SWEEP).facts
+        assert atlas.similar(ASKED, k=3)[0].datasets == ["errors/exception-types"]
+        facts = atlas.show(ASKED).facts
         assert facts["datasets"] == ["errors/exception-types"]
         assert facts["page"] is None  # its models are on no Hub
         assert atlas.models("in-house")[0].model == UNDOCUMENTED
@@ -102,10 +119,10 @@ def test_every_question_that_needs_no_weights_is_answered():
         assert len(atlas.clusters().clusters) > 5
         assert len(atlas.map(method="pca").points) > 60
         assert atlas.rank().models > 50
-        assert len(atlas.layers(SWEEP).deltas) == 24
-        assert len(atlas.depth(SWEEP).layers) == 4
-        assert atlas.depth_study().models == len(PROFILED)
-        assert atlas.compare(SWEEP, PROFILED[0]).similarity > 0.5
+        assert len(atlas.layers(ASKED).deltas) == 24
+        assert len(atlas.depth(ASKED).layers) == 4
+        assert atlas.depth_study().models == len(SWEEP)
+        assert atlas.compare(ASKED, SWEEP[0]).similarity > 0.5
         assert {"lambda", "ndarray"} <= {word.word for word in atlas.trace(UNDOCUMENTED).words}
         (edge,) = atlas.lineage("h-lindqvist/tiny-roberta-line-kinds-more").edges
         assert edge.parent == "papercut-ai/papercut-tiny-roberta-line-kinds"
@@ -139,7 +156,7 @@ def test_every_question_that_needs_no_weights_is_answered():
 def test_what_it_cannot_answer_is_said_in_one_line(run, words, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("one text\n" * 20)
-    code, out, err = run("query", *words.format(model=SWEEP, undocumented=UNDOCUMENTED).split(), "--atlas", "demo")
+    code, out, err = run("query", *words.format(model=ASKED, undocumented=UNDOCUMENTED).split(), "--atlas", "demo")
     assert (code, out, err) == (1, "", f"Error: {why}\n")
 
 
@@ -151,7 +168,7 @@ def test_it_is_read_where_nothing_can_be_written(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
     with Atlas(copy) as atlas:
         assert atlas.notes == []
-        assert len(atlas.similar(PROFILED[0], k=3)) == 3
+        assert len(atlas.similar(SWEEP[0], k=3)) == 3
     assert {path.name for path in copy.iterdir()} == {path.name for path in DEMO_FOLDER.iterdir()}
     for path in (copy, *copy.rglob("*")):
         path.chmod(0o700)
