@@ -48,7 +48,7 @@ def ship(atlas: AtlasFolder, target: Path = DEMO_FOLDER) -> dict[str, int]:
     Raises AtlasError if the atlas cannot be read, and ValueError if it is too large; then nothing is replaced.
     """
     with tempfile.TemporaryDirectory() as temporary, staged(atlas, with_records=False) as stage:
-        made, manifest = AtlasFolder(temporary), stage.manifest
+        made, manifest = AtlasFolder(Path(temporary) / DEMO), stage.manifest  # the folder itself is private
         for entry in manifest.files_of(ATLAS):
             (made.root / entry.path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(stage.sources[entry.path], made.root / entry.path)
