@@ -13,8 +13,7 @@ PAGES = sorted(guide.PAGES.glob("*.md"))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_what_its_commands_print(page, tmp_path, monkeypatch):
-    monkeypatch.delenv("VECTORS_ATLAS", raising=False)
+def test_a_page_shows_what_its_commands_print(page, tmp_path):
     text = page.read_text(encoding="utf-8")
     printed, _ = guide.renewed(text, tmp_path)
     assert guide.differences(text, printed) == [], "python -m scripts.guide renews the page"
@@ -23,8 +22,10 @@ def test_a_page_shows_what_its_commands_print(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_blocks_of_a_page_are_run_or_say_why_not(page):
     text = page.read_text(encoding="utf-8")
-    fences = re.findall(r"^```(\w*)$", text, re.MULTILINE)[::2]
-    assert set(fences) <= {"console", "pycon", "python", "toml", "yaml", "sql", "json", "text", "bash"}
+    run = {found["text"] for found in guide.BLOCKS.finditer(text)}
+    for fence, block in re.findall(r"^( *```\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE):
+        is_session = re.search(r"^ *(?:\$|>>>) ", block, re.MULTILINE)
+        assert not is_session or block in run, f"{fence.strip()} with a session: use console or pycon, not indented"
     assert not re.search(r"<!-- (?:page )?not run(?!: \S.* -->)", text), "a reason is missing"
 
 
