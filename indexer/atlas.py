@@ -115,7 +115,15 @@ class AtlasFolder:
                 what = f"{'is not an atlas' if self.root.exists() else 'does not exist'} (no atlas.duckdb there)"
             raise AtlasError(
                 f"{self.root} {what}.",
-                Text("Give ", Call(atlas="DIR"), ", or make one: ", Call("build", "roberta-base", limit=50)),
+                Text(
+                    "Give ",
+                    Call(atlas="DIR"),
+                    ", or make one: ",
+                    Call("build", "roberta-base", limit=50),
+                    ". Without an atlas, ",
+                    Call("scan", "PLACE"),
+                    " says what files and folders hold.",
+                ),
             )
         return self
 

@@ -263,8 +263,9 @@ def _reading(atlas: AtlasReader, reference: ModelRef) -> Iterator[None]:
         source = reference.source
         if reference.is_name and isinstance(error, Failed) and not isinstance(error, UnknownRevision):
             hint = f"It could not be read from {source.title}: {error.detail}. Check the spelling, or try again later."
-            is_unknown = error.reason == "not_found"
-            raise unknown_model(atlas, reference.typed, not_there(source) if is_unknown else hint) from error
+            if error.reason == "not_found":
+                hint = not_there(source, reference.typed)
+            raise unknown_model(atlas, reference.typed, hint) from error
         raise unreadable(reference.id, error) from error
 
 

@@ -252,8 +252,13 @@ def thresholds(atlas: AtlasReader, base: str) -> dict[str, float]:
 # ---- names that are not known
 
 
-def not_there(source: Source) -> str:
+_WEIGHT_FILES = (".safetensors", ".bin", ".gguf", ".onnx")
+
+
+def not_there(source: Source, name: str) -> str:
     """The hint for a model that its source does not have either."""
+    if name.endswith(_WEIGHT_FILES):
+        return "No file has this name either. Check the path, which is relative to the current folder."
     return f"{source.subject} does not have it either. Check the spelling{source.access}."
 
 

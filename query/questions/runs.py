@@ -166,7 +166,8 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         )
         for rows in groups.values()
     ]
-    return Runs(tuple(sorted(listed, key=lambda run: (-run.checkpoints, run.base, run.run))))
+    notes = () if listed else ("A build reads the last checkpoint of a run, unless `--checkpoints all` is given.",)
+    return Runs(tuple(sorted(listed, key=lambda run: (-run.checkpoints, run.base, run.run))), notes)
 
 
 @question(agents=Tool("Show the path of a training run: per checkpoint its distance from the base and its losses."))

@@ -456,7 +456,7 @@ class Tracer:
             parts = selection.parts.read_described(described)
         except ModelError as error:
             if reference.is_name and error.reason == "not_found":
-                raise unknown_model(self.atlas, reference.id, not_there(reference.source)) from error
+                raise unknown_model(self.atlas, reference.id, not_there(reference.source, reference.id)) from error
             raise unreadable(reference.id, error) from error
         log.bytes += parts.bytes_read
         log.largest = max(log.largest, parts.bytes_read)
