@@ -106,11 +106,11 @@ def evaluate_models(
 
     def auroc_of_none(name: str) -> float | None:
         hidden, shown = (columns[name]["none"] for columns in (trial.hidden, trial.scores))
-        return auroc(hidden, shown, (importance * (trial.known > 0), importance * trial.known))
+        return auroc(hidden, shown, (importance * (trial.covered > 0), importance * trial.covered))
 
     def accuracies_at(name: str) -> dict[str, float | None]:
         """The accuracy for mixtures of models whose dataset another author names, with and without it hidden."""
-        weights = importance * (trial.known > 0)
+        weights = importance * (trial.covered > 0)
         if not weights.sum():
             return {}
         accuracies: dict[str, float | None] = {}
@@ -138,7 +138,7 @@ def evaluate_models(
         none_of_these=tuple(
             NoneScore(
                 name,
-                share=mean(1 - trial.known),
+                share=mean(1 - trial.covered),
                 probability=mean(trial.scores[name]["none"]),
                 hidden_probability=mean(trial.hidden[name]["none"]),
                 hidden_accuracy=mean(trial.hidden[name]["accuracy"]),
@@ -164,14 +164,14 @@ class CrossValidation:
         scores: by way of predicting: together, vectors, head, majority, chance, and with vocabulary vectors
             vocabulary, without_vocabulary; see ``score_models``.
         hidden: the same without votes of models that share a dataset, so that "none of these" is true.
-        known: the share of the truth that is among the answers.
+        covered: the share of the truth that the answers cover.
         is_calibrated: whether every fold had enough models to fit on.
     """
 
     rows: Integers
     scores: dict[str, Columns]
     hidden: dict[str, Columns]
-    known: Reals
+    covered: Reals
     is_calibrated: bool
 
 
@@ -183,7 +183,7 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
 
     def with_none(features: Features) -> Reals:
         """(rows, answers + 1): the truth with its share outside the answers."""
-        return np.concatenate([features.truth, 1 - features.known[:, None]], axis=1)
+        return np.concatenate([features.truth, 1 - features.covered[:, None]], axis=1)
 
     def at_shares(guess: Reals, truth: Reals, none: float) -> Columns:
         return {f"accuracy at {share}": accuracy_at(guess, truth, none, share) for share in UNKNOWN_SHARES}
@@ -193,7 +193,7 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
     scores: dict[str, list[Columns]] = {}
     hidden_scores: dict[str, list[Columns]] = {}
-    known, calibrated = [], []
+    covered, calibrated = [], []
     for rows in groups:
         fitted = fit(training, np.unique(authors[rows]).tolist())
         shown, hidden = training.features(rows), training.features(rows, is_hidden=True)
@@ -205,13 +205,13 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         for name, guess in fitted.probabilities(hidden).items():
             columns = score_models(guess, hidden_truth) | at_shares(guess, hidden_truth, fitted.none)
             hidden_scores.setdefault(name, []).append(columns)
-        known.append(shown.known)
+        covered.append(shown.covered)
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(
         rows=np.concatenate(groups),
         scores={name: joined(parts) for name, parts in scores.items()},
         hidden={name: joined(parts) for name, parts in hidden_scores.items()},
-        known=np.concatenate(known),
+        covered=np.concatenate(covered),
         is_calibrated=all(calibrated),
     )
 

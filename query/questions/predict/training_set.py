@@ -95,17 +95,17 @@ class LabelledModels:
         start: str | None = None,
     ) -> LabelledModels:
         """These models and, last, one whose datasets are unknown."""
-        met = self.vocabulary
-        if met is not None:
-            last = np.zeros(met.shape[1], np.float32) if vocabulary is None else vocabulary
-            met = np.concatenate([met, last[None, :]])
+        vocabularies = self.vocabulary
+        if vocabularies is not None:
+            last = np.zeros(vocabularies.shape[1], np.float32) if vocabulary is None else vocabulary
+            vocabularies = np.concatenate([vocabularies, last[None, :]])
         return LabelledModels(
             table=self.table.with_last(vector),
             models=[*self.models, model],
             authors=[*self.authors, author],
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
-            vocabulary=met,
+            vocabulary=vocabularies,
             starts=None if self.starts is None else [*self.starts, start],
             by_run=self.by_run,
         )
@@ -129,13 +129,13 @@ class LabelledModelReader:
         """
         if base not in self._read:
             population = read_population(self._atlas, base, self.representation, documented=True)
-            found = self._atlas.rows(
+            facts = self._atlas.rows(
                 f"SELECT model_id, {START} AS start, head_class, label_count, label_names, problem_type "
                 "FROM models WHERE base = ?",
                 [base],
             )
-            starts = {row["model_id"]: row.pop("start") for row in found}
-            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in found}, starts
+            starts = {row["model_id"]: row.pop("start") for row in facts}
+            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in facts}, starts
         population, heads, starts = self._read[base]
         is_out = np.isin(population.ids, list(without))
         chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
@@ -169,19 +169,19 @@ class LabelledModelReader:
                 population = all_bases(self._atlas, documented=True)
             except AtlasError:  # only one base has vectors of words
                 return None
-            found = self._atlas.rows(
+            facts = self._atlas.rows(
                 "SELECT model_id, head_class, label_count, label_names, problem_type FROM models "
                 "WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
                 [population.ids.tolist()],
             )
-            self._of_all_bases = population, {row.pop("model_id"): head_of(**row) for row in found}
+            self._of_all_bases = population, {row.pop("model_id"): head_of(**row) for row in facts}
         population, heads = self._of_all_bases
         table = population.across_only()
         if base not in table.space.bases:
             return None
-        own = table.space.bases.index(base)
+        base_number = table.space.bases.index(base)
         is_used = [
-            bool(names) and table.space.are_comparable(own, number)
+            bool(names) and table.space.are_comparable(base_number, number)
             for names, number in zip(population.datasets, table.base.tolist(), strict=True)
         ]
         rows = np.flatnonzero(np.array(is_used, dtype=bool) & ~np.isin(population.ids, list(without))).tolist()
@@ -203,12 +203,12 @@ class LabelledModelReader:
         """(n, d) vocabulary vectors, zero for a model without one; None if none of the models has one."""
         if self.representation == VOCABULARY or not has_vocabulary(self._atlas, base):
             return None
-        found = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
-        if not len(found.ids):
+        stored = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
+        if not len(stored.ids):
             return None
-        vectors = np.zeros((len(ids), found.matrix.shape[1]), dtype=np.float32)
-        place = {model_id: row for row, model_id in enumerate(ids.tolist())}
-        vectors[[place[model_id] for model_id in found.ids.tolist()]] = found.matrix
+        vectors = np.zeros((len(ids), stored.matrix.shape[1]), dtype=np.float32)
+        row_of = {model_id: row for row, model_id in enumerate(ids.tolist())}
+        vectors[[row_of[model_id] for model_id in stored.ids.tolist()]] = stored.matrix
         return vectors
 
 
@@ -245,21 +245,21 @@ class Votes:
 
 @dataclass(frozen=True)
 class Features:
-    """What the ``allowed`` sweeps (rows, sweeps) show of the models (rows) in ``places`` of a training set.
+    """What the ``allowed`` sweeps (rows, sweeps) show of the models (rows) at ``indices`` of a training set.
 
     Everything is computed when it is first asked for. Rows of all arrays are these models, columns all answers.
     """
 
     training: TrainingSet
-    places: Integers
+    indices: Integers
     allowed: Booleans
 
     @cached_property
     def common(self) -> Floats:
         """(rows, answers): the dataset's share of the sweeps that may vote."""
-        named = self.allowed.astype(np.float32) @ self.training.sweeps.shares
-        named /= np.maximum(named.sum(axis=1, keepdims=True), 1)
-        return named
+        shares = self.allowed.astype(np.float32) @ self.training.sweeps.shares
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+        return shares
 
     @cached_property
     def present(self) -> Booleans:
@@ -277,22 +277,22 @@ class Features:
 
         Rows sum to less than 1 if no model that may vote names one of them.
         """
-        return self.training.sweeps.truth(self.training.rows[self.places], self.present)
+        return self.training.sweeps.truth(self.training.rows[self.indices], self.present)
 
     @cached_property
-    def known(self) -> Reals:
-        """(rows,): the share of the truth that is among the answers."""
+    def covered(self) -> Reals:
+        """(rows,): the share of the truth that the answers cover."""
         return self.truth.sum(axis=1)
 
     @cached_property
     def _voting(self) -> Booleans:
         """(rows, sweeps): which sweeps vote by their vectors."""
-        return self.training.voting(self.places, self.allowed) & self.training.has_vector[self.places][:, None]
+        return self.training.voting(self.indices, self.allowed) & self.training.has_vector[self.indices][:, None]
 
     @cached_property
     def vectors(self) -> Votes:
         """The votes by vectors."""
-        return self._votes(self.training.nearest, self._voting, self.training.has_vector[self.places])
+        return self._votes(self.training.nearest, self._voting, self.training.has_vector[self.indices])
 
     @cached_property
     def nearness(self) -> Reals:
@@ -300,7 +300,7 @@ class Features:
 
         It is that of the dataset where it is largest; NaN if there are no sweeps or the model has no vector.
         """
-        return self.training.nearness(self.places, self._voting)
+        return self.training.nearness(self.indices, self._voting)
 
     @cached_property
     def vocabulary(self) -> Votes | None:
@@ -309,26 +309,26 @@ class Features:
         if nearest is None:
             return None
         assert nearest.comparable is not None
-        comparable = self.allowed & nearest.comparable[self.places]
+        comparable = self.allowed & nearest.comparable[self.indices]
         return self._votes(nearest, comparable, np.asarray(comparable.any(axis=1)))
 
     @cached_property
     def has_head(self) -> Booleans:
         """(rows,): whether anything is known about the head."""
-        return self.training.heads.is_known[self.places]
+        return self.training.heads.is_known[self.indices]
 
     @cached_property
     def head(self) -> Reals:
         """(rows, answers): ln P(head | dataset) / P(head); 0 without a head."""
-        return np.where(self.present, self.training.heads.log_ratios(self.places, self.allowed), 0)
+        return np.where(self.present, self.training.heads.log_ratios(self.indices, self.allowed), 0)
 
     @cached_property
     def recognised(self) -> Reals:
         """(rows,), see ``HeadMatches``."""
-        return self.training.heads.recognised(self.places, self.allowed)
+        return self.training.heads.recognised(self.indices, self.allowed)
 
     def _votes(self, nearest: NearestSweeps, voting: Booleans, is_known: Booleans) -> Votes:
-        weights, prominence, similarity = self.training.cast_votes(nearest, self.places, voting)
+        weights, prominence, similarity = self.training.cast_votes(nearest, self.indices, voting)
         votes = weights @ self.training.sweeps.shares
         total = votes.sum(axis=1)[:, None]
         share = votes.toarray() / np.where(total > 0, total, 1)
@@ -370,15 +370,15 @@ class TrainingSet:
             self.nearest_by_vocabulary = self._nearest_sweeps(VectorTable(models.vocabulary, _HALVES), are_halves=True)
         self.heads = HeadMatches(models.heads, self.rows, self.sweeps)
 
-    def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
-        """The features of the models in ``places`` of ``rows``, from authors other than their own and ``withheld``.
+    def features(self, indices: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
+        """The features of the models at ``indices`` of ``rows``, from authors other than their own and ``withheld``.
 
         ``is_hidden``: as if no other model named their datasets.
         """
-        return Features(self, places, self.sweeps.allowed(self.rows[places], withheld, is_hidden))
+        return Features(self, indices, self.sweeps.allowed(self.rows[indices], withheld, is_hidden))
 
-    def voting(self, places: Integers, allowed: Booleans) -> Booleans:
-        """Which of the ``allowed`` sweeps (places, sweeps) vote by their vectors.
+    def voting(self, indices: Integers, allowed: Booleans) -> Booleans:
+        """Which of the ``allowed`` sweeps (indices, sweeps) vote by their vectors.
 
         Runs of one data set that began at the same random numbers are more alike than others on that data, because the
         order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So, where
@@ -386,30 +386,30 @@ class TrainingSet:
         one of its datasets.
         """
         is_twin = self.nearest.is_twin
-        if is_twin is None or not (twins := allowed & is_twin[places]).any():
+        if is_twin is None or not (twins := allowed & is_twin[indices]).any():
             return allowed
         shares = self.sweeps.shares
-        named = ((allowed & ~is_twin[places]).astype(np.float32) @ shares > 0).astype(np.float32)
-        return allowed & ~(twins & (named @ shares.T.toarray() > 0))
+        is_named = ((allowed & ~is_twin[indices]).astype(np.float32) @ shares > 0).astype(np.float32)
+        return allowed & ~(twins & (is_named @ shares.T.toarray() > 0))
 
-    def has_silent_twins(self, place: int) -> bool:
+    def has_silent_twins(self, index: int) -> bool:
         """Whether models by others do not vote on the one at this place of ``rows`` because they began where it did."""
         if self.nearest.is_twin is None:
             return False
-        places, sweeps = np.array([place]), self.sweeps
-        row = self.rows[places]
+        indices, sweeps = np.array([index]), self.sweeps
+        row = self.rows[indices]
         members = np.flatnonzero((sweeps.of_model >= 0) & (sweeps.authors != sweeps.authors[row]))
         is_twin = self.is_twin(row, members)
         assert is_twin is not None
-        votes = self.voting(places, sweeps.allowed(row, ()))[0] & self.nearest.is_twin[place]
+        votes = self.voting(indices, sweeps.allowed(row, ()))[0] & self.nearest.is_twin[index]
         return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
         """(rows, members): whether two models began at the same random numbers; None if labels do not go with that."""
         if self._starts is None:
             return None
-        found: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
-        return found
+        are_twins: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
+        return are_twins
 
     def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> NearestSweeps:
         """For each of the rows all sweeps, nearest first.
@@ -429,13 +429,15 @@ class TrainingSet:
             block = slice(start, start + step)
             to_members = table.take(self.rows[block]).similarities(table.take(members))
             if are_halves:
-                mine, theirs = (changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members))
-                to_members[shared_blocks(mine, theirs) == 0] = _APART
+                changed, member_changed = (
+                    changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members)
+                )
+                to_members[shared_blocks(changed, member_changed) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             if twins is not None and (is_twin := self.is_twin(self.rows[block], members)) is not None:
                 twins[block] = np.logical_and.reduceat(is_twin, starts, axis=1)
-                others = np.maximum.reduceat(np.where(is_twin, _APART, to_members), starts, axis=1)
-                nearest = np.where(twins[block], nearest, others)
+                elsewhere = np.maximum.reduceat(np.where(is_twin, _APART, to_members), starts, axis=1)
+                nearest = np.where(twins[block], nearest, elsewhere)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
         comparable = None
@@ -444,13 +446,13 @@ class TrainingSet:
             np.put_along_axis(comparable, order, similarity > _APART, axis=1)
         return NearestSweeps(order, similarity, comparable, twins)
 
-    def nearness(self, places: Integers, allowed: Booleans) -> Reals:
-        """(places,): ``Features.nearness`` by the ``allowed`` sweeps (places, sweeps)."""
-        found = self.nearest
+    def nearness(self, indices: Integers, allowed: Booleans) -> Reals:
+        """(indices,): ``Features.nearness`` by the ``allowed`` sweeps (indices, sweeps)."""
+        nearest_sweeps = self.nearest
         table = np.empty(allowed.shape, dtype=np.float64)
-        np.put_along_axis(table, found.order[places], found.similarity[places], axis=1)
+        np.put_along_axis(table, nearest_sweeps.order[indices], nearest_sweeps.similarity[indices], axis=1)
         table[~allowed] = -np.inf
-        nearest = np.full(len(places), -np.inf)
+        nearest = np.full(len(indices), -np.inf)
         of_answer = self.sweeps.shares.tocsc()
         for answer in range(of_answer.shape[1]):
             members = of_answer.indices[of_answer.indptr[answer] : of_answer.indptr[answer + 1]]
@@ -461,7 +463,7 @@ class TrainingSet:
         return np.where(np.isfinite(nearest), nearest, np.nan)
 
     def cast_votes(
-        self, nearest: NearestSweeps, places: Integers, allowed: Booleans
+        self, nearest: NearestSweeps, indices: Integers, allowed: Booleans
     ) -> tuple[csr_array, Reals, NDArray[np.float32]]:
         """The votes of the k nearest sweeps that are ``allowed``; of the nearest one its prominence and its similarity.
 
@@ -471,16 +473,16 @@ class TrainingSet:
         """
         from scipy.sparse import csr_array
 
-        order, similarity = nearest.order[places], nearest.similarity[places]
+        order, similarity = nearest.order[indices], nearest.similarity[indices]
         votes = np.take_along_axis(allowed, order, axis=1)
         rank = np.cumsum(votes, axis=1, dtype=np.int32)
         counts = votes.sum(axis=1)
 
-        def similarity_at(wanted: Integers) -> Floats:
+        def similarity_at(wanted_rank: Integers) -> Floats:
             """The similarity of the allowed sweep of this rank (from 1); 0 if there are none."""
             if not rank.shape[1]:
                 return np.zeros(len(rank), dtype=np.float32)
-            column = np.minimum((rank < wanted[:, None]).sum(axis=1), rank.shape[1] - 1)
+            column = np.minimum((rank < wanted_rank[:, None]).sum(axis=1), rank.shape[1] - 1)
             return np.where(rank[:, -1] > 0, similarity[np.arange(len(rank)), column], 0)
 
         first = similarity_at(np.minimum(1, counts))
@@ -530,8 +532,8 @@ def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
 
     def sums(groups: Integers) -> csr_array:
         """(groups, units): 1 where a unit belongs to a group."""
-        places = np.arange(len(groups))
-        return csr_array((np.ones(len(groups)), (groups, places)), (groups.max() + 1, len(groups)))
+        columns = np.arange(len(groups))
+        return csr_array((np.ones(len(groups)), (groups, columns)), (groups.max() + 1, len(groups)))
 
     by_start, by_author = sums(of_start), sums(of_author)
 
@@ -544,4 +546,4 @@ def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
     rng = np.random.default_rng(0)
     actual = shared(np.arange(len(units)))
     by_chance = [shared(rng.permutation(len(units))) for _ in range(_EXCHANGES)]
-    return 1 + sum(one >= actual - 1e-9 for one in by_chance) <= _SIGNIFICANT * (1 + _EXCHANGES)
+    return 1 + sum(overlap >= actual - 1e-9 for overlap in by_chance) <= _SIGNIFICANT * (1 + _EXCHANGES)
