@@ -79,7 +79,7 @@ class LeftOut:
             self.sampled and counted(self.sampled, "sampled model"),
             self.without and f"{self.without:,} without such a vector",
         )
-        return [one for one in words if one]
+        return [clause for clause in words if clause]
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,14 @@ def head_of(
 
 def tasks_of(atlas: AtlasReader, population: Population) -> list[str | None]:
     """The task of every model of the population (``Head.task``); None where config and card do not say."""
-    found: dict[int, str | None] = {}
+    tasks: dict[int, str | None] = {}
     for row in atlas.rows(
         "SELECT model_id, pipeline_tag, head_class, label_count, label_names, problem_type FROM models WHERE base = ?",
         [population.base],
     ):
         model_id, pipeline_tag, *head = row.values()
-        found[model_id] = head_of(*head).task(pipeline_tag)
-    return [found.get(int(model_id)) for model_id in population.ids]
+        tasks[model_id] = head_of(*head).task(pipeline_tag)
+    return [tasks.get(int(model_id)) for model_id in population.ids]
 
 
 def read_population(
@@ -183,47 +183,47 @@ def read_population(
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
-    names_one = "base = $1 AND len(datasets) > 0"
-    repeats_one = (
-        f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_one}) "
-        f"OR run_group IN (SELECT run_group FROM models WHERE {names_one})"
+    names_dataset = "base = $1 AND len(datasets) > 0"
+    repeats_such = (
+        f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_dataset}) "
+        f"OR run_group IN (SELECT run_group FROM models WHERE {names_dataset})"
     )
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
             'SELECT model_id, model, author, relation, datasets, "read", is_copy, copy_evidence, is_unrelated, '
             "duplicate_group, duplicate_of, run_group, is_earlier_checkpoint FROM models "
-            f"WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
+            f"WHERE base = $1{f' AND ({names_dataset} OR {repeats_such})' if documented else ''}",
             [canonical],
         )
     }
     vectors = index.rows(sorted(rows))
     table = index.table(vectors.ids)
-    found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
+    with_vector = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
     lacking = sum(not row["is_copy"] for row in rows.values())
     sampled = 0
     if not sample_gives(representation):
         sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
     without = lacking - sampled
     untrained = sum(row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) for row in rows.values())
-    if sampled and not found:
+    if sampled and not with_vector:
         raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
     return Population(
         base=canonical,
         representation=representation,
         vectors=vectors.matrix,
         ids=vectors.ids,
-        models=[row["model"] for row in found],
-        authors=[row["author"] for row in found],
-        datasets=[frozenset(row["datasets"]) for row in found],
-        relations=[row["relation"] for row in found],
-        is_copy=np.array([row["is_copy"] for row in found], dtype=bool),
-        is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
-        group=_groups(found),
+        models=[row["model"] for row in with_vector],
+        authors=[row["author"] for row in with_vector],
+        datasets=[frozenset(row["datasets"]) for row in with_vector],
+        relations=[row["relation"] for row in with_vector],
+        is_copy=np.array([row["is_copy"] for row in with_vector], dtype=bool),
+        is_unrelated=np.array([row["is_unrelated"] for row in with_vector], dtype=bool),
+        group=_groups(with_vector),
         representative=np.array(
-            [row["duplicate_of"] is None and not row["is_earlier_checkpoint"] for row in found], dtype=bool
+            [row["duplicate_of"] is None and not row["is_earlier_checkpoint"] for row in with_vector], dtype=bool
         ),
-        is_earlier=np.array([row["is_earlier_checkpoint"] for row in found], dtype=bool),
+        is_earlier=np.array([row["is_earlier_checkpoint"] for row in with_vector], dtype=bool),
         # The vectors of copies are zero, and zero vectors are not published.
         left_out=LeftOut(
             copies=len(rows) - sampled - without - untrained, untrained=untrained, sampled=sampled, without=without
@@ -239,15 +239,15 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
     if not any(row["run_group"] is not None for row in rows):
         return [row["duplicate_group"] for row in rows]
     groups = [[(kind, row[kind]) for kind in ("duplicate_group", "run_group") if row[kind] is not None] for row in rows]
-    names = {name: number for number, name in enumerate(dict.fromkeys(one for each in groups for one in each))}
-    joined = components(list(names.values()), [(names[each[0]], names[each[1]]) for each in groups if len(each) == 2])
-    return [int(joined[names[each[0]]]) if each else None for each in groups]
+    names = {name: number for number, name in enumerate(dict.fromkeys(key for keys in groups for key in keys))}
+    joined = components(list(names.values()), [(names[keys[0]], names[keys[1]]) for keys in groups if len(keys) == 2])
+    return [int(joined[names[keys[0]]]) if keys else None for keys in groups]
 
 
 def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
     """Notes on the models that have no vector of this representation: sampled ones, and what they would cost."""
-    what = f"{population.representation!r} vectors"
-    notes = note_on_sampled(atlas, population.base, population.left_out.sampled, what)
+    vectors = f"{population.representation!r} vectors"
+    notes = note_on_sampled(atlas, population.base, population.left_out.sampled, vectors)
     if population.left_out.untrained:
         notes += (f"left out: {', '.join(LeftOut(untrained=population.left_out.untrained).words())}",)
     if count := population.left_out.without:
@@ -315,7 +315,7 @@ def distinct(population: Population) -> Population:
 
 def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
     """A model's datasets, sorted, without a collection (``glue``) if one of its tasks (``glue/mrpc``) is named too."""
-    return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
+    return tuple(sorted(name for name in names if not any(task.startswith(f"{name}/") for task in names)))
 
 
 def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
@@ -371,9 +371,9 @@ def components(members: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Inte
     from scipy.sparse.csgraph import connected_components
 
     edges = list(pairs)
-    nodes = dict.fromkeys([*members, *(one for pair in edges for one in pair)])
-    index = {one: number for number, one in enumerate(nodes)}
+    nodes = dict.fromkeys([*members, *(member for pair in edges for member in pair)])
+    index = {member: number for number, member in enumerate(nodes)}
     ends = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
     graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(nodes), len(nodes)))
     _, numbers = connected_components(graph, directed=False)
-    return np.asarray(numbers[[index[one] for one in members]], dtype=np.intp)
+    return np.asarray(numbers[[index[member] for member in members]], dtype=np.intp)

@@ -84,7 +84,7 @@ class _Unreadable:
     """
 
     where: str
-    what: str
+    problem: str
     error: AtlasError
     is_rare: bool = False
 
@@ -107,7 +107,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     for a ``field`` that it does not have.
     """
     name = "stdin" if str(path) == STDIN else str(path)
-    kept, left_out = _EvenlySpaced(most), _LeftOut(name)
+    sample, left_out = _EvenlySpaced(most), _LeftOut(name)
     with _opened(path, name) as file:
         start = _start_of(file, name)
         kind = _KNOWN.get(Path(path).suffix.lower(), "") if name != "stdin" else ""
@@ -132,20 +132,20 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
                 rows = _of_json(file, field, name)
             else:
                 rows = _lines(file, name)
-            _sort(rows, kept, left_out)
+            _sort(rows, sample, left_out)
         except OSError as error:
             raise AtlasError(f"{name} cannot be read: {error.strerror or error}.", _ADVICE) from error
-    texts = kept.texts()
+    texts = sample.texts()
     if not texts:
-        what = "" if field is None else f" in its field {field!r}"
-        raise left_out.errors[0] if left_out.errors else AtlasError(f"{name} holds no text{what}.", _ADVICE)
+        in_field = "" if field is None else f" in its field {field!r}"
+        raise left_out.errors[0] if left_out.errors else AtlasError(f"{name} holds no text{in_field}.", _ADVICE)
     notes = []
-    if len(texts) < kept.count:
-        notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
-    if kept.cut:
-        longer = "1 long text" if kept.cut == 1 else f"{kept.cut:,} long texts"
+    if len(texts) < sample.count:
+        notes.append(f"{name} holds {sample.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
+    if sample.cut:
+        longer = "1 long text" if sample.cut == 1 else f"{sample.cut:,} long texts"
         notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
-    return Texts(name, tuple(texts), kept.count, (*notes, *left_out.notes()))
+    return Texts(name, tuple(texts), sample.count, (*notes, *left_out.notes()))
 
 
 def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts:
@@ -153,37 +153,37 @@ def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts
 
     Raises AtlasError if none can be read or all are empty, and BadArgument for something other than texts.
     """
-    kept, left_out = _EvenlySpaced(most), _LeftOut(GIVEN)
+    sample, left_out = _EvenlySpaced(most), _LeftOut(GIVEN)
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise BadArgument(f"Text {number:,} is {type(text).__name__}, not str.", "Give a list of str.")
-    _sort(((f"text {number:,}", text) for number, text in enumerate(texts, start=1)), kept, left_out)
-    if not kept.count:
+    _sort(((f"text {number:,}", text) for number, text in enumerate(texts, start=1)), sample, left_out)
+    if not sample.count:
         raise left_out.errors[0] if left_out.errors else AtlasError("There is no text.", "Give a few dozen texts.")
-    return Texts(GIVEN, tuple(kept.texts()), kept.count, tuple(left_out.notes()))
+    return Texts(GIVEN, tuple(sample.texts()), sample.count, tuple(left_out.notes()))
 
 
-def _sort(rows: Iterator[_Row], kept: _EvenlySpaced, left_out: _LeftOut) -> None:
-    """Add each text to ``kept``, or to ``left_out``. Raises AtlasError if too many cannot be read."""
-    seen = 0
+def _sort(rows: Iterator[_Row], sample: _EvenlySpaced, left_out: _LeftOut) -> None:
+    """Add each text to ``sample``, or to ``left_out``. Raises AtlasError if too many cannot be read."""
+    count = 0
     for row in rows:
-        seen += 1
+        count += 1
         if isinstance(row, _Unreadable):
             left_out.add(row)
         elif row[1] is not None:
             if (half := lone_surrogate(row[1])) is None:
-                kept.add(row[1])
+                sample.add(row[1])
             else:
-                what = f"holds {half}, half of a surrogate pair, which is no character"
-                left_out.add(_unreadable(left_out.name, row[0], what, "Leave it out.", is_rare=True))
+                problem = f"holds {half}, half of a surrogate pair, which is no character"
+                left_out.add(_unreadable(left_out.name, row[0], problem, "Leave it out.", is_rare=True))
         if left_out.common > _JUDGED_FROM:
-            left_out.check(seen)
-    left_out.check(seen)
+            left_out.check(count)
+    left_out.check(count)
 
 
-def _unreadable(name: str, where: str, what: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
+def _unreadable(name: str, where: str, problem: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
     of = "" if name == GIVEN else f" of {name}"
-    return _Unreadable(where, what, AtlasError(f"{where[:1].upper()}{where[1:]}{of} {what}.", hint), is_rare)
+    return _Unreadable(where, problem, AtlasError(f"{where[:1].upper()}{where[1:]}{of} {problem}.", hint), is_rare)
 
 
 @dataclass
@@ -193,22 +193,22 @@ class _LeftOut:
     name: str
     count: int = 0
     common: int = 0
-    places: list[str] = field(default_factory=list)
+    positions: list[str] = field(default_factory=list)
     errors: list[AtlasError] = field(default_factory=list)
     first: str = ""
 
     def add(self, row: _Unreadable) -> None:
         self.count += 1
         self.common += not row.is_rare
-        if len(self.places) < _NAMED:
-            self.places.append(row.where)
-        self.first = self.first or f"{row.where} {row.what}"
+        if len(self.positions) < _NAMED:
+            self.positions.append(row.where)
+        self.first = self.first or f"{row.where} {row.problem}"
         if not self.errors or (not row.is_rare and self.common == 1):  # the one that is raised comes first
             self.errors.insert(0, row.error)
 
-    def check(self, seen: int) -> None:
+    def check(self, count: int) -> None:
         """Raise AtlasError if too many of the rows cannot be read."""
-        if self.common > _MOST_UNREADABLE * seen:
+        if self.common > _MOST_UNREADABLE * count:
             raise self.errors[0]
 
     def notes(self) -> list[str]:
@@ -217,9 +217,9 @@ class _LeftOut:
             return []
         if self.count == 1:
             return [f"1 text of {self.name} was left out: {self.first}"]
-        kind = self.places[0].partition(" ")[0]
-        numbers = ", ".join(place.partition(" ")[2] for place in self.places)
-        more = " …" if self.count > len(self.places) else ""
+        kind = self.positions[0].partition(" ")[0]
+        numbers = ", ".join(position.partition(" ")[2] for position in self.positions)
+        more = " …" if self.count > len(self.positions) else ""
         return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{more}): {self.first}"]
 
 
@@ -249,10 +249,10 @@ class _EvenlySpaced:
         self.count += 1
 
     def texts(self) -> list[str]:
-        kept, most = self._kept, self._most
-        if most is None or len(kept) <= most:
-            return kept
-        return [kept[place * len(kept) // most] for place in range(most)]
+        sample, most = self._kept, self._most
+        if most is None or len(sample) <= most:
+            return sample
+        return [sample[index * len(sample) // most] for index in range(most)]
 
 
 def _opened(path: str | Path, name: str) -> IO[bytes]:
@@ -274,9 +274,9 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
     """The first bytes; the file is at its start again. Raises AtlasError if they are not those of text or Parquet."""
     start = file.read(1 << 16)
     file.seek(0)
-    for magic, what in _OTHERS.items():
+    for magic, kind in _OTHERS.items():
         if start.startswith(magic):
-            raise AtlasError(f"{name} is {what}.", _CONVERT.get(what, _ADVICE))
+            raise AtlasError(f"{name} is {kind}.", _CONVERT.get(kind, _ADVICE))
     return start
 
 
@@ -402,10 +402,10 @@ class _JsonText:
     def following(self) -> str:
         """The next character that is not blank, which stays; "" at the end."""
         while True:
-            rest = len(self._text)
-            while self._at < rest and self._text[self._at] in " \t\n\r":
+            length = len(self._text)
+            while self._at < length and self._text[self._at] in " \t\n\r":
                 self._at += 1
-            if self._at < rest:
+            if self._at < length:
                 return self._text[self._at]
             if not self._read_on():
                 return ""
@@ -462,13 +462,13 @@ def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> It
         header = next(rows, [])
         if header and len(set(header)) < len(header):
             raise BadArgument(f"{name} names a column twice.", _ADVICE)
-        place = header.index(_chosen(field, header, name)) if header else 0
+        column = header.index(_chosen(field, header, name)) if header else 0
         for row in rows:
             where = f"line {rows.line_num:,}"
-            if len(row) > place and lone_surrogate(row[place]) is not None:
+            if len(row) > column and lone_surrogate(row[column]) is not None:
                 yield _unreadable(name, where, "is not UTF-8", _NOT_UTF8)
-            elif len(row) > place:
-                yield where, row[place]
+            elif len(row) > column:
+                yield where, row[column]
             elif row:
                 raise AtlasError(
                     f"Line {rows.line_num:,} of {name} has {len(row)} columns, not {len(header)}.", _ADVICE
@@ -504,9 +504,9 @@ def _of_parquet(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
             raise BadArgument(f"The column {column!r} of {name} holds {str(kind)[:60]}, not text.", _ADVICE)
         # Each different text is held once: a file of a kilobyte can repeat one of gigabytes in every row.
         table = parquet.ParquetFile(cast(Any, file), read_dictionary=[column], **limits)
-        place = table.schema.names.index(column)
+        column_number = table.schema.names.index(column)
         for group in range(table.metadata.num_row_groups):
-            if table.metadata.row_group(group).column(place).total_uncompressed_size > _MOST_COLUMN:
+            if table.metadata.row_group(group).column(column_number).total_uncompressed_size > _MOST_COLUMN:
                 raise AtlasError(f"A row group of {name} has more than {_MOST_COLUMN >> 30} GiB of text.", _ADVICE)
         for batch in table.iter_batches(batch_size=1024, columns=[column], use_threads=False):
             rows = batch.column(0)

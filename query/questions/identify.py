@@ -93,8 +93,8 @@ class BasesOfModels(Listed[BaseOfModel]):
             }  # fmt: skip
             kind = kinds.get(best.relation or "", "a fine-tune of")
             return f"{best.model} is {kind} {best.base} ({percent(best.probability or 0.0)})."
-        known = sum(row.base is not None for row in first.values())
-        return f"{known} of {counted(len(first), 'model')} were made from a base known here."
+        identified_count = sum(row.base is not None for row in first.values())
+        return f"{identified_count} of {counted(len(first), 'model')} were made from a base known here."
 
 
 class _BasesOfModel(NamedTuple):
@@ -189,9 +189,9 @@ def identify(
     for name in dict.fromkeys(map(str, names)):
         try:
             reference = ModelRef.parse(name)
-            known = atlas.find(reference) if reference.is_name and not fresh else None
-            if known is not None and known.status == "indexed":
-                answer = _of_record(atlas, name, known, allowed)
+            indexed = atlas.find(reference) if reference.is_name and not fresh else None
+            if indexed is not None and indexed.status == "indexed":
+                answer = _of_record(atlas, name, indexed, allowed)
             else:
                 bases = known_bases_of(atlas) if bases is None else bases
                 answer = _as_rows(name, identified(atlas, reference, bases), allowed)
@@ -210,13 +210,13 @@ def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBas
     if not identification.is_conversion or identification.base is None:
         return identification
     try:
-        found = read_conversion(atlas, reference, identification.base).found
+        match = read_conversion(atlas, reference, identification.base).match
     except AtlasError as error:
         words = f"its source was not looked for: {error.message}"
     else:
-        words = found.headline
-    best, *others = identification.candidates
-    return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *others))
+        words = match.headline
+    best, *runners_up = identification.candidates
+    return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *runners_up))
 
 
 def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _BasesOfModel:
@@ -235,13 +235,13 @@ def _rounded(probability: float) -> float:
     return min(round(probability, 4), _LARGEST)
 
 
-def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[str]) -> _BasesOfModel:
+def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed: set[str]) -> _BasesOfModel:
     """What the atlas found when it indexed the model, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
         "FROM fine_tunes JOIN records USING (model_id) WHERE model = ? "
         "ORDER BY is_unrelated, is_copy DESC, base_cosine DESC NULLS LAST, base",
-        [known.model],
+        [model.model],
     )
     related = [row for row in indexed if not row["is_unrelated"]]
     if not related:
@@ -252,9 +252,9 @@ def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[
         if row["relation"] == "adapter":
             words, relation, probability = ["indexed as an adapter of it, whose matrices it fits"], "adapter", _STATED
         else:
-            read = "all rows" if row["read"] == "full" else "a sample of rows of every matrix"
+            extent = "all rows" if row["read"] == "full" else "a sample of rows of every matrix"
             cosine = "" if row["base_cosine"] is None else f": the cosine with the base's is {row['base_cosine']:.4f}"
-            words, probability = [f"{read}, compared when it was indexed{cosine}"], _OF_RECORD
+            words, probability = [f"{extent}, compared when it was indexed{cosine}"], _OF_RECORD
             relation = "the base itself" if row["is_copy"] else "fine-tune"
         rows.append(BaseOfModel(name, row["base"], round(probability / len(related), 4), relation, words))
     is_allowed = rows[0].base in allowed if len({row.base in allowed for row in rows}) == 1 else None

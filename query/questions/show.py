@@ -283,7 +283,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         facts["lineage"] = [plain(edge) | {"answered_at": lineage.answered_at} for edge in lineage.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if conversion is not None:
-        notes.append(f"It is {conversion.found.headline}.")
+        notes.append(f"It is {conversion.match.headline}.")
     if facts.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         facts["rows_read"] = rows_in_words(row["rows_read"] for row in rows)

@@ -184,9 +184,9 @@ def _read(
 
 def _of_conversion(conversion: Conversion) -> Weights:
     """A conversion: its rows are like the base's, else its source would not have been looked for there."""
-    found = conversion.found
-    formats = frozenset({found.format.lower()})
-    return Weights(False, False, False, True, None, found.headline, found.types, formats, None, None)
+    match = conversion.match
+    formats = frozenset({match.format.lower()})
+    return Weights(False, False, False, True, None, match.headline, match.types, formats, None, None)
 
 
 def _weights(
