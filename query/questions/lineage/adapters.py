@@ -286,10 +286,10 @@ class AdapterRules:
         if not equal:
             return None
         # The most precise, then the oldest.
-        first, *others = sorted(
+        first, *copies = sorted(
             equal, key=lambda sample: (-spacings[sample.candidate.model_id], sample.candidate.upload_order)
         )
-        same = tuple(sample.candidate.model for sample in others)
+        same = tuple(sample.candidate.model for sample in copies)
         if spacings[first.candidate.model_id] < self.spacing and evidence == SAME_WEIGHTS:
             relation = self._continuation(first)
             residual, stored = 0.0 if relation is None else relation.residual, precision_of(self.m.parts)
@@ -491,7 +491,7 @@ class AdapterRules:
                 break
             chosen.append((sample, share))
             unexplained &= ~explained
-            samples = [other for other in samples if other is not sample]
+            samples = [remaining for remaining in samples if remaining is not sample]
         if not chosen:
             return None
         members = [sample for sample, _ in chosen]

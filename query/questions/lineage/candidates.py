@@ -112,8 +112,8 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
             folder, slash, _ = stored[0]["name"].rpartition("/")
             config = "adapter_config.json" if stored[0]["format"].startswith("adapter") else "config.json"
             files = (stored[0]["name"], f"{folder}{slash}{config}")
-        named, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
-        stated = None if named is None else AdapterBase(named, *resolved)
+        named_base, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
+        stated = None if named_base is None else AdapterBase(named_base, *resolved)
         candidates.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), stated=stated, **row))
     return candidates
 

@@ -95,11 +95,11 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
 
 def equal_share(m: ModelParts, p: ModelParts) -> float:
     """The share of entries that are equal when p is stored in m's precision."""
-    same = total = 0
+    equal = total = 0
     for name, weight in m.weights.items():
-        same += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
+        equal += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
         total += weight.size
-    return same / total if total else 0.0
+    return equal / total if total else 0.0
 
 
 def as_stored(values: NDArray[np.float32], precision: str) -> NDArray[np.float32]:
@@ -150,11 +150,11 @@ class Combinations:
     δ = W − W_base is taken against the ``base`` as it is, not as rounded, so that rounding of the parents cancels.
     """
 
-    def __init__(self, m: ModelParts, others: Sequence[ModelParts], base: Weights) -> None:
-        self._count = len(others)
+    def __init__(self, m: ModelParts, parents: Sequence[ModelParts], base: Weights) -> None:
+        self._count = len(parents)
         self._gram = np.zeros((len(m.deltas), self._count + 2, self._count + 2))
         for row, name in enumerate(m.deltas):
-            changes = [(parts.weights[name] - base[name]).ravel() for parts in (m, *others)]
+            changes = [(parts.weights[name] - base[name]).ravel() for parts in (m, *parents)]
             stacked = np.stack([*changes, base[name].ravel()]).astype(np.float64)
             self._gram[row] = stacked @ stacked.T
         self._total = float(self._gram[:, 0, 0].sum())
@@ -211,14 +211,14 @@ def _least_squares(grams: Floats, rows: Sequence[int]) -> tuple[Floats, Floats]:
     return w, np.maximum(grams[:, 0, 0] - explained, 0.0)
 
 
-def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
+def residual(m: ModelParts, parents: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
     """The residual of δ_m after the best sum of the others' changes; every matrix has its own weights."""
-    best = Combinations(m, others, base).by_matrix(range(len(others)))
+    best = Combinations(m, parents, base).by_matrix(range(len(parents)))
     residuals = {}
     for row, (name, delta) in enumerate(m.deltas.items()):
         unexplained = delta.copy()
-        for weight, other in zip(best.weights[row], others, strict=True):
-            unexplained -= np.float32(weight) * other.deltas[name]
+        for weight, parent in zip(best.weights[row], parents, strict=True):
+            unexplained -= np.float32(weight) * parent.deltas[name]
         residuals[name] = unexplained
     return residuals
 
@@ -368,18 +368,18 @@ def _share_on_steps(rows: NDArray[np.float32]) -> tuple[float, float]:
 def share_on_levels(m: ModelParts, p: Weights, grid: Grid) -> float:
     """The share of m's entries on the level of the grid nearest to p's: 1 where m is p, quantised."""
     form, axis = grid
-    same = total = 0
+    equal = total = 0
     for name, weight in m.weights.items():
         rows, rows_p = (weight, p[name]) if axis == 1 else (weight.T, p[name].T)
         total += weight.size
         if form == "int8":
             step = np.abs(rows).max(axis=1, keepdims=True) / 127
             step = np.where(step == 0, 1, step)
-            same += int(np.count_nonzero(np.abs(rows / step - (rows_p / step)) < 0.52))
+            equal += int(np.count_nonzero(np.abs(rows / step - (rows_p / step)) < 0.52))
             continue
         for block, block_p in zip(rows.reshape(-1, _BLOCK), rows_p.reshape(-1, _BLOCK), strict=True):
             levels = np.unique(block)
             upper = np.searchsorted(levels, block_p).clip(1, max(len(levels) - 1, 1))
             low, high = levels[upper - 1], levels[np.minimum(upper, len(levels) - 1)]
-            same += int(np.count_nonzero(np.where(block_p - low <= high - block_p, low, high) == block))
-    return same / total if total else 0.0
+            equal += int(np.count_nonzero(np.where(block_p - low <= high - block_p, low, high) == block))
+    return equal / total if total else 0.0

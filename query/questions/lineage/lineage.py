@@ -545,8 +545,8 @@ class Tracer:
                 )
             except ModelError as error:
                 return error
-            if sum(len(other.models) for other in self._selections.values()) >= _MAX_KEPT:
-                largest = max(self._selections.values(), key=lambda other: len(other.models))
+            if sum(len(kept_selection.models) for kept_selection in self._selections.values()) >= _MAX_KEPT:
+                largest = max(self._selections.values(), key=lambda kept_selection: len(kept_selection.models))
                 largest.models.pop(next(iter(largest.models)))
             selection.models[candidate.model_id] = parts
         log.bytes += parts.bytes_read
@@ -641,18 +641,20 @@ class Tracer:
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(target, m, base, tokens, self.thresholds, dates=self.dates)
         # Adapters on one fine-tune all contain its change, so their records do not show whose own changes are similar.
-        beside = [candidate for candidate in candidates if target.below is not None and candidate.below == target.below]
+        siblings = [
+            candidate for candidate in candidates if target.below is not None and candidate.below == target.below
+        ]
         search = Search(read, rules, store, candidates, log, is_same)
         from threadpoolctl import threadpool_limits
 
         # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         with one_blas_thread(), threadpool_limits(1, user_api="openmp"):
-            named = [
+            declared_parents = [
                 candidate
                 for candidate in candidates
                 if candidate.model in declared.models and candidate.model != target.below
             ]
-            edges = search.run([*named, *beside[-self.thresholds.max_models :]]).edges
+            edges = search.run([*declared_parents, *siblings[-self.thresholds.max_models :]]).edges
         stated = stated_model(target, self.base) if m.is_adapter else None
         if stated is not None and edges:
             log.notes.append(f"{BY_CONFIG}, it was trained on {stated}")

@@ -128,13 +128,13 @@ class LineageRules:
     def _one_parent(
         self,
         parent: SampledWeights,
-        same: Sequence[SampledWeights],
+        copies: Sequence[SampledWeights],
         kind: str,
         residual: float,
         evidence: str,
     ) -> Decision:
-        """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
-        names = tuple(sample.candidate.model for sample in same)
+        """A settled decision for one parent; ``copies``: models that the weights cannot distinguish from it."""
+        names = tuple(sample.candidate.model for sample in copies)
         edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names)
         return Decision((edge,), is_settled=True)
 
@@ -195,21 +195,21 @@ class LineageRules:
         equal = [sample for sample in full if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME]
         if not equal:
             return None
-        first, *others = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
+        first, *copies = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
         if self.m.precision != first.parts.precision:
             residual = parent_fit(self.m, first.parts).residual
-            return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
-        return self._copy_of(first.candidate, [sample.candidate for sample in others])
+            return self._one_parent(first, copies, RECAST, residual, f"the same weights, stored as {self.m.precision}")
+        return self._copy_of(first.candidate, [sample.candidate for sample in copies])
 
-    def copy_by_record(self, same: Sequence[Candidate]) -> Decision:
+    def copy_by_record(self, copies: Sequence[Candidate]) -> Decision:
         """A copy of models whose weights cannot be read any more, but whose records equal the asked model's."""
-        first, *others = sorted(same, key=lambda candidate: candidate.upload_order)
-        return self._copy_of(first, others)
+        first, *later_copies = sorted(copies, key=lambda candidate: candidate.upload_order)
+        return self._copy_of(first, later_copies)
 
-    def _copy_of(self, original: Candidate, others: Sequence[Candidate]) -> Decision:
+    def _copy_of(self, original: Candidate, copies: Sequence[Candidate]) -> Decision:
         direction = "known" if self.siblings.has_order(original) else "unknown"
         evidence = SAME_WEIGHTS if direction == "known" else f"{SAME_WEIGHTS}; {NO_ORDER}"
-        names = tuple(candidate.model for candidate in others)
+        names = tuple(candidate.model for candidate in copies)
         edge = self._edge(original, COPY, 1.0, 0.0, evidence, direction=direction, same=names)
         return Decision((edge,), is_settled=True)
 
@@ -229,8 +229,8 @@ class LineageRules:
         if share_of_base >= best:
             return Decision((self._edge(None, QUANTISED, 1.0, 1.0, evidence),), is_settled=True)
         nearest = [sample for share, sample in shares if share >= best - 1e-6]
-        first, *others = sorted(nearest, key=lambda sample: sample.candidate.upload_order)
-        return self._one_parent(first, others, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
+        first, *copies = sorted(nearest, key=lambda sample: sample.candidate.upload_order)
+        return self._one_parent(first, copies, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
 
     # ---- exact sums ----
 
@@ -286,12 +286,12 @@ class LineageRules:
         """The ``members`` that are exact sums, by one recipe, of two or three other members."""
         merges = set()
         for member in members if len(members) > 2 else ():
-            others = [samples[other].parts for other in members if other != member]
-            sums = Combinations(samples[member].parts, others, self.base)
+            other_parts = [samples[other_member].parts for other_member in members if other_member != member]
+            sums = Combinations(samples[member].parts, other_parts, self.base)
             tried = (
                 sums.one_recipe(chosen)
                 for size in (2, 3)
-                for chosen in itertools.combinations(range(len(others)), size)
+                for chosen in itertools.combinations(range(len(other_parts)), size)
             )
             allowed = self._exact_residual(samples[member].parts)
             if any(combination.residual <= allowed and (combination.mean >= 0).all() for combination in tried):
@@ -323,12 +323,12 @@ class LineageRules:
         better = [(rank, sample) for rank, sample in ranked if rank_over_base is None or rank <= 0.7 * rank_over_base]
         if better:
             rank, first = min(better, key=lambda pair: (pair[0], pair[1].candidate.upload_order))
-            others = [sample for other_rank, sample in better if other_rank == rank and sample is not first]
+            copies = [sample for other_rank, sample in better if other_rank == rank and sample is not first]
             fit = parent_fit(self.m, first.parts)
             # The angles suggest that the other model was made from this one, and dates do not contradict them.
             if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
                 return None
-            return self._one_parent(first, others, LORA, fit.residual, f"the difference is of rank {rank}")
+            return self._one_parent(first, copies, LORA, fit.residual, f"the difference is of rank {rank}")
         if rank_over_base is None:
             return None
         edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {rank_over_base}")

@@ -232,9 +232,9 @@ class Siblings:
             return 0
         return int(np.count_nonzero(updates.changed & (updates.evenness >= self.thresholds.even_update)))
 
-    def has_order(self, other: Candidate) -> bool:
+    def has_order(self, candidate: Candidate) -> bool:
         """Whether dates show that the other model was created first; models created later are never candidates."""
-        created, other_created = self.target.created, other.created
+        created, other_created = self.target.created, candidate.created
         return (
             self.dates
             and created is not None
@@ -242,12 +242,12 @@ class Siblings:
             and abs(created - other_created) >= SAME_DAY
         )
 
-    def is_run_of_same_sweep(self, other: Candidate) -> bool:
+    def is_run_of_same_sweep(self, candidate: Candidate) -> bool:
         """Whether the other has the same author and datasets, and dates that are close or unknown."""
-        created, other_created = self.target.created, other.created
+        created, other_created = self.target.created, candidate.created
         hours = timedelta(hours=self.thresholds.same_run_hours)
         is_near = created is None or other_created is None or abs(created - other_created) <= hours
-        return is_near and other.author == self.target.author and other.datasets == self.target.datasets
+        return is_near and candidate.author == self.target.author and candidate.datasets == self.target.datasets
 
     def relative(self, sample: SampledWeights) -> Relative | None:
         """The model as a possible parent; None if it cannot be one."""

@@ -86,11 +86,12 @@ def purity_across(
         chosen = population.table.take(rows)
         authors = codes_of([population.authors[row] for row in rows.tolist()])
         kinds, sets = codes_of(labels), list(dict.fromkeys(labels))
-        share = np.array([[bool(one & other) for other in sets] for one in sets], dtype=bool)
+        share = np.array([[bool(first & second) for second in sets] for first in sets], dtype=bool)
         order = neighbour_order(chosen).astype(np.intp)
         space, numbers = chosen.space, range(len(chosen.space.bases))
         comparable = np.array(
-            [[one != other and space.are_comparable(one, other) for other in numbers] for one in numbers], dtype=bool
+            [[first != second and space.are_comparable(first, second) for second in numbers] for first in numbers],
+            dtype=bool,
         )
         is_candidate: Booleans = comparable[chosen.base[:, None], chosen.base[None, :]]
         is_candidate &= np.any(chosen.inputs > 0, axis=1, keepdims=True).T

@@ -37,8 +37,8 @@ class OwnPlaces:
         flat_places = []
         for start in range(0, self.count, step):
             part = slice(start, start + step)
-            rows, places = np.nonzero(owner_of[order[part]] == owners[part, None])
-            flat_places.append((rows + start) * (self.count + 1) + places)
+            rows, columns = np.nonzero(owner_of[order[part]] == owners[part, None])
+            flat_places.append((rows + start) * (self.count + 1) + columns)
         # One ascending array for all lists: the positions in list f are offset by f · (n + 1).
         self.places: Integers = np.concatenate([np.zeros(0, dtype=np.intp), *flat_places])
         self.starts = np.arange(self.count) * (self.count + 1)
@@ -143,10 +143,10 @@ class LabelledOrder:
         everyone = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
         of_part = sweep_kinds[groups.sweep]
         sizes = np.bincount(groups.parts.of_model, weights=weights, minlength=len(of_part))
-        own = np.bincount(
+        own_group = np.bincount(
             groups.left, weights=self.share[of_part[groups.left], of_part[groups.right]] * sizes[groups.right]
         )
-        return (everyone[kinds] - own[groups.parts.of_model]).astype(np.intp)
+        return (everyone[kinds] - own_group[groups.parts.of_model]).astype(np.intp)
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
         """The scored models, and the number of neighbours, the purity and the chance of each."""
@@ -165,12 +165,12 @@ class LabelledOrder:
             The scored models (m,); the number of their neighbours that count (m_f or k); the number of those by other
             authors; the number of candidates by other authors that match.
         """
-        others = self.matching(sweep_kinds)
-        every = others if self.own_groups is None else self.matching(sweep_kinds, groups=self.own_groups)
-        scored = np.flatnonzero(every)
-        limits = every if self.looked_at is None else self.looked_at
+        other_matches = self.matching(sweep_kinds)
+        all_matches = other_matches if self.own_groups is None else self.matching(sweep_kinds, groups=self.own_groups)
+        scored = np.flatnonzero(all_matches)
+        limits = all_matches if self.looked_at is None else self.looked_at
         by_others = limits if self.own is None else limits - self.own.before(limits)
-        return scored, limits[scored], by_others[scored], others[scored]
+        return scored, limits[scored], by_others[scored], other_matches[scored]
 
     def excess(self, sweep_kinds: Integers) -> float:
         """How far the share of matches by others is above chance if the sweeps have these kinds: a mean over models.
@@ -179,11 +179,11 @@ class LabelledOrder:
         that can match by chance, whatever their labels: (matches by others - neighbours by others × share of candidates
         by others that match) / m_f. Without such models this is purity minus chance. 0 if no model is scored.
         """
-        scored, limits, by_others, others = self.neighbour_counts(sweep_kinds)
+        scored, limits, by_others, other_matches = self.neighbour_counts(sweep_kinds)
         if not len(scored):
             return 0.0
-        hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, by_others, others)
-        chance = by_others / limits * (others / np.maximum(self.pool[scored], 1))
+        hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, by_others, other_matches)
+        chance = by_others / limits * (other_matches / np.maximum(self.pool[scored], 1))
         return float((hits / limits - chance).mean())
 
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
@@ -192,17 +192,17 @@ class LabelledOrder:
         Exact, but usually without counting all models. It begins with the models that have the fewest neighbours, and
         stops when the mean would be too small even if all the remaining models matched.
         """
-        scored, limits, by_others, others = self.neighbour_counts(sweep_kinds)
+        scored, limits, by_others, other_matches = self.neighbour_counts(sweep_kinds)
         if not len(scored):
             return least <= 0
         kinds = sweep_kinds[self.sweeps.of_model]
-        chance = by_others / limits * (others / np.maximum(self.pool[scored], 1))
+        chance = by_others / limits * (other_matches / np.maximum(self.pool[scored], 1))
         cost = np.minimum(by_others, len(kinds) - by_others)
         turns = np.argsort(cost, kind="stable")
-        hits, start = np.minimum(by_others, others).astype(np.float64), 0
+        hits, start = np.minimum(by_others, other_matches).astype(np.float64), 0
         for end in [*(_SHARES * len(turns)).astype(np.intp).tolist(), len(turns)]:
             part = turns[start:end]
-            hits[part] = self._hits(kinds, scored[part], by_others[part], others[part])
+            hits[part] = self._hits(kinds, scored[part], by_others[part], other_matches[part])
             reached = float((hits / limits - chance).mean())
             if reached < least - _ROUNDING:
                 return False
@@ -224,13 +224,13 @@ class LabelledOrder:
         def matching(groups: _Groups) -> Integers:
             of_part = sweep_kinds[:, groups.sweep]
             pairs = self.share[of_part[:, groups.left], of_part[:, groups.right]] * groups.parts.sizes[groups.right]
-            own = np.add.reduceat(pairs, groups.starts, axis=1)
-            return (everyone - own[:, groups.parts.of_model]).astype(np.intp)
+            own_group = np.add.reduceat(pairs, groups.starts, axis=1)
+            return (everyone - own_group[:, groups.parts.of_model]).astype(np.intp)
 
-        others = matching(self.groups)
-        every = others if self.own_groups is None else matching(self.own_groups)
-        limits = every if self.looked_at is None else np.broadcast_to(self.looked_at, every.shape)
-        limits = np.where(every > 0, limits, 0)
+        other_matches = matching(self.groups)
+        all_matches = other_matches if self.own_groups is None else matching(self.own_groups)
+        limits = all_matches if self.looked_at is None else np.broadcast_to(self.looked_at, all_matches.shape)
+        limits = np.where(all_matches > 0, limits, 0)
         by_others = limits if self.own is None else limits - self.own.before(limits)
         reach = int(by_others.max(initial=0))
         # Reading and writing these arrays takes most of the time, hence small dtypes, and draws in the last axis.
@@ -245,8 +245,8 @@ class LabelledOrder:
             matches &= counted > rank
             hits += matches
         width_of = np.maximum(limits, 1)
-        gains = hits.T / width_of - by_others / width_of * (others / np.maximum(self.pool, 1))
-        return gains.sum(axis=1) / np.maximum((every > 0).sum(axis=1), 1)
+        gains = hits.T / width_of - by_others / width_of * (other_matches / np.maximum(self.pool, 1))
+        return gains.sum(axis=1) / np.maximum((all_matches > 0).sum(axis=1), 1)
 
     def matches(self, kinds: Integers) -> Callable[[Integers, Order], Booleans]:
         """A function of rows and their neighbours (rows, width): which of them match if models have these kinds."""
@@ -269,8 +269,8 @@ class LabelledOrder:
             part = np.flatnonzero(kinds[rows] == kind)
             matching = self.share[kind].take(kind_of)
             hits[part] = count_matches(self.order, rows[part], limits[part], totals[part], marked(matching))
-        rest = np.flatnonzero(~many[kinds[rows]])
-        hits[rest] = count_matches(self.order, rows[rest], limits[rest], totals[rest], is_match)
+        remaining = np.flatnonzero(~many[kinds[rows]])
+        hits[remaining] = count_matches(self.order, rows[remaining], limits[remaining], totals[remaining], is_match)
         return hits
 
     def dataset_scores(self) -> Iterator[DatasetPurity]:
@@ -312,10 +312,10 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
     counts = np.zeros((len(names), len(names)))
     expected = np.zeros_like(counts)
     totals = np.zeros(len(names))
-    for rows, missed, others in _misses(trial):
+    for rows, missed, unmatched in _misses(trial):
         # (rows, datasets): neighbours and candidates that do not match, by the datasets they name.
-        mistaken, choices = missed @ member, others @ member
-        missed_count, choice_count = missed.sum(axis=1), others.sum(axis=1)
+        mistaken, choices = missed @ member, unmatched @ member
+        missed_count, choice_count = missed.sum(axis=1), unmatched.sum(axis=1)
         by_dataset = member[rows].T
         totals += by_dataset @ missed_count
         counts += by_dataset @ mistaken
@@ -357,8 +357,8 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
     step = max(1, _BLOCK // count)
     for rows in (scored[start : start + step] for start in range(0, len(scored), step)):
         candidates = trial.excluded[rows, None] != trial.excluded[None, :]
-        others = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
+        unmatched = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
         near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column is for no model
         lists = trial.order[rows].astype(np.intp)
         np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
-        yield rows, (near[:, :count] & others).astype(np.float64), others.astype(np.float64)
+        yield rows, (near[:, :count] & unmatched).astype(np.float64), unmatched.astype(np.float64)

@@ -387,8 +387,8 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     def count_hits(part: Integers) -> None:
         hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
 
-    some = np.flatnonzero(widths)
-    map_parts(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
+    nonempty = np.flatnonzero(widths)
+    map_parts(count_hits, (nonempty[part] for part in by_width(widths[nonempty], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
         scored = gone[limits[:, unit] > 0]
