@@ -145,8 +145,10 @@ def duplicates(
     notes: tuple[str, ...] = ()
     if near or within is not None:
         within = NEAR if within is None else within
-        others, notes = _near(atlas, canonical, within)
-        repeated = sorted([*repeated, *others], key=lambda model: (model.base, model.of, model.distance, model.model))
+        near_repeats, notes = _near(atlas, canonical, within)
+        repeated = sorted(
+            [*repeated, *near_repeats], key=lambda model: (model.base, model.of, model.distance, model.model)
+        )
     return Duplicates(tuple(repeated), within, notes)
 
 
@@ -194,15 +196,15 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
     for (first, second), distance in distances.items():
         if distance <= within:
             near.setdefault(first, {})[second] = near.setdefault(second, {})[first] = distance
-    duplicates, seen = [], set[int]()
-    for kept in sorted(near, key=lambda model_id: _order(models[model_id])):
-        if kept in seen:
+    duplicates, visited = [], set[int]()
+    for original in sorted(near, key=lambda model_id: _order(models[model_id])):
+        if original in visited:
             continue
-        seen.add(kept)
-        of, of_author = models[kept]["model"], models[kept]["author"]
-        for model_id, distance in sorted(near[kept].items()):
-            if model_id not in seen:
-                seen.add(model_id)
+        visited.add(original)
+        of, of_author = models[original]["model"], models[original]["author"]
+        for model_id, distance in sorted(near[original].items()):
+            if model_id not in visited:
+                visited.add(model_id)
                 duplicates.append(_duplicate(models[model_id], of, of_author, "near", distance))
     notes = []
     if unread:
@@ -231,12 +233,12 @@ def _distances(
     from indexer.records.difference import distance_from, distance_of
     from indexer.records.store import RecordStore
 
-    read = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
+    read_record = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
     distances, unread = {}, set[int]()
     # In the order of models, so that a record is read few times.
     for row in sorted(pairs, key=lambda row: (row["model_id"], row["neighbour_id"])):
         ids = row["model_id"], row["neighbour_id"]
-        records = [read(models[model_id]["record_key"]) for model_id in ids]
+        records = [read_record(models[model_id]["record_key"]) for model_id in ids]
         unread |= {model_id for model_id, record in zip(ids, records, strict=True) if record is None}
         distance = math.inf
         if records[0] is not None and records[1] is not None:

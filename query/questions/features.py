@@ -118,11 +118,11 @@ class FeatureGrid(Drawn):
         for layer in self.layers:
             layer_features = [feature for feature in self.features if feature.layer == layer]
             upper = [_first_quarter(feature.change_by_row) for feature in layer_features]
-            left = [_first_quarter(feature.change_by_column) for feature in layer_features]
+            left_shares = [_first_quarter(feature.change_by_column) for feature in layer_features]
             rows.append(
                 {"layer": layer, "neurons": len(layer_features), "above the best image": _above_probe(layer_features),
                  "change, upper quarter": sum(upper) / len(upper),
-                 "change, left quarter": sum(left) / len(left),
+                 "change, left quarter": sum(left_shares) / len(left_shares),
                  "unchanged": sum(feature.unchanged for feature in layer_features) / len(layer_features),
                  "consistency": sum(feature.consistency for feature in layer_features) / len(layer_features)}
             )  # fmt: skip

@@ -179,12 +179,12 @@ def run_path(atlas: AtlasReader, run: Annotated[str, RUN], *, base: Base = None)
         AtlasError: there is no such run, or several have that name.
     """
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
-    named = [rows for rows in groups.values() if _name_of(rows).lower() == run.lower()]
-    if len(named) > 1:
-        ends = ", ".join(rows[-1]["model"] for rows in named[:3])
-        raise AtlasError(f"{len(named)} runs are called {run}.", f"Name a checkpoint: {ends}.")
-    if named:
-        return path_of(atlas, named[0])
+    named_runs = [rows for rows in groups.values() if _name_of(rows).lower() == run.lower()]
+    if len(named_runs) > 1:
+        ends = ", ".join(rows[-1]["model"] for rows in named_runs[:3])
+        raise AtlasError(f"{len(named_runs)} runs are called {run}.", f"Name a checkpoint: {ends}.")
+    if named_runs:
+        return path_of(atlas, named_runs[0])
     model = atlas.find(ModelRef.parse(run), base)
     if model is None:
         raise unknown_model(atlas, run, Text("The runs of this atlas: ", Call("runs")))

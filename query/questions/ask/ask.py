@@ -250,14 +250,14 @@ def _facts(atlas: AtlasReader, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         "FROM fine_tunes JOIN records USING (model_id) WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
         [list(ids)],
     )
-    named = atlas.rows(
+    dataset_rows = atlas.rows(
         "SELECT coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
         "list_sort(list(DISTINCT dataset)) AS names FROM model_datasets JOIN records USING (model_id) "
         "WHERE dataset IS NOT NULL AND NOT is_copy AND NOT is_unrelated "
         "AND coalesce(duplicate_group, -1 - model_id) IN (SELECT unnest($1::INTEGER[])) GROUP BY 1",
         [[row["duplicate_group"] for row in rows]],
     )
-    datasets = {row["duplicate_group"]: row["names"] for row in named}
+    datasets = {row["duplicate_group"]: row["names"] for row in dataset_rows}
     return {row.pop("model_id"): row | {"datasets": datasets.get(row.pop("duplicate_group"), [])} for row in rows}
 
 
@@ -352,9 +352,9 @@ def _scored(
     notes = []
     without = int(np.isnan(by_vocabulary).any(axis=0).sum())
     if without:
-        which = "all" if without == len(models) else f"{without:,} of {len(models):,}"
+        subject = "all" if without == len(models) else f"{without:,} of {len(models):,}"
         notes.append(
-            f"{which} models are compared by vectors alone: no rows of their embeddings are known to have moved"
+            f"{subject} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
     for file_texts in texts:
         if (different := len(set(file_texts.texts))) < FEWEST_TEXTS:

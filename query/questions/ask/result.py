@@ -85,9 +85,9 @@ class LikelyModels(Rows[LikelyModel]):
             return f"No model stands out: none of {among} was clearly tuned on {like}."
         first, count = self.models[0], self.standing_out
         stand = "stands out" if count == 1 else "stand out"
-        which = f"first {first.model}" if count > 1 else first.model
-        named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
-        return f"{count:,} of {among} {stand} as tuned on {like}: {which}{named}."
+        models = f"first {first.model}" if count > 1 else first.model
+        on_card = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
+        return f"{count:,} of {among} {stand} as tuned on {like}: {models}{on_card}."
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ class TextsOfModel(Rows[LikelyTexts]):
         if self.answer is None:
             return f"No match: none of these files resembles the training text of {self.model} clearly enough."
         parts = sorted((row for row in self.files if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
-        named = (
+        on_card = (
             f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in parts[:5])}."
             if len(parts) > 1
             else ""
         )
-        return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{named}"
+        return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{on_card}"

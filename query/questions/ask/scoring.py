@@ -87,9 +87,9 @@ def score(null: Null, raw: Sequence[Floats]) -> Scored:
     z, present = _sum(z_of_kinds, null.weights), _present(null.means)
     p = np.full(z.shape, np.nan)
     for kinds, spread, ordered in null.patterns:
-        same = (present == kinds[:, None]).all(axis=0)
-        z[:, same] /= spread
-        p[:, same] = tail(ordered, z[:, same])
+        is_same_kind = (present == kinds[:, None]).all(axis=0)
+        z[:, is_same_kind] /= spread
+        p[:, is_same_kind] = tail(ordered, z[:, is_same_kind])
     return Scored(z, p)
 
 

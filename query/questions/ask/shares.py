@@ -77,10 +77,10 @@ def token_counts(
 
 def other_rates(codes: NDArray[np.uint8]) -> Floats:
     """(rows,) how common each token is in the other models of the base, whose codes are (models, rows)."""
-    known = codes[codes.any(axis=1)]
-    if len(known) < _FEWEST_OTHERS:
+    moved_codes = codes[codes.any(axis=1)]
+    if len(moved_codes) < _FEWEST_OTHERS:
         return np.full(codes.shape[1], 1 / codes.shape[1])
-    rates: Floats = -np.log1p(-((known > 0).sum(axis=0) + 0.5) / (len(known) + 1))
+    rates: Floats = -np.log1p(-((moved_codes > 0).sum(axis=0) + 0.5) / (len(moved_codes) + 1))
     return rates / rates.sum()
 
 

@@ -97,9 +97,11 @@ class Material:
     def licences(self) -> tuple[StatedLicence, ...]:
         """Its licences, one by one; for one that the Hub calls other, the name that the card gives it."""
         names = [name for name in (self.licence or "").split(", ") if name]
-        own = self.licence_name
+        own_name = self.licence_name
         return tuple(
-            StatedLicence(own, is_own_name=True) if name.lower() == "other" and own else StatedLicence(name, False)
+            StatedLicence(own_name, is_own_name=True)
+            if name.lower() == "other" and own_name
+            else StatedLicence(name, False)
             for name in names
         )
 
@@ -205,16 +207,16 @@ def chain_of(
 
 def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
     """The edges of the model and of all its ancestors, as they are stored; by the record where none is."""
-    waiting, seen = list(answer.edges), {answer.model}
+    waiting, visited = list(answer.edges), {answer.model}
     if not waiting:
         waiting = [_edge_by_record(atlas, answer.model, answer.model_id, answer.base)]
     while waiting:
         edge = waiting.pop(0)
         yield edge
         parent = edge.parent
-        if parent is None or parent == answer.base or parent in seen or len(seen) > _MOST_MODELS:
+        if parent is None or parent == answer.base or parent in visited or len(visited) > _MOST_MODELS:
             continue
-        seen.add(parent)
+        visited.add(parent)
         stored = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
         waiting += stored.edges if stored else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
 

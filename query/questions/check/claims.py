@@ -176,12 +176,12 @@ def _dataset(_: AtlasReader, subject: Subject) -> Claim:
     if subject.prediction is None:
         return Claim("dataset", stated, None, UNKNOWN, None, "no labelled models of other authors to compare with")
     answers = subject.prediction.answers
-    best, known = answers[0], {answer.dataset: answer.probability for answer in answers}
+    best, by_dataset = answers[0], {answer.dataset: answer.probability for answer in answers}
     measured = None if best.dataset == NONE_OF_THESE else best.dataset
     evidence = f"{best.dataset} {percent(best.probability)}"
     if stated is None:
         return Claim("dataset", None, measured, UNKNOWN, best.probability, f"{evidence}; its card names none")
-    probabilities = {name: known[name] for name in subject.card.datasets if name in known}
+    probabilities = {name: by_dataset[name] for name in subject.card.datasets if name in by_dataset}
     if not probabilities:
         evidence += "; no other model of the atlas names the stated data set"
         return Claim("dataset", stated, measured, UNKNOWN, best.probability, evidence)
@@ -285,8 +285,8 @@ CLAIMS = tuple(judge.__name__.removeprefix("_") for judge in _JUDGES)
 
 
 def _probability(edges: tuple[Edge, ...] | list[Edge]) -> float | None:
-    known = [edge.probability for edge in edges if edge.probability is not None]
-    return min(known) if known else None
+    probabilities = [edge.probability for edge in edges if edge.probability is not None]
+    return min(probabilities) if probabilities else None
 
 
 def _licence_in_words(material: Material) -> str | None:
@@ -295,15 +295,15 @@ def _licence_in_words(material: Material) -> str | None:
 
 def _terms(atlas: AtlasReader, material: Material) -> frozenset[str] | None:
     """The terms of its licences; None if none of them is judged. A name of the card's own is never permissive."""
-    known: list[str] = []
+    terms: list[str] = []
     is_judged = False
     for stated in material.licences:
         name = stated.name.lower().replace(" ", "-") if stated.is_own_name else stated.name.lower()
         for row in atlas.rows("SELECT terms FROM licence_terms WHERE ? GLOB pattern", [name]):
             if row["terms"] or not stated.is_own_name:
                 is_judged = True
-                known += row["terms"]
-    return frozenset(known) if is_judged else None
+                terms += row["terms"]
+    return frozenset(terms) if is_judged else None
 
 
 def _parameters(number: float) -> str:

@@ -90,9 +90,9 @@ def compared(
     of its own.
     """
     rows = []
-    named = np.array([name is not None for name in names], dtype=bool)
+    is_named = np.array([name is not None for name in names], dtype=bool)
     for among, measures in (("all", ("ari", "ami")), ("clustered", MEASURES)):
-        part = np.flatnonzero(named if among == "all" else named & (clusters >= 0))
+        part = np.flatnonzero(is_named if among == "all" else is_named & (clusters >= 0))
         codes = codes_of([names[row] for row in part.tolist()])
         owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
         numbers = _four_measures(clusters[part], codes, owner_codes, draws, rng)

@@ -272,8 +272,12 @@ class Clusters(Result):
         """The clusters with names instead of counts, which would be as many columns of a CSV, and without members."""
         counts = ("datasets", "authors", "relations")
         return [
-            {name: list(value) if name in counts else value for name, value in plain(one).items() if name != "members"}
-            for one in self.clusters
+            {
+                name: list(value) if name in counts else value
+                for name, value in plain(cluster).items()
+                if name != "members"
+            }
+            for cluster in self.clusters
         ]
 
     # Separate tables of the numbers and the first names, which have more columns than a terminal.
@@ -283,34 +287,40 @@ class Clusters(Result):
         """What the clusters hold."""
         return [
             {
-                "cluster": one.cluster,
-                "size": one.size,
-                "dataset": one.probably,
-                "share": one.share,
-                "authors": len(one.authors),
-                "undocumented": len(one.undocumented),
+                "cluster": cluster.cluster,
+                "size": cluster.size,
+                "dataset": cluster.probably,
+                "share": cluster.share,
+                "authors": len(cluster.authors),
+                "undocumented": len(cluster.undocumented),
             }
-            for one in self.clusters
+            for cluster in self.clusters
         ]
 
     @property
     def most_central(self) -> Annotated[list[dict[str, Any]], Shown("most central"), If()]:
         """The central model of each cluster."""
-        return [{"cluster": one.cluster, "central": one.central, "cohesion": one.cohesion} for one in self.clusters]
+        return [
+            {"cluster": cluster.cluster, "central": cluster.central, "cohesion": cluster.cohesion}
+            for cluster in self.clusters
+        ]
 
     @property
     def undocumented(self) -> Annotated[list[dict[str, Any]], Shown("undocumented", most=_SHOWN), If()]:
         """The members without a dataset, and what they probably were tuned on."""
         return [
-            {"model": model, "cluster": one.cluster, "probably": one.probably, "share": one.share}
-            for one in self.clusters
-            for model in one.undocumented
+            {"model": model, "cluster": cluster.cluster, "probably": cluster.probably, "share": cluster.share}
+            for cluster in self.clusters
+            for model in cluster.undocumented
         ]
 
     @property
     def most_isolated(self) -> Annotated[list[dict[str, Any]], Shown("most isolated", most=_SHOWN), If()]:
         """The models in no cluster."""
-        return [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
+        return [
+            {"model": outlier.model, "nearest": outlier.nearest, "dataset": outlier.dataset}
+            for outlier in self.outlier_models
+        ]
 
     @property
     def main_agreement(
@@ -318,7 +328,7 @@ class Clusters(Result):
     ) -> Annotated[list[dict[str, Any]], Shown("agreement", in_details=False), If()]:
         """The headline's measure, and all that compare models of different authors or datasets."""
         shown = ("cross_author", "cross_dataset", "within_dataset")
-        return self._agreement(one for one in self.agreement if one.measure == AGREE[1] or one.among in shown)
+        return self._agreement(row for row in self.agreement if row.measure == AGREE[1] or row.among in shown)
 
     @property
     def whole_agreement(self) -> Annotated[list[dict[str, Any]], Shown("agreement"), Detail(), If()]:

@@ -138,19 +138,19 @@ class TracedModel(Result):
     @property
     def first_words(self) -> Annotated[list[dict[str, Any]], Shown("words", in_details=False), If()]:
         """The first ten words with their scores."""
-        return [{"word": one.word, "score": one.score} for one in self.words[:10]]
+        return [{"word": word.word, "score": word.score} for word in self.words[:10]]
 
     @property
     def more_words(self) -> Annotated[list[dict[str, Any]], Shown("words"), Detail(), If()]:
         """As many words as are worth reading."""
-        return [{"word": one.word, "score": one.score} for one in self.words[:WORDS]]
+        return [{"word": word.word, "score": word.score} for word in self.words[:WORDS]]
 
     @property
     def verdicts(self) -> Annotated[list[dict[str, Any]], Shown("by_text"), If()]:
         """What is said of each text."""
         return [
-            {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
-            for one in (self.text.by_text if self.text is not None else None) or ()
+            {"verdict": text.verdict, "untouched": ", ".join(text.untouched[:5]), "met": text.met, "text": text.text}
+            for text in (self.text.by_text if self.text is not None else None) or ()
         ]
 
 
@@ -351,7 +351,11 @@ def _ranks_of_other_models(
         [resolved.base, evidence.is_share, resolved.model_id, MOST_OTHERS],
     )
     evidences = (evidence_of_row(row) for row in rows)
-    ranks = [other.ranks for other in evidences if other is not None and other.codes.shape == evidence.codes.shape]
+    ranks = [
+        other_evidence.ranks
+        for other_evidence in evidences
+        if other_evidence is not None and other_evidence.codes.shape == evidence.codes.shape
+    ]
     return np.array(ranks) if ranks else None
 
 
