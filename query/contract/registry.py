@@ -91,7 +91,7 @@ class Invocation(Protocol):
     def names_on_stdin(self) -> list[str]:
         """The models that were named on stdin."""
 
-    def show_many(self, found: Iterable[Any], count: int, rows_of: Callable[..., list[dict[str, Any]]]) -> None:
+    def show_many(self, answers: Iterable[Any], count: int, rows_of: Callable[..., list[dict[str, Any]]]) -> None:
         """Print the rows of many answers, each at once."""
 
     def refuse(self, sentence: str) -> NoReturn:
@@ -204,11 +204,11 @@ def _docstring_in_source(module: str, function: str) -> str | None:
     except (OSError, UnicodeDecodeError):  # in an archive, or in another encoding
         return None
     # Parsing whole files would take a tenth of a second for all questions.
-    found = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
-    if found is None:
+    match = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
+    if match is None:
         return None
     try:
-        return ast.get_docstring(ast.parse(found[0]).body[0])  # type: ignore[arg-type]
+        return ast.get_docstring(ast.parse(match[0]).body[0])  # type: ignore[arg-type]
     except SyntaxError:
         return None
 
@@ -224,18 +224,20 @@ def questions() -> Mapping[str, Entry]:
     the installed metadata of this package lists none.
     """
     entries: dict[str, Entry] = {}
-    read = list(_entries())
-    if not any(entry.package == OURS for entry in read):
+    entries_found = list(_entries())
+    if not any(entry.package == OURS for entry in entries_found):
         raise AtlasError(
             "The installed metadata of vectors-in-the-wild is older than its code and lists no question.",
             "Install it again, in the folder of the project: pip install -e .",
         )
     owners = dict.fromkeys(RESERVED, OURS)
-    for entry in sorted(read, key=lambda entry: entry.package != OURS):
+    for entry in sorted(entries_found, key=lambda entry: entry.package != OURS):
         names = {entry.name, entry.command}
-        others = {owners.get(name, entry.package) for name in names} - {entry.package}
-        if others or entry.name in entries:
-            _say_once(f"{entry.about} is left out: {', '.join(others or {entry.package})} has one of this name.")
+        other_packages = {owners.get(name, entry.package) for name in names} - {entry.package}
+        if other_packages or entry.name in entries:
+            _say_once(
+                f"{entry.about} is left out: {', '.join(other_packages or {entry.package})} has one of this name."
+            )
             continue
         entries[entry.name] = entry
         owners |= dict.fromkeys(names, entry.package)
@@ -275,12 +277,12 @@ def _entries() -> Iterator[Entry]:
     """The questions that installed packages name, as they name them."""
     for line in entry_points(GROUP):
         command, _, method = line.name.rpartition(".")
-        found = _PLACE.fullmatch(line.place.partition("[")[0].strip())  # without the extras that it needs
-        if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
+        match = _PLACE.fullmatch(line.place.partition("[")[0].strip())  # without the extras that it needs
+        if match is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
             text = f"{line.name} = {line.place}"
             _say_once(f"The package {line.package} names a question in a way that cannot be read: {text[:200]}")
             continue
-        yield Entry(method, command or method, found[1], found[2], line.package)
+        yield Entry(method, command or method, match[1], match[2], line.package)
 
 
 _said: set[str] = set()

@@ -164,8 +164,8 @@ class Column:
     @cached_property
     def key(self) -> str:
         """Its name in JSON, CSV and tables: without the underscore after a word that Python reserves."""
-        named: Key | None = self.marker(Key)
-        return self.name.removesuffix("_") if named is None else named.name
+        marker: Key | None = self.marker(Key)
+        return self.name.removesuffix("_") if marker is None else marker.name
 
     @property
     def doc(self) -> str:
@@ -201,7 +201,7 @@ class Column:
         value = getattr(row, self.name)
         form = self._form if table else None
         if form is not None and (form.in_details or not details):
-            return form.write(value, *(getattr(row, other) for other in form.others))
+            return form.write(value, *(getattr(row, field_name) for field_name in form.others))
         if self._rounded is not None and value is not None:
             return round(value, self._rounded.digits)
         return plain(value, table=table, details=details, requested=requested)
@@ -638,9 +638,9 @@ class Answered(Generic[Row]):
     error: str | None = None
 
 
-def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
+def answered(subjects: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
     """Ask about one model (or text …) after the other; any error is the outcome of its question."""
-    for subject in asked:
+    for subject in subjects:
         try:
             answer = ask(subject)
         except (AtlasError, ModelError) as error:

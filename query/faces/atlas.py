@@ -82,8 +82,8 @@ def as_method(name: str, function: Callable[Concatenate[AtlasReader, P], R]) -> 
 
     @wraps(function)
     def method(self: Atlas, *args: Any, **kwargs: Any) -> R:
-        (_, *positional), named = plain_call(function, (self, *args), kwargs)
-        return self._generations.asked(function, *positional, **named)
+        (_, *positional), keywords = plain_call(function, (self, *args), kwargs)
+        return self._generations.asked(function, *positional, **keywords)
 
     method.__name__, method.__qualname__ = name, f"Atlas.{name}"
     method.__signature__ = plain_signature(function)  # type: ignore[attr-defined]
@@ -263,8 +263,8 @@ class Atlas(OpenAtlas, Methods):
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
         # Relative to the working folder, because shared notebooks should not show home folders.
-        root, here = self.path, Path.cwd()
-        folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
+        root, working_folder = self.path, Path.cwd()
+        folder = str(root.relative_to(working_folder) if root.is_relative_to(working_folder) else root)
         try:
             with self._generations.borrowed() as reader:
                 bases = contents(reader)

@@ -49,7 +49,7 @@ class BaseOfAtlas:
 
 
 def answer_type(
-    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own: Mapping[str, Any]
+    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own_fields: Mapping[str, Any]
 ) -> Any:
     """The type of a tool's answer; its JSON schema has the descriptions of the result's fields.
 
@@ -57,11 +57,11 @@ def answer_type(
         result: the class of the question's answer.
         keys: the keys of the result in the tool's answer.
         rows: for some keys, the keys of their rows in the tool's answer; by default all.
-        own: types of keys that the result does not have.
+        own_fields: types of keys that the result does not have.
     """
     columns_by_key = {column.key: column for column in columns(result)} if is_dataclass(result) else {}
     parts = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
-    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
+    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own_fields))  # type: ignore[operator]
 
 
 def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
@@ -128,7 +128,7 @@ def bounded(answer: Answer) -> Answer:
         cuts = {}
         room = room * 9 // 10
         shortened = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
-        remarks = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
+        remarks = [*answer["shortened"], *(f"{path}: {cut}" for path, cut in cuts.items())]
         shortened["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
     if cuts and "truncated" in shortened:
         shortened["truncated"] = True  # type: ignore[typeddict-unknown-key]

@@ -327,12 +327,13 @@ class Tools:
             return ""
 
         def as_tool(call: Call) -> str:
-            named = call.named
+            arguments = call.named
             if call.function:
-                named = (
-                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False)) | named
+                arguments = (
+                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False))
+                    | arguments
                 )
-            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
             return f"{call.function}({words})" if call.function else words
 
         return written(text, as_tool, str).replace("`", "")  # around commands

@@ -157,14 +157,14 @@ def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, 
     return tuple(tuple(sorted(row[part])) for part in columns)
 
 
-def _orders(things: Sequence[Hashable]) -> int:
+def _orders(labels: Sequence[Hashable]) -> int:
     """How many different orders these things have; some of the things may be equal."""
-    return math.factorial(len(things)) // math.prod(map(math.factorial, Counter(things).values()))
+    return math.factorial(len(labels)) // math.prod(map(math.factorial, Counter(labels).values()))
 
 
-def _every_order(things: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+def _every_order(labels: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """Every different order of these things, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
-    order = sorted(things)
+    order = sorted(labels)
     while True:
         yield tuple(order)
         last = next((index for index in range(len(order) - 2, -1, -1) if order[index] < order[index + 1]), None)

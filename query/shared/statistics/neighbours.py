@@ -212,8 +212,8 @@ class _Exact:
             part = self.table.take(models[chosen])
             similarity = np.empty((len(chosen), count))
             for start in range(0, count, step):
-                others = self.table.take(slice(start, start + step))
-                similarity[:, start : start + step] = part.similarities(others, np.float64)
+                block = self.table.take(slice(start, start + step))
+                similarity[:, start : start + step] = part.similarities(block, np.float64)
             list_keys = _keys(similarity, np.arange(count, dtype=np.uint64))
             list_keys.sort(axis=1)
             keys[chosen] = list_keys
