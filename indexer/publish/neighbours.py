@@ -124,10 +124,10 @@ class _Columns:
         ids = self.vectors.ids
         edges = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
-            places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
-            has_list = owners[places] == ids
+            owner_rows = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
+            has_list = owners[owner_rows] == ids
             # Not −inf, which marks pairs that are not neighbours.
-            edges[has_list] = np.maximum(last[places[has_list]] - NEAR, _NOT_FULL)
+            edges[has_list] = np.maximum(last[owner_rows[has_list]] - NEAR, _NOT_FULL)
         return edges
 
     def tiles(
@@ -175,8 +175,8 @@ class _Lists:
         if self._k < count and (edges == _NOT_FULL).any():
             kth = np.partition(similarities, count - self._k, axis=1)[:, count - self._k, None]
             edges = np.maximum(edges, kth - NEAR)
-        rows, places = np.nonzero(similarities >= edges)
-        self._pairs.append(Pairs(rows, neighbours[places], similarities[rows, places]))
+        rows, columns = np.nonzero(similarities >= edges)
+        self._pairs.append(Pairs(rows, neighbours[columns], similarities[rows, columns]))
         self._count += len(rows)
         most = SLACK * self._k * len(self._ids)
         if self._count > most:
@@ -260,9 +260,9 @@ def renew_neighbours(
         def exact(owners: Ids, near: Ids) -> NDArray[np.float64]:
             new_lists = np.empty(len(owners))
             for start in range(0, len(owners), step):
-                some = slice(start, start + step)
-                owner_ids, row = np.unique(owners[some], return_inverse=True)
-                new_lists[some] = index.exact(index.table(owner_ids), row, near[some])
+                tile = slice(start, start + step)
+                owner_ids, row = np.unique(owners[tile], return_inverse=True)
+                new_lists[tile] = index.exact(index.table(owner_ids), row, near[tile])
             return new_lists
 
         longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)

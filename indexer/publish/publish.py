@@ -179,19 +179,21 @@ class _Publisher:
         ``former``: by model, the key of its record. As FAISS files, records stay while readers of the former generation
         may ask for them.
         """
-        named = {key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")}
+        published_keys = {
+            key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")
+        }
         digests = []
-        for header in self.store.headers(excluded=named.union(former.values())):
+        for header in self.store.headers(excluded=published_keys.union(former.values())):
             identity = header.identity
             if identity.base != self.base:
                 continue
             if identity.model in self.publication.withdrawn:
                 digests.append(header.digest)
-            elif (other := self.store.header(former.get(identity.model, ""))) is not None:
+            elif (former_header := self.store.header(former.get(identity.model, ""))) is not None:
                 alike = ("commit", "base_commit")
-                is_same = all(getattr(identity, name) == getattr(other.identity, name) for name in alike)
-                is_same = is_same and identity.spec.rank == other.identity.spec.rank
-                if is_same and current_record([header, other], identity.commit) is other:
+                is_same = all(getattr(identity, name) == getattr(former_header.identity, name) for name in alike)
+                is_same = is_same and identity.spec.rank == former_header.identity.spec.rank
+                if is_same and current_record([header, former_header], identity.commit) is former_header:
                     digests.append(header.digest)
         return digests
 

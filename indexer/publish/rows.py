@@ -182,17 +182,17 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
                 "fingerprint": entry.fingerprint,
             }
         )
-        claims = [{name: getattr(one, name) for name in _CLAIM_FIELDS} for one in facts.datasets]
-        results = [{name: getattr(one, name) for name in _RESULT_FIELDS} for one in facts.evaluations]
+        claims = [{name: getattr(claim, name) for name in _CLAIM_FIELDS} for claim in facts.datasets]
+        results = [{name: getattr(result, name) for name in _RESULT_FIELDS} for result in facts.evaluations]
     fine_tune, odd = with_nulls("fine_tunes", row)
     notes = [f"{column}: does not fit" for column in odd]
     rows = {"fine_tunes": [fine_tune]}
     of_tables: dict[str, list[Row]] = {
         "tags": [{"tag": tag} for tag in facts.tags], "model_datasets": claims, "evaluations": results
     }  # fmt: skip
-    for table, found in of_tables.items():
-        rows[table] = valid_rows(table, [{"model_id": model_id} | one for one in found])
-        if len(rows[table]) < len(found):
+    for table, stated_rows in of_tables.items():
+        rows[table] = valid_rows(table, [{"model_id": model_id} | stated_row for stated_row in stated_rows])
+        if len(rows[table]) < len(stated_rows):
             notes.append(f"{table}: a row does not fit")
     if notes:
         fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
@@ -276,21 +276,26 @@ def rows_of_record(
     fused = [
         {
             "model_id": model_id,
-            "stack": whole.parts[0].stack,
-            "layer": whole.parts[0].layer,
-            "family": whole.family,
-            "families": [part.family for part in whole.parts],
-            "out_features": whole.shape[0],
-            "in_features": whole.shape[1],
-            "norm": math.hypot(*(norms[part] for part in whole.parts)),
+            "stack": matrix.parts[0].stack,
+            "layer": matrix.parts[0].layer,
+            "family": matrix.family,
+            "families": [part.family for part in matrix.parts],
+            "out_features": matrix.shape[0],
+            "in_features": matrix.shape[1],
+            "norm": math.hypot(*(norms[part] for part in matrix.parts)),
         }
-        | ranks(whole)
-        for whole in record.fused_matrices
+        | ranks(matrix)
+        for matrix in record.fused_matrices
     ]
     adapter_bases = []
-    if (named := record.adapter_base) is not None:
-        found = {"named": named.named, "verdict": named.verdict, "resolved_base": named.parent, "why": named.why}
-        adapter_bases = [{"model_id": model_id} | found]
+    if (adapter_base := record.adapter_base) is not None:
+        verdict = {
+            "named": adapter_base.named,
+            "verdict": adapter_base.verdict,
+            "resolved_base": adapter_base.parent,
+            "why": adapter_base.why,
+        }
+        adapter_bases = [{"model_id": model_id} | verdict]
     claims = [
         {"model_id": model_id} | {name: getattr(claim, name) for name in _CLAIM_FIELDS}
         for claim in record.dataset_claims
@@ -372,18 +377,18 @@ def record_rows(
         record = replace(record, training=with_tracked(record.training, tracked))
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
-        for one in representations:
-            if not one.is_held_by(record) or not one.is_defined_for(base):
+        for representation in representations:
+            if not representation.is_held_by(record) or not representation.is_defined_for(base):
                 continue
-            if why := one.mismatch(record, base):
+            if why := representation.mismatch(record, base):
                 raise InvalidValue(why)
-            vector = np.asarray(one.vector(record), dtype=np.float32)
-            length = one.expected_length(record) or vector.size
+            vector = np.asarray(representation.vector(record), dtype=np.float32)
+            length = representation.expected_length(record) or vector.size
             if vector.shape != (length,) or not length or length > MOST_NUMBERS:
-                raise InvalidValue(f"its vector {one.tag} has the shape {vector.shape}, not {(length,)}")
+                raise InvalidValue(f"its vector {representation.tag} has the shape {vector.shape}, not {(length,)}")
             if not np.isfinite(vector).all():
-                raise InvalidValue(f"its vector {one.tag} is not finite")
-            vectors[one.name] = vector
+                raise InvalidValue(f"its vector {representation.tag} is not finite")
+            vectors[representation.name] = vector
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, rows_of_table in rows.items():
             check_rows(table, rows_of_table)
@@ -391,7 +396,7 @@ def record_rows(
 
 
 @contextmanager
-def _as_invalid(what: str) -> Iterator[None]:
+def _as_invalid(subject: str) -> Iterator[None]:
     """Raise errors of values of the wrong kind as InvalidValue."""
     try:
         yield
@@ -399,4 +404,4 @@ def _as_invalid(what: str) -> Iterator[None]:
         raise
     except WRONG_KINDS as error:
         reason = printable(str(error).partition("\n")[0], 200)
-        raise InvalidValue(f"{what} is malformed ({type(error).__name__}: {reason})") from error
+        raise InvalidValue(f"{subject} is malformed ({type(error).__name__}: {reason})") from error

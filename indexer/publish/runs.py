@@ -94,14 +94,14 @@ def _pairs(models: Sequence[RunCheckpoint]) -> Iterator[tuple[RunCheckpoint, Run
                     yield first, model
         if model.log:
             same_start = by_start.setdefault((model.author, tuple(model.log[0])), [])
-            yield from ((other, model) for other in same_start if _is_same_log(other.log, model.log))
+            yield from ((earlier, model) for earlier in same_start if _is_same_log(earlier.log, model.log))
             same_start.append(model)
 
 
-def _is_same_log(log: Sequence[Any], other: Sequence[Any]) -> bool:
-    common = min(len(log), len(other))
-    has_gradient = log[0][2] is not None and other[0][2] is not None
-    return list(log[:common]) == list(other[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
+def _is_same_log(log: Sequence[Any], other_log: Sequence[Any]) -> bool:
+    common = min(len(log), len(other_log))
+    has_gradient = log[0][2] is not None and other_log[0][2] is not None
+    return list(log[:common]) == list(other_log[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
 
 
 def _in_order(run: Sequence[RunCheckpoint]) -> list[RunCheckpoint]:

@@ -69,7 +69,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
     if memory is not None:
         settings.append(f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'")
     # The FAISS files that the databases before and after name; None if they are unknown, so that all files stay.
-    named = None if folder.database.exists() else frozenset[str]()
+    faiss_files = None if folder.database.exists() else frozenset[str]()
     kept_ids: dict[tuple[str, str], int] = {}
     next_id = 1
     try:
@@ -80,7 +80,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 with earlier_database(copy) as earlier:  # what can be read of a database of any schema
                     files = earlier(["representations"], ["SELECT faiss_file FROM representations"])
                     rows, info_rows = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
-                named = (
+                faiss_files = (
                     None
                     if files is None
                     else frozenset(row["faiss_file"] for table_rows in files for row in table_rows)
@@ -103,7 +103,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 catalog.refuse(folder.database, catalog_report)
                 use(connection)
                 catalog.replace_differing(connection, catalog_report)
-                named = _named_files(connection)
+                faiss_files = _named_files(connection)
             connection.execute("BEGIN")
             yield Tables(connection, kept_ids)
             connection.execute(
@@ -112,7 +112,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             )
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
-            named = None if named is None else named | _named_files(connection)
+            faiss_files = None if faiss_files is None else faiss_files | _named_files(connection)
             block_size, total, free = connection.execute(
                 "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
                 "WHERE database_name = current_database()"
@@ -125,8 +125,8 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
     finally:
         # Remove unused FAISS files, also after a failure: on a full disk the next publish needs the space. Files of
         # the previous generation stay, because its readers may be opening them.
-        for path in folder.root.glob("*.faiss") if named is not None else ():
-            if path.name not in (named or ()):
+        for path in folder.root.glob("*.faiss") if faiss_files is not None else ():
+            if path.name not in (faiss_files or ()):
                 path.unlink(missing_ok=True)
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)

@@ -63,11 +63,11 @@ class NewVectors:
         self.ids.append(model_id)
         self.changed.append(changed_blocks(unit[None, :], max(self.blocks, 1))[0])
 
-    def rows(self, places: Iterable[int]) -> Floats:
-        """The vectors at these places (n, d)."""
+    def rows(self, indices: Iterable[int]) -> Floats:
+        """The vectors at these indices (n, d)."""
         assert self._file is not None
         self._file.flush()
-        return read_rows(self._file, 0, places, self.length, "<f4")
+        return read_rows(self._file, 0, indices, self.length, "<f4")
 
     def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
         """Places, ids and vectors, some at a time."""
@@ -150,8 +150,8 @@ class PublishedVectors:
         Returns all vectors, the ids with a new vector, and the ids whose former vector is no longer valid; None if
         nothing changes.
         """
-        places = {model_id: row for row, model_id in enumerate(self.new.ids) if self.new.changed[row].any()}
-        added = _ids(places)
+        row_of = {model_id: row for row, model_id in enumerate(self.new.ids) if self.new.changed[row].any()}
+        added = _ids(row_of)
         staying = self.staying(stale)
         removed = np.setdiff1d(self.former.ids, staying) if self.former is not None else staying
         if not (self.is_new or self.budget != self.budget_before or len(added) or len(removed)):
@@ -162,25 +162,25 @@ class PublishedVectors:
             length = self.before.file.length
         factory = SINGLE if self.centre is None else HALF
         ids = np.union1d(staying, added)
-        rows = self._rows(ids, places, length, factory)
+        rows = self._rows(ids, row_of, length, factory)
         file = write_index(self.root, self.base, self.name, ids, length, rows, factory)
-        masks = self._masks(staying, places)
+        masks = self._masks(staying, row_of)
         self._write(file, masks)
         return VectorIndex(OpenVectors(self.root, file, masks)), added, removed
 
-    def _rows(self, ids: Ids, places: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
-        """The vectors of ``ids``, some at a time: at their ``places`` among the new ones, or else the former ones."""
+    def _rows(self, ids: Ids, row_of: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
+        """The vectors of ``ids``, a block at a time: row ``row_of[id]`` of the new vectors, else the former one."""
         step = max(1, _BYTES_AT_ONCE // (4 * length))
         for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            positions = np.array([places.get(model_id, -1) for model_id in some.tolist()])
+            block_ids = ids[start : start + step]
+            positions = np.array([row_of.get(model_id, -1) for model_id in block_ids.tolist()])
             is_new = positions >= 0
             parts = []
             if is_new.any():
                 parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
             if not is_new.all():
                 assert self.former is not None
-                parts.append(self.former.read(some[~is_new]))
+                parts.append(self.former.read(block_ids[~is_new]))
             # Nearly all blocks are of one kind.
             order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
