@@ -30,7 +30,7 @@ _STANDARD_ERRORS = 4.0
 
 @dataclass(frozen=True)
 class Upload:
-    """What decides whether two models are duplicates, and which of them came first."""
+    """The facts by which duplicates are found and ordered: hashes of a model's files, and its date."""
 
     model_id: int
     created: datetime | None

@@ -1,6 +1,7 @@
 """The table neighbours: exact nearest neighbours. A publish updates only the lists that change.
 
-Similarities are computed in tiles, for new models also which existing lists they enter; near ties are computed again.
+Similarities are computed in tiles. The same pass finds the existing lists that new models enter. Near ties are computed
+again.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class _Columns:
     def tiles(
         self, ids: Ids, matrix: NDArray[np.float32], edges: NDArray[np.float32] | None
     ) -> Iterator[tuple[Ids, NDArray[np.float32], NDArray[np.float32] | None]]:
-        """Some columns at a time: their ids, their similarities with (n, d) vectors, and their edges.
+        """Yield the columns in tiles: their ids, their similarities with (n, d) vectors, and their edges.
 
         −inf for a model with itself; ``ids`` (n,) ascending are those of the vectors.
         """
@@ -186,7 +187,7 @@ class _Lists:
                 self._keep(nearest_pairs)
 
     def _keep(self, pairs: Pairs) -> None:
-        """Keep what may be among the k nearest; from now on, other pairs must be as similar as the k-th of a list."""
+        """Keep the pairs that may be among the k nearest; later pairs must be as similar as the k-th of a list."""
         order = np.lexsort((-pairs.similarity, pairs.owner))
         owner, everyone = pairs.owner[order], np.arange(len(self._ids))
         starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")

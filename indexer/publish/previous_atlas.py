@@ -1,6 +1,6 @@
 """The atlas as it was published before: its models, representations and ranks, for a rebuild or another publish.
 
-The database may be missing, damaged or of another schema; what has the columns of today is used.
+The database may be missing, damaged or of another schema; only tables with today's columns are used.
 """
 
 from __future__ import annotations

@@ -174,10 +174,10 @@ class _Publisher:
             self.superseded = self._superseded({model: key for model, (_, _, key) in before.items() if key})
 
     def _superseded(self, former: Mapping[str, str]) -> list[str]:
-        """Records of former names, and those in whose place the ``former`` generation names a better one.
+        """Digests of records of former names, and of records that a better one of the ``former`` generation replaces.
 
-        ``former``: by model, the key of its record. As FAISS files, records stay while readers of the former generation
-        may ask for them.
+        ``former``: by model, the key of its record. Like FAISS files, records stay while readers of the former
+        generation may need them.
         """
         published_keys = {
             key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")
@@ -304,7 +304,7 @@ class _Publisher:
         return list(lost), touched
 
     def _skip(self, model: str, model_id: int, why: InvalidValue, *, again: bool = False) -> None:
-        """Note that a model's record is not published. ``again``: the next publish tries it, without a fingerprint."""
+        """Note that a record is not published. ``again``: drop the fingerprint, so the next publish retries."""
         self.skipped[model] = why
         self.tables.run(
             "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL, "

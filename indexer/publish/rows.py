@@ -58,11 +58,11 @@ _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
 
 @dataclass(frozen=True)
 class Entry:
-    """One (model, base) pair and its state: a record, a failure, or neither yet; and what a build is to do about it.
+    """One (model, base) pair, its state (a record, a failure, or neither yet), and the work that a build has left.
 
-    ``unit``: what there is to do, None for nothing. ``lacks``: why its record, which stays until there is a better
-    one, does not do: "version" (an earlier one), "spectra" (it has none), "rows" (it is a sample), or "". ``missed``:
-    how the last attempt at the current commit failed, if the record is that of an earlier commit.
+    ``unit``: that work, None if there is none. ``lacks``: why the record must be replaced: "version" (an earlier one),
+    "spectra" (it has none), "rows" (it is a sample), or "". It stays until there is a better one. ``missed``: how the
+    last attempt at the current commit failed, if the record is that of an earlier commit.
     """
 
     listed: ListedModel
@@ -87,7 +87,7 @@ class Entry:
 
     @property
     def tracked(self) -> Any:
-        """What a tracking server says of its training, as its listing row has it; None if none does."""
+        """The training that a tracking server reports, from the listing row; None without a report."""
         return self.listed.row.get(TRACKED) if self.listed.claimed_by == BY_FOLDER else None
 
     @property
@@ -148,7 +148,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
         try:
             facts = facts_of(listed.row)
         except MalformedRow:
-            # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
+            # The listing keeps only rows with a usable id; other faults are in rejected_listing_rows.
             facts = facts_of({"id": listed.id})
         run = run_of(listed.id, listed.row)
         row = (
@@ -361,7 +361,7 @@ def record_rows(
 ) -> tuple[dict[str, list[Row]], dict[str, Vector]]:
     """The rows of a stored record by table, and its vectors for those of ``representations`` that it holds, by name.
 
-    ``tracked``: what a tracking server says of the training, as the listing row has it.
+    ``tracked``: the training that a tracking server reports, from the listing row.
 
     Raises InvalidValue if the record cannot be read, has other matrices than the base, or does not fit the tables.
     """

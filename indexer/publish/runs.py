@@ -1,7 +1,7 @@
 """Checkpoints of one training run: which models of a base belong together, and in which order.
 
-They are known by what their source says of their folder or file, by the name of a repository without its number, by the
-id that a tool gave the run, and by the start of its log, which checkpoints of one run share.
+Four facts identify a run: the folder or file that the source reports, the repository's name without its number, the id
+that a tool gave the run, and the start of its log, which all checkpoints of a run share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FEWEST_ENTRIES = 2
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """What tells which run a model is of, and how far that had come.
+    """The facts that identify a model's run and its position in the run.
 
     ``key``: of its folder or file; ``number``: in the name; ``run_id``: by a tool; ``log``: the first entries of its
     log.
@@ -73,7 +73,7 @@ def runs_of(models: Sequence[RunCheckpoint]) -> list[list[RunCheckpoint]]:
 
 
 def _log_of(text: str | None) -> Sequence[Any]:
-    """The start of a log, as JSON that somebody may have written; () for anything else."""
+    """The start of a log, from untrusted JSON; () if it is malformed."""
     try:
         log = json.loads(text or "[]")
     except ValueError:
@@ -83,7 +83,7 @@ def _log_of(text: str | None) -> Sequence[Any]:
 
 
 def _pairs(models: Sequence[RunCheckpoint]) -> Iterator[tuple[RunCheckpoint, RunCheckpoint]]:
-    """Pairs of models of one author and one run; each model is in few."""
+    """Pairs of models of one author and one run; each model is in a few pairs only."""
     first_of: dict[tuple[str, str, Any], RunCheckpoint] = {}
     by_start: dict[tuple[str, Any], list[RunCheckpoint]] = {}
     for model in models:

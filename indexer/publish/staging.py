@@ -77,7 +77,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             copy_file(folder.database, copy, through_links=True)
             if from_scratch:
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
-                with earlier_database(copy) as earlier:  # what can be read of a database of any schema
+                with earlier_database(copy) as earlier:  # the readable tables of a database of any schema
                     files = earlier(["representations"], ["SELECT faiss_file FROM representations"])
                     rows, info_rows = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
                 faiss_files = (
@@ -170,7 +170,7 @@ def note_checksum(folder: AtlasFolder, coming: Path) -> None:
 
 
 def damage(folder: AtlasFolder) -> str | None:
-    """What is wrong with the database file as a whole, as a sentence; None if it is intact, or was just pulled."""
+    """A sentence on the fault of the database file as a whole; None if it is intact, or was just pulled."""
     if not folder.checksums.is_file():
         return None
     noted: set[tuple[int, str]] = set()

@@ -75,7 +75,7 @@ class Tables:
         model_ids: Sequence[int] | NDArray[np.int64],
         only: Mapping[str, str] | None = None,
     ) -> None:
-        """Delete the rows of some models; of a table in ``only`` those for which its condition holds."""
+        """Delete the rows of some models; in a table of ``only``, just those that meet its condition."""
         if not len(model_ids):
             return
         with self.listed(model_ids):

@@ -1,6 +1,6 @@
 """The new vectors of a publish: for every representation of a base, from the records into its file.
 
-With them change the lists of neighbours and, if the centre moves, the null distributions of similarity.
+The lists of neighbours are updated in the same step, and the null distributions of similarity if the centre moves.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class VectorUpdates:
     """The new vectors of one base within a publish. They wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
-    published before. ``offered``: those that were not asked for, but are published as soon as a model has such a vector
-    and one is in a group that they are offered to.
+    published before. ``offered``: optional representations. Each is published as soon as a model has such a vector and
+    a model is in a group that it is offered to.
     """
 
     def __init__(
@@ -234,9 +234,9 @@ def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
 def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
     """Rewrite the null distributions: similarities of unrelated models, per pair of groups with enough such pairs.
 
-    Unrelated models are by different authors (of one author's models: of different runs) and name datasets, none in
-    common. Models that name none are skipped, because they may share one, and so are copies, models unrelated to the
-    base and duplicates.
+    Unrelated models are by different authors (of different runs, if all models are by one author) and name datasets,
+    none in common. Models that name none are skipped, because they may share one, and so are copies, models unrelated
+    to the base and duplicates.
     """
     key = {"base": base, "representation": representation}
     for table in ("null_similarity", "internal.null_groups"):

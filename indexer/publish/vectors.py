@@ -70,13 +70,13 @@ class NewVectors:
         return read_rows(self._file, 0, indices, self.length, "<f4")
 
     def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
-        """Places, ids and vectors, some at a time."""
+        """Indices, ids and vectors, a block at a time."""
         for start in range(0, len(self.ids), rows_of_block(self.length)):
             chosen = slice(start, min(start + rows_of_block(self.length), len(self.ids)))
             yield chosen, np.array(self.ids[chosen], np.int64), self.rows(range(chosen.start, chosen.stop))
 
     def replace(self, chosen: slice, vectors: Floats) -> None:
-        """Put other vectors at these places; those that are zero now will not be published."""
+        """Replace the vectors at these indices; zero vectors are not published."""
         assert self._file is not None
         self._file.flush()
         self._file.seek(4 * self.length * chosen.start)
