@@ -1,13 +1,13 @@
 """Models of different bases, compared by the words that both moved.
 
 A vector of the representation ``words`` has a number for each word of its base: how much farther it moved than in other
-models of this base. Two models are compared by the cosine over the words that both bases have. Words that both left
-alone are weak evidence, because two texts of different languages, neither of them that of these words, leave the same
-words alone. So a model counts only if it moved some of these words farther than others did.
+models of this base. Two models are compared by the cosine over the words that both bases have. Words that neither model
+moved are weak evidence: two texts in other languages than these words do not move them either. So a model counts only
+if it moved some of the common words farther than others did.
 
-How similar strangers are depends on the two bases: on how many words they have in common, and which. So similarities
-of different pairs of bases are compared after subtracting the median of that pair, in units of the spread below it
-(matches, which lie above, change neither). No label is used for that.
+How similar strangers are depends on the two bases: on how many words they have in common, and which. So similarities of
+different pairs of bases are compared after subtracting the median of that pair, in units of the spread below it.
+Matches lie above the median and change neither. No labels are used.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def word_space(atlas: AtlasReader) -> WordSpace:
 
 
 def too_few_words(space: WordSpace, base: int, other_base: int) -> str:
-    """A clause that says that two bases are not compared."""
+    """A clause on why two bases are not compared."""
     count = counted(len(space.common(base, other_base)), "word")
     return f"{space.bases[base]} and {space.bases[other_base]} have {count} in common among the rows that are read"
 
@@ -178,7 +178,7 @@ class Sample:
 
 
 def samples_of(atlas: AtlasReader, bases: Sequence[str]) -> dict[str, Sample]:
-    """For each base at most MOST_SAMPLED models, of many bases fewer, that name a dataset and have a vector.
+    """For each base at most MOST_SAMPLED models (fewer if there are many bases) that name a dataset and have a vector.
 
     Copies, unrelated models and repeats are left out.
     """
@@ -245,7 +245,7 @@ class WordTable(VectorTable):
 
     @property
     def is_plain(self) -> bool:
-        """Never: inner products of whole vectors mean nothing."""
+        """Always False, because inner products of whole vectors are no similarities here."""
         return False
 
     def take(self, rows: Any) -> WordTable:
@@ -253,7 +253,7 @@ class WordTable(VectorTable):
         return replace(self, inputs=self.inputs[rows], base=self.base[rows])
 
     def with_last(self, other: VectorTable) -> WordTable:
-        """These models and those of another table of the same space behind them."""
+        """These models, followed by those of another table of the same space."""
         assert isinstance(other, WordTable)
         inputs = np.concatenate([self.inputs, other.inputs])
         return replace(self, inputs=inputs, base=np.concatenate([self.base, other.base]))
@@ -292,7 +292,7 @@ class WordTable(VectorTable):
         return scores
 
     def unscaled(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(p,) the similarities of pairs of these models, from -1 to 1, as of models of one pair of bases."""
+        """(p,) the similarities of pairs of these models, from -1 to 1, without the scales of pairs of bases."""
         space = replace(self.space, scales={})
         scores = replace(self, space=space).pairs(rows, replace(self, space=space), columns)
         return scores * _DEVIATIONS
@@ -450,14 +450,14 @@ def nearest_by_words(
             scale = PairScale.of(between[np.triu_indices(len(between), 1)] if is_own else between.ravel())
             scores = scale.score(similarities)
             for row in np.lexsort((rows.ids, -scores))[:k].tolist():
-                contributions = candidate_vectors[row] * np.maximum(moved, 0)  # not the words that both left alone
+                contributions = candidate_vectors[row] * np.maximum(moved, 0)  # not the words that neither moved
                 first = np.argsort(-contributions, kind="stable")[:_WORDS_NAMED].tolist()
                 telling = tuple(common.words[column] for column in first if contributions[column] > 0)
                 candidates.append((float(scores[row]), int(rows.ids[row]), number, float(similarities[row]), telling))
     if is_silent:
         raise AtlasError(
             "The model moved fewer than "
-            f"{FEWEST_MOVED} of the common words farther than others of {base} do, so nothing can be said of it.",
+            f"{FEWEST_MOVED} of the common words farther than others of {base} do, so it cannot be compared.",
             "Its text may be in another language than these words.",
         )
     candidates = sorted(candidates, key=lambda near: (-near[0], near[1]))[:k]

@@ -1,4 +1,4 @@
-"""Conversions (GGUF, AWQ …) and their sources: as the atlas keeps them, or read for a question."""
+"""Conversions (GGUF, AWQ …) and their sources: from the atlas, or read for a question."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Conversion:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``show`` says of it: columns of the table ``conversions``."""
+        """The facts that ``show`` prints: columns of the table ``conversions``."""
         match = self.match
         values = {name: getattr(match, name) for name in _COLUMNS}
         lists = {name: list(getattr(match, name)) for name in _LISTS}

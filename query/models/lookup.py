@@ -1,4 +1,4 @@
-"""The model that a question names: as the atlas holds it, or read on the fly, as a build would, and not stored."""
+"""Finds the model that a question names in the atlas, or reads it on the fly as a build would, without storing it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def resolve_model(
 
 
 def _source_of(atlas: AtlasReader, conversion: Conversion) -> ResolvedModel:
-    """The model that answers for a conversion. Raises AtlasError if that is the base, or not known."""
+    """The source of a conversion, whose answers stand for it. Raises AtlasError if that is the base, or not known."""
     statement = f"{conversion.model} is {conversion.match.headline}"
     if conversion.source_id is None:
         raise AtlasError(f"{statement}. A conversion has no vector of its own.", "")
@@ -121,7 +121,7 @@ def version_of(atlas: AtlasReader | None, model: str, base: str | None) -> Model
     return ModelVersion(parsed, parent=None if base is None else base_of(atlas.base_named(base)))
 
 
-# ---- models that the atlas does not hold
+# ---- models that are not in the atlas
 
 
 def _read_unindexed(
@@ -178,7 +178,7 @@ def _read_unindexed(
 
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
-    """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
+    """The description of a model that is not indexed, and the base to compare it with. Raises AtlasError."""
     source = reference.source
     if reference.is_name and reference.revision is None:
         # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
@@ -214,13 +214,13 @@ def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
 
     rows = atlas.rows("SELECT base, aliases FROM bases ORDER BY base")
     if not rows:
-        raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
+        raise AtlasError("This atlas has no base.", Text("Add one: ", Call("build", "ID")))
     aliases = {row["base"]: tuple(row["aliases"]) for row in rows}
     return [known_base for known_base in known_bases(atlas.folder, aliases) if known_base.base in aliases]
 
 
 def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
-    """Compare a model, of which up to 10 MB are read, with bases. Raises AtlasError if it cannot be read."""
+    """Read up to 10 MB of a model and compare it with bases. Raises AtlasError if it cannot be read."""
     source = reference.source
     if reference.is_name and (why := source.unreachable()):
         hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
@@ -241,7 +241,7 @@ def weight_hashes(base: PublishedBase) -> tuple[str | None, ...]:
 
 
 def names_another_model(named_base: str, model: str, base: str) -> bool:
-    """Whether what an adapter's file names is a model, and not this base."""
+    """Whether the name in an adapter's file is that of a model other than this base."""
     from indexer.deltas import single
 
     return single.names_another_model(named_base, model, base)

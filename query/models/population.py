@@ -1,4 +1,4 @@
-"""The models of one base that have a vector, side by side: what purity, clusters, maps and votes are computed from."""
+"""The models of one base that have a vector, as columns: the input of purity, clusters, maps and votes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ START = (
 )
 
 
-# What a prediction says of models that are all by one author.
+# A note on predictions from models that are all by one author.
 BY_RUN = "All of these models are by one author, so each run counts as an author: runs of one person are more alike."
 
 
@@ -127,10 +127,10 @@ class Head:
     names: frozenset[str] | None = None
 
     def task(self, pipeline_tag: str | None) -> str | None:
-        """What a model does, whatever its text is: the kind of its head and its label names, or their number.
+        """The task of a model, independent of its text: the kind of its head and its label names, or their number.
 
-        Of heads without labels, and where there is no head (as of adapters), it is the Hub's name of the task, if that
-        is one without labels. None if the labels of a classifier are not known.
+        For heads without labels, and for models without a head (adapters), it is the Hub's name of the task, if that
+        task has no labels. None if the labels of a classifier are not known.
         """
         kind = (self.kind or "no head").removeprefix("For")
         if kind == "no head":
@@ -179,7 +179,7 @@ def read_population(
     """All models of one base that have a vector, each read once.
 
     ``documented``: only those with a dataset, and their duplicates; most models have no dataset. Raises AtlasError if
-    the representation is not published, or needs all of the matrices of models that were all sampled.
+    the representation is not published, or if it needs whole matrices and all models were sampled.
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
@@ -245,7 +245,7 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
 
 
 def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
-    """Notes on the models that have no vector of this representation: sampled ones, and what they would cost."""
+    """Notes on the models without a vector of this representation; for sampled ones, the cost of reading the rest."""
     vectors = f"{population.representation!r} vectors"
     notes = note_on_sampled(atlas, population.base, population.left_out.sampled, vectors)
     if population.left_out.untrained:
@@ -319,7 +319,7 @@ def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
 
 
 def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
-    """One dataset for each model: of its own datasets (see above) the one that most models name; ties by name.
+    """One dataset for each model: among its ``own_datasets``, the one that most models name; ties by name.
 
     None for a model that names no dataset.
     """

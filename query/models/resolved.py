@@ -1,4 +1,4 @@
-"""The model of a question once it is found: its vector, what is noted about it, and errors for unknown names."""
+"""The model that a question is about: its vector, notes on it, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ResolvedModel:
 
     ``vector``: of a model that was read, centred like the published ones; None for a copy of the base. For that of an
     indexed model see ``vector_of``. ``group``: the group whose centre was subtracted. ``read``: sample or full;
-    ``copy_evidence``: what shows that it is a copy, as in the database. ``through``: a sentence on the conversion that
-    was asked about, if the model answers as its source.
+    ``copy_evidence``: the evidence that it is a copy, as in the database. ``through``: a sentence on the conversion
+    that was asked about, if the model answers as its source.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ResolvedModel:
 
     @property
     def as_copy(self) -> str:
-        """What a model without a change is called: a sample does not prove that it is a copy."""
+        """A phrase for a model without a change; a sample does not prove that it is a copy."""
         if self.copy_evidence == UNTRAINED:
             return f"an untrained adapter of {self.base}"
         if self.copy_evidence == UNMEASURABLE:
@@ -76,9 +76,9 @@ class ResolvedModel:
 
     @property
     def evidence(self) -> str:
-        """What shows that it has no change of its own, or is unrelated to its base; empty for other models."""
+        """The evidence that it has no change of its own, or is unrelated to its base; empty for other models."""
         if self.copy_evidence == UNTRAINED:
-            return "it adds zero, as before training: every B is zero, or what stands for it"
+            return "it adds zero, as before training: every B (or its equivalent) is zero"
         if self.copy_evidence == UNMEASURABLE:
             return "its change is smaller than the rounding of float32"
         if self.is_copy:
@@ -196,7 +196,7 @@ def are_same(start: dict[str, Any] | None, other_start: dict[str, Any] | None) -
 
 
 def start_in_words(start: dict[str, Any]) -> str:
-    """Where an adapter began, as a person reads it."""
+    """The start of an adapter, in words."""
     if start["seed"] is None:
         return f"from the base's weights ({start['generator']})"
     tool = f", as {start['tool']} draws them" if start["tool"] else ""

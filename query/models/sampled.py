@@ -1,4 +1,4 @@
-"""Sampled models (only some of their rows were read): notes on them, and what reading the rest would cost."""
+"""Sampled models (only some of their rows were read): notes on them, and the cost of reading the rest."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _COPIES = {SAMPLE: LIKE_THE_BASE, UNTRAINED: UNTRAINED_ADAPTER, UNMEASURABLE: UN
 
 
 def flags_in_words(model: Mapping[str, Any]) -> list[str]:
-    """What is odd about a model, from those of its flags that ``model`` has. A sample does not prove a copy."""
+    """The oddities of a model, by the flags that ``model`` has. A sample does not prove a copy."""
     flags = [words for name, words in _FLAGS.items() if model.get(name)]
     return [copy_in_words(model.get("copy_evidence")) if words == COPY else words for words in flags]
 
 
 def copy_in_words(evidence: str | None) -> str:
-    """What a model without a change is, by its ``copy_evidence``."""
+    """A phrase for a model without a change, by its ``copy_evidence``."""
     return _COPIES.get(evidence or "", COPY)
 
 

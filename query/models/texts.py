@@ -24,7 +24,7 @@ from indexer.untrusted import lone_surrogate, shown
 MOST_BYTES = 4 << 30  # of a file
 MOST_STDIN = 256 << 20
 MOST_TEXTS = 10_000  # that are kept by default
-_MOST_KEPT = 256 << 20  # bytes of all texts that are kept; of more, fewer are
+_MOST_KEPT = 256 << 20  # bytes of all texts that are kept; if they are more, every other one is dropped
 LONGEST_LINE = 4 << 20  # bytes; characters of an entry of a JSON list
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 _MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
@@ -53,8 +53,8 @@ _CONVERT = {
     name: f"Convert it: iconv -f {name.removesuffix(' text')} -t UTF-8" for name in ("UTF-16 text", "UTF-32 text")
 }
 _NOT_UTF8 = "Convert it, for example: iconv -f LATIN1 -t UTF-8"
-# Of a file of which a larger share of the rows cannot be read, something is wrong with all rows. The first rows that
-# cannot be read are counted before that is judged.
+# If a larger share of its rows cannot be read, the file as a whole is refused. It is judged only after this many
+# unreadable rows, and at its end.
 _MOST_UNREADABLE, _JUDGED_FROM = 0.1, 1_000
 _NAMED = 10  # rows in a note
 _PIECE = 1 << 20
@@ -64,7 +64,8 @@ _PIECE = 1 << 20
 class Texts:
     """Texts of one file, in its order, none of them empty.
 
-    ``total`` is how many the file holds: of many, ``texts`` are evenly spaced ones. ``notes`` says what was left out.
+    ``total``: the number of texts in the file. If there are many, ``texts`` is an evenly spaced sample. ``notes``:
+    remarks on texts that were left out.
     """
 
     name: str
@@ -78,9 +79,10 @@ class Texts:
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """A row that is left out: ``where`` it is ("line 3"), and the error that it would be if the file were refused.
+    """A row that is left out.
 
-    ``is_rare``: it says nothing of the other rows, so that the file is never refused because of it.
+    ``where``: its position ("line 3"). ``error``: raised if the file is refused. ``is_rare``: the fault concerns this
+    row alone, so the file is never refused because of it.
     """
 
     where: str
@@ -98,7 +100,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     A line of a text file is one text; in JSON lines, CSV, TSV and Parquet it is the ``field`` of a row, by default the
     one called "text", else the only one. The suffix of the name decides; where that says nothing, the content does:
     Parquet, JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines.
-    Empty texts are left out, and of a text the first 100,000 characters are kept.
+    Empty texts are left out, and texts are cut after 100,000 characters.
 
     Texts that cannot be read are left out as well, with a note, if they are a tenth of all or fewer; one that holds
     half of a surrogate pair always is.
@@ -392,7 +394,7 @@ class _NotJson(ValueError):
 
 
 class _JsonText:
-    """JSON in UTF-8, of which one value at a time is in memory."""
+    """Reads JSON in UTF-8 with one value at a time in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -400,7 +402,7 @@ class _JsonText:
         self._text, self._at, self._lines_before = "", 0, 0
 
     def following(self) -> str:
-        """The next character that is not blank, which stays; "" at the end."""
+        """The next character that is not blank, without consuming it; "" at the end."""
         while True:
             length = len(self._text)
             while self._at < length and self._text[self._at] in " \t\n\r":
