@@ -29,9 +29,9 @@ SIMILARITY = Doc(
 )
 LAYER_OR_FAMILY = Doc("The layer, or the family of matrices.")
 SIMILARITY_ERROR = Doc(
-    "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
-    "subtracted from their vectors, and is better known from more authors and data sets. 0 for two adapters, from"
-    " which nothing is subtracted."
+    "How far the similarity may move as models are added to the atlas: the common part of all full fine-tunes "
+    "is subtracted from their vectors, and is estimated better with more authors and data sets. 0 for two adapters, "
+    "whose vectors are not centred."
 )
 BACKGROUND = Doc(
     "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as similar, from "

@@ -10,8 +10,8 @@ in this package as in any other that is installed beside it::
 ``similar`` is a command of `query`, a method of Atlas and, if its decorator says so, a tool of agents. A name before a
 dot is the command that asks it, together with other functions; the method has the name after the dot.
 
-The decorator :func:`question` adds what signature and docstring do not say. Nothing here imports a question: names are
-known from the entry points, and the sentence that `query --help` prints is read in the source.
+The decorator :func:`question` adds the rest of the description. Nothing here imports a question: names are known from
+the entry points, and the sentence that `query --help` prints is read in the source.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Invocation(Protocol):
         """The atlas, opened."""
 
     def opened_if_there(self) -> AbstractContextManager[Any]:
-        """The same; None where none was named and the default folder does not exist."""
+        """As ``opened``; None if no atlas was named and the default folder does not exist."""
 
     def ask(self, **arguments: Any) -> None:
         """Ask the question and print the answer."""
@@ -103,13 +103,12 @@ class Invocation(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """What is known of a question besides its signature and docstring.
+    """The description of a question beyond its signature and docstring.
 
     Attributes:
-        example: a command line, without the name of the program.
-        agents: how agents see it; None if they do not.
+        example: a command line, without the name of the program. agents: how agents see it; None if they do not.
         documents: further formats (``--format``) in which the command writes its answer; the first is its default.
-        command: what the command does, if that is more than to ask and to print; see ``query.faces.cli.asking``. Its
+        command: the function of the command, if it does more than ask and print; see ``query.faces.cli.asking``. Its
             described arguments are options of the command alone, and its docstring follows that of the function in
     ``--help``.
     """
@@ -161,12 +160,12 @@ class Entry:
 
     @property
     def about(self) -> str:
-        """What it is, in an error message."""
+        """Its name in error messages."""
         return f"The question {self.name!r} of the package {self.package}"
 
     @property
     def record(self) -> Question:
-        """What its decorator says. Raises as ``load`` does."""
+        """The description that its decorator made. Raises as ``load`` does."""
         record: Question = getattr(self.load(), _RECORD)
         return record
 
@@ -244,7 +243,7 @@ def questions() -> Mapping[str, Entry]:
     return entries
 
 
-# Names of commands and attributes of Atlas that are no questions, and what scripts find there of ``AtlasReader``.
+# Names of commands and attributes of Atlas that are no questions, and attributes of ``AtlasReader`` for scripts.
 RESERVED = frozenset({
     "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of", "database",
     "delta_keys", "find", "folder", "from_folders", "generation", "help", "index", "is_outdated", "is_published",

@@ -138,9 +138,9 @@ class Format:
     """How tables show the value.
 
     Args:
-        write: gets the value, then the values of the fields ``others`` of the same row; returns what is shown.
-        others: names of fields.
-        in_details: whether tables with details use ``write``, too; if not, they have the value unchanged.
+        write: gets the value, then the values of the fields ``others`` of the same row; returns the text of the cell.
+        others: names of fields. in_details: whether tables with details use ``write``, too; if not, they have the value
+        unchanged.
     """
 
     def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:

@@ -56,7 +56,7 @@ _FIRST_MODEL = Doc("The first model.")
 _SECOND_MODEL = Doc("The second model.")
 _A_NORM = Doc("Norm of the first model's change there.")
 _B_NORM = Doc("Norm of the second model's change there.")
-_OF_THE_WHOLE = Doc("As above; of the whole alone.")
+_OF_THE_WHOLE = Doc("As above; only in the row for all.")
 
 # The prefix of facts that are settings of the training.
 SETTING = "training."
@@ -335,7 +335,7 @@ def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: Resolved
         return ()
     both, either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
     return (
-        f"Of the {counted(len(tokens_a.rows), 'token')} whose rows were read, {either:,} were in the text of either "
+        f"{either:,} of the {counted(len(tokens_a.rows), 'token')} whose rows were read were in the text of either "
         f"model and {both:,} in both ({percent(both / max(either, 1))}).",
     )
 

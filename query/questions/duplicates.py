@@ -1,4 +1,4 @@
-"""Models that are there twice: the same weights, the same after rounding, or nearly the same; and what they take."""
+"""Models that occur twice: the same weights, rounded or nearly the same weights, and the bytes of their files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Duplicate:
     ]
     distance: Annotated[
         float,
-        Doc("‖δW₁ − δW₂‖ over the larger norm; 0 of equal weights, 0.1 of changes that differ by a tenth."),
+        Doc("‖δW₁ − δW₂‖ over the larger norm; 0 for equal weights, 0.1 for changes that differ by a tenth."),
     ]
     bytes: Annotated[int, WEIGHT_BYTES, Format(size_in_words, in_details=False)]
     author: Annotated[Author, Detail()]
@@ -106,7 +106,7 @@ class Duplicates(Result):
 
     @property
     def headline(self) -> str:
-        """How many there are, and what they take."""
+        """The number of repeats, and the bytes of their files."""
         near = sum(model.kind == "near" for model in self.models)
         parts = [
             f"{counted(len(self.models) - near, 'model')} with the weights of others ({size_in_words(self.bytes)})"
@@ -134,7 +134,7 @@ def duplicates(
 
     ``within`` alone asks for near-duplicates, too.
 
-    Of each group one is kept: the earliest upload; of checkpoints of one run the last.
+    One model of each group is kept: the earliest upload, or the last checkpoint of a run.
 
     Raises:
         AtlasError: the base is unknown.
@@ -177,7 +177,7 @@ def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: DuplicateK
 def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Duplicate], tuple[str, ...]]:
     """Near-duplicates that are no exact ones, and notes on how they were compared.
 
-    A model that is kept stands for those within the distance of it, not for those within the distance of these.
+    A kept model represents the models within the distance of it, but not the models that are near only these.
     """
     parameters = {"base": base, "least": _LEAST_SIMILAR, "within": within, "most": _MOST_PAIRS}
     pairs = atlas.connection.rows(_PAIRS, parameters)
@@ -215,7 +215,7 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Those that are kept come first: the last checkpoint of a run, and the earliest upload."""
+    """A sort key by which models to keep come first: the last checkpoint of a run, and the earliest upload."""
     created = row["created"]
     return (
         row["is_earlier_checkpoint"],
@@ -229,7 +229,7 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _distances(
     atlas: AtlasReader, pairs: Sequence[Mapping[str, Any]], models: Mapping[int, Mapping[str, Any]]
 ) -> tuple[dict[tuple[int, int], float], int]:
-    """The distance of each pair, by their ids; and of how many models there is no record."""
+    """The distance of each pair, by their ids; and the number of models without a record."""
     from indexer.records.difference import distance_from, distance_of
     from indexer.records.store import RecordStore
 
@@ -254,7 +254,7 @@ def _reader(store: RecordStore) -> Any:
     def read(key: str) -> Any:
         try:
             return store.read(key)
-        except AtlasError:  # a damaged one is for `index verify`
+        except AtlasError:  # `index verify` reports a damaged record
             return None
 
     return read

@@ -102,8 +102,9 @@ class FeatureGrid(Drawn):
     def headline(self) -> str:
         """The number of neurons that respond more to the image found for them than to any image of the probe."""
         return (
-            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
-            f"{_above_probe(self.features)} respond more to the image found for them than to any image of the probe."
+            f"{_above_probe(self.features)} of {counted(len(self.features), 'neuron')} in "
+            f"{counted(len(self.layers), 'layer')} of {self.model} respond more to the image found for them than to "
+            "any image of the probe."
         )
 
     @property

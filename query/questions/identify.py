@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_BASE = "none"
 # A row for "none of these" is left out below this probability.
 _LEAST_NONE = 0.005
-# What `--require-base` ends with where it cannot be told; 1 if a model is certainly not made from one.
+# The exit status of `--require-base` if it cannot be told; 1 if a model is certainly not made from one.
 UNKNOWN_STATUS = 2
 # An indexed model whose matrices all have been compared with the base's.
 _OF_RECORD = 0.999
@@ -55,7 +55,7 @@ class BaseOfModel:
     ]
     evidence: Annotated[
         list[str],
-        Doc("What speaks for it, or against all: weights, shapes, names."),
+        Doc("The evidence for it, or against all bases: weights, shapes, names."),
         Format(lambda words: "; ".join(words)),
     ]
     error: Annotated[str, Doc("Why the model cannot be read."), If()] = ""
@@ -205,7 +205,7 @@ def identify(
 
 
 def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
-    """The base of a model that is read; of a conversion also its source, as evidence. Raises AtlasError."""
+    """The base of a model that is read, with the source of a conversion as evidence. Raises AtlasError."""
     identification = identify_model(atlas, reference, bases)
     if not identification.is_conversion or identification.base is None:
         return identification
@@ -236,7 +236,7 @@ def _rounded(probability: float) -> float:
 
 
 def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed: set[str]) -> _BasesOfModel:
-    """What the atlas found when it indexed the model, for each base that it was compared with."""
+    """The result of the comparison when the model was indexed, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
         "FROM fine_tunes JOIN records USING (model_id) WHERE model = ? "

@@ -67,7 +67,7 @@ class ShownModel(Result, Mapping[str, Any]):
             "nothing; see copy_evidence."
         ),
         "copy_evidence": (
-            "What shows that nothing changed: checksum (its file is the base's), weights (all matrices are "
+            "The evidence that nothing changed: checksum (its file is the base's), weights (all matrices are "
             "equal), sample (equal in all that was read, which does not prove it), untrained (an adapter that "
             "adds zero), or unmeasurable (an adapter whose change is below float32's rounding)."
         ),
@@ -91,10 +91,10 @@ class ShownModel(Result, Mapping[str, Any]):
         "delta_norm": "Frobenius norm of all weight changes together; an estimate if a sample was read.",
         "delta_norm_error": "Standard error of delta_norm; 0 if all rows were read.",
         "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
-        "claimed_by": "What names the base: the card, a tag, config.json or the model's name.",
+        "claimed_by": "Where the base is named: the card, a tag, config.json or the model's name.",
         "conversion": (
-            "Of a conversion (GGUF, AWQ …) the row of the table conversions: its format, its source, the verdict, and "
-            "what differs."
+            "The row of the table conversions, for a GGUF, AWQ …: its format, its source, the verdict, and the "
+            "differences."
         ),
         "path": "The models from the base to this one, according to their claims.",
         "datasets": (
@@ -102,7 +102,7 @@ class ShownModel(Result, Mapping[str, Any]):
             "one spelling."
         ),
         "training": (
-            "What the files beside the weights, and their header, say of the training: tool, run, steps, losses, "
+            "The training according to the files beside the weights and their header: tool, run, steps, losses, "
             "settings."
         ),
         "family": (
@@ -219,7 +219,7 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     """The answer of ``show`` for the model with this id. Raises AtlasError if there is none."""
     listed = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
     if not listed:
-        raise AtlasError(f"The atlas holds no model {model_id}.", "")
+        raise AtlasError(f"The atlas contains no model {model_id}.", "")
     facts, other_models = listed[0], 0
     weights = atlas.rows(
         "SELECT * EXCLUDE (model_id, record_key, row_space, token_codes), "
@@ -310,5 +310,5 @@ def _name(atlas: AtlasReader, model_id: int | None) -> str | None:
         return None
     rows = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
     if not rows:
-        raise AtlasError(f"The atlas names a model {model_id} that it does not hold.", "Run `index verify`.")
+        raise AtlasError(f"The atlas names a model {model_id} that it does not contain.", "Run `index verify`.")
     return str(rows[0]["model"])

@@ -121,13 +121,13 @@ class Neighbour:
     is_shrunk: Annotated[bool, Hidden()] = False
     because: Annotated[
         dict[str, dict[str, float]] | None,
-        Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
+        Doc("Contributions of the families and of the layers of matrices to the similarity; either sum to it."),
         If(),
         Data(),
     ] = field(default=None, compare=False)
     compared_by: Annotated[
         str | None,
-        Doc("What the two were compared by (--explain): input or output, the sides of the matrices."),
+        Doc("The side of the matrices that was compared (--explain): input or output."),
         If("because"),
     ] = field(default=None, compare=False)
     same_start: Annotated[
@@ -176,7 +176,7 @@ class Neighbour:
         Detail(),
         After("expected_by_chance"),
     ]:
-        """Whether unrelated models are as similar: at least one of them would be by chance, or nothing is alike."""
+        """Whether unrelated models are as similar: by chance one would be, or the similarity is not above 0."""
         by_chance = self.expected_by_chance
         return self.similarity <= 0 if by_chance is None else by_chance >= 1
 
@@ -446,7 +446,7 @@ def _allowed(atlas: AtlasReader, model: ResolvedModel, other_authors: bool, base
 
 
 def nothing_like(model: str, base: str) -> str:
-    """What is said of a model whose nearest are no nearer than unrelated ones, without a full stop."""
+    """A sentence on a model whose nearest models are no nearer than unrelated ones, without its full stop."""
     return f"No model of {base} is like {model}"
 
 
@@ -455,8 +455,8 @@ def moving_notes(error: float) -> tuple[str, ...]:
     if error < _MUCH_MOVED:
         return ()
     return (
-        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: what all of them share "
-        "is subtracted, and is known from few authors or data sets.",
+        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: their common part "
+        "is subtracted, and is estimated from few authors or data sets.",
     )
 
 
@@ -545,7 +545,7 @@ def _search(
 def _known(
     atlas: AtlasReader, model: ResolvedModel, near: list[tuple[int, float]], representation: str, searched: int
 ) -> dict[int, dict[str, Any]]:
-    """What the database says of models and of their similarity to the one asked about, by id.
+    """Facts from the database on the models ``near`` and on their similarity to ``model``, by id.
 
     ``searched``: how many models were compared with it.
     """
@@ -574,7 +574,7 @@ def _known(
 def _contributions(
     atlas: AtlasReader, base: str, vector: VectorTable, ids: list[int], representation: str
 ) -> dict[int, dict[str, dict[str, float]]]:
-    """What each delta's block adds to each similarity, over the blocks that both models have."""
+    """The contributions of families and layers to each similarity, over the blocks that both models have."""
     import numpy as np
 
     from indexer.vectors.table import VectorTable
@@ -606,7 +606,7 @@ def _contributions(
 def _sides(
     atlas: AtlasReader, model: ResolvedModel, table: VectorTable, ids: list[int], representation: str
 ) -> dict[int, dict[str, Any]]:
-    """By which sides each of these models was compared, and whether it began at the same random numbers."""
+    """The side by which each of these models was compared, and whether it began at the same random numbers."""
     import numpy as np
 
     from indexer.vectors.table import by_output

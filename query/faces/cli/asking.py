@@ -55,7 +55,7 @@ class CommandInvocation:
         return opened_atlas(self._folder)
 
     def opened_if_there(self) -> AbstractContextManager[Atlas | None]:
-        """The same; None where none was named and the default folder does not exist."""
+        """As ``opened``; None if no atlas was named and the default folder does not exist."""
         is_there = self._folder != DEFAULT_ATLAS or Path(self._folder).exists()
         return self.opened() if is_there else nullcontext()
 

@@ -227,5 +227,5 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
             traceback.print_exc()
             why = f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."
             if isinstance(error, WRONG_KINDS):
-                why += " The atlas may contain what no build writes: `index verify --strict` finds it."
+                why += " The atlas may contain rows that no build writes: `index verify --strict` finds it."
             line.send((None, why))

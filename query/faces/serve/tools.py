@@ -156,7 +156,7 @@ _SHAPES: dict[str, Shape] = {
             "model": _MODEL,
             "facts": _key(
                 dict[str, Any],
-                "What is known, by name: columns of the tables fine_tunes and records (resource "
+                "Known facts by name: columns of the tables fine_tunes and records (resource "
                 "atlas://schema/fine_tunes), datasets, tags, families, neighbours. Unknown facts are left out.",
             ),
         },
@@ -167,7 +167,7 @@ _SHAPES: dict[str, Shape] = {
         more={
             "facts": _key(
                 dict[str, Any],
-                "What the embedding shows: class (exact, statistical, frozen or none), tokens met of the rows "
+                "Findings from the embedding: class (exact, statistical, frozen or none), tokens met of the rows "
                 "that were "
                 "read, the longest input, whether inputs were pairs or masked, scripts.",
             ),

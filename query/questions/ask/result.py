@@ -18,8 +18,8 @@ _SCORE = Doc(
     "texts that no model was trained on, in standard deviations."
 )
 _P_VALUE = Doc(
-    "Share of comparisons of reference texts with models that score at least as high: how often chance does as "
-    "well with this one model."
+    "Share of comparisons of reference texts with models that score at least as high: how often chance scores as "
+    "high with this one model."
 )
 _BY_VOCABULARY = Doc(
     "Cosine, from -1 to 1, between how often the texts use each token and how much training moved its row of the "

@@ -129,7 +129,7 @@ def _licences(material: Material) -> list[DisjunctiveLicense]:
 def _pedigree(
     model: str, steps: Iterable[Derivation], materials: Mapping[str, Material], above: set[str]
 ) -> Pedigree | None:
-    """The ancestors of a model, each with its own, once."""
+    """The ancestors of a model, each with its own ancestors; a model occurs only once."""
     own_steps = [step for step in steps if step.child == model and step.parent in materials]
     if not own_steps:
         return None

@@ -57,7 +57,7 @@ def document(bill: BillOfMaterials) -> dict[str, Any]:
 
 
 def _descriptor(material: Material) -> dict[str, Any]:
-    """A resource descriptor, with what a card says as annotations."""
+    """A resource descriptor, with facts from the card as annotations."""
     files = {file.name: file.sha256 for file in material.files if file.sha256}
     annotations = {
         "role": material.role,

@@ -91,7 +91,7 @@ class Material:
         Format(lambda files: f"{len(files):,}", in_details=False),
     ]
     is_public: Annotated[bool, Hidden()] = True
-    change: Annotated[str | None, Doc("What was done to the base's weights, and why that is thought."), Detail()] = None
+    change: Annotated[str | None, Doc("What was done to the base's weights, with the reason."), Detail()] = None
 
     @property
     def licences(self) -> tuple[StatedLicence, ...]:
@@ -386,7 +386,7 @@ def _measured(atlas: AtlasReader, answer: Lineage, notes: list[str]) -> tuple[Me
 
 
 def _public_names(materials: Sequence[Material], name: str | None) -> dict[str, str]:
-    """What to call each model: its id if it is public, else ``name`` for the model itself, or a number."""
+    """The public name of each model: its id if it is public, else ``name`` for the model itself, or a number."""
     names: dict[str, str] = {}
     for number, material in enumerate(materials):
         neutral = (name or "private-model") if material.role == MODEL else f"private-model-{number}"
@@ -395,7 +395,7 @@ def _public_names(materials: Sequence[Material], name: str | None) -> dict[str, 
 
 
 def _neutral(material: Material, name: str) -> Material:
-    """A private model without what its names could give away."""
+    """A private model without the names that could identify it."""
     files = [
         replace(file, name=f"weights-{number}{_suffix(file.name)}") for number, file in enumerate(material.files, 1)
     ]
@@ -403,7 +403,7 @@ def _neutral(material: Material, name: str) -> Material:
 
 
 def _published(material: Material, public: Mapping[str, str]) -> Material:
-    """What may be said of a material, under its public name; the evidence of a merge names its parents."""
+    """A material under its public name, with public names in its evidence: that of a merge names its parents."""
     change = None if material.change is None else _without(public, material.change)
     material = replace(material, change=change)
     return material if material.is_public else _neutral(material, public[material.model])

@@ -21,7 +21,7 @@ from query.shared.wording import counted
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# The exit status where nothing is wrong, but the policy demands what cannot be told.
+# The exit status if nothing is wrong, but a rule of the policy cannot be decided.
 _UNKNOWN_STATUS = 2
 
 

@@ -69,7 +69,7 @@ _OF_ADAPTERS = frozenset({"peft", "adapter-transformers", "lora"})
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a card says, and what the weights and files say of it."""
+    """One claim of a card, and the measurement from weights and files."""
 
     claim: Annotated[str, Doc("base, parent, relation, change, dataset, licence, quantisation, size or library.")]
     stated: Annotated[str | None, Doc("What the card, the tags, the files or the name say; empty if they do not.")]
@@ -161,7 +161,7 @@ def _change(_: AtlasReader, subject: Subject) -> Claim:
     """What was done to the weights, against the relation that the card states: a fine-tune was trained."""
     stated, change = subject.card.relation or None, subject.weights.change
     if change is None:
-        return Claim("change", stated, None, UNKNOWN, None, "its record says nothing of it: build again")
+        return Claim("change", stated, None, UNKNOWN, None, "its record does not say: build again")
     verdict = UNKNOWN
     if stated is not None and change.probability >= _SURE:
         if stated == "finetune" and change.kind in _NOTHING_ELSE:
@@ -235,7 +235,7 @@ def _quantisation(_: AtlasReader, subject: Subject) -> Claim:
         tags = ["quantized"]
     stated, measured = ", ".join(tags) or None, weights.dtype or None
     if weights.is_adapter:
-        evidence = "an adapter; of its base's precision it says nothing"
+        evidence = "an adapter; it does not show the precision of its base"
         return Claim("quantisation", stated, measured, UNKNOWN, None, evidence)
     if measured is None:
         return Claim("quantisation", stated, None, UNKNOWN, None, "the dtype of its weights is not known")

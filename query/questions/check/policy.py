@@ -1,4 +1,4 @@
-"""A policy: which models may be used. A TOML file with lists; what it does not name is allowed.
+"""A policy says which models may be used. It is a TOML file with lists; anything that it does not mention is allowed.
 
 bases = ["roberta-base"]
 licences = ["apache-2.0", "mit", "cc-by-*"]
@@ -38,7 +38,7 @@ ALLOWED, REFUSED = "allowed", "not allowed"
 
 @dataclass(frozen=True)
 class Policy:
-    """What is allowed. An empty list allows everything; patterns of licences and authors have ``*``.
+    """The rules of a policy. An empty list allows everything; patterns of licences and authors have ``*``.
 
     ``not_contradicted``: claims that must not be contradicted; ``known``: claims that must be told.
     """

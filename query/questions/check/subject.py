@@ -35,7 +35,7 @@ _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d{1,4}(?:\.\d{1,3})?)([bm])(?![A-Za-z0-9
 
 @dataclass(frozen=True)
 class Card:
-    """What a model says of itself.
+    """The claims of a model: of its card, its tags, its files and its name.
 
     Attributes:
         bases: models that it names as what it was made from.
@@ -54,7 +54,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the weights and files of a model show.
+    """Measurements on the weights and files of a model.
 
     Attributes:
         change: what was done to the base's weights; None if that is not known.

@@ -579,10 +579,10 @@ class AdapterRules:
         elif not is_run:
             evidence = "it holds the other's whole change, and one of another direction"
         elif self.siblings.is_run_of_same_sweep(first.candidate):
-            evidence = "it goes on as the other began: a later checkpoint of one run"
+            evidence = "it continues in the other's direction: a later checkpoint of one run"
         else:
             kind, direction = CONTINUED_OR_RUN, "unknown"
-            evidence = "it goes on as the other began, which a run from the same start on the same data does as well"
+            evidence = "it continues in the other's direction, as does a run from the same start on the same data"
         edge = self._edge(
             first,
             kind,

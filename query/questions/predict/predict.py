@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 # The share of models on unknown data is estimated if there are at least this many models.
 FEWEST_MODELS = 10
-# By the author left out (None: nobody), the number of votes and the labelled models.
+# Keys: the author left out (None: nobody), the number of votes and the labelled models.
 Fits = dict[tuple[object, ...], FittedClassifiers]
 
 
@@ -248,7 +248,7 @@ def predict_many(
 ) -> list[Answered[Prediction]]:
     """``predict`` for many models; by default for every indexed model of the base that names no dataset.
 
-    Of ten models or more of a base (with a vocabulary, where the base has such vectors) the ``unknown_share`` is
+    If a base has ten models or more (with a vocabulary, where the base has such vectors), ``unknown_share`` is
     estimated from all of them together, unless it is given. A model without an answer has an ``error`` instead of an
     ``answer``. ``store``: keep the answers for indexed models in the atlas (table ``predictions``, view
     ``likely_datasets``). ``on_progress`` is called with the number of models read.
@@ -271,7 +271,7 @@ def predict_many(
     for of_base in {entry.answer.base for entry in many if entry.answer is not None}:
         predictions = [entry.answer for entry in many if entry.answer is not None and entry.answer.base == of_base]
         if has_vocabulary(atlas, of_base):
-            # Of few adapters among full fine-tunes the evidence for unknown data is too strong on average.
+            # With few adapters among full fine-tunes, their evidence for unknown data is too strong on average.
             predictions = [prediction for prediction in predictions if prediction.answers[0].vocabulary is not None]
         if unknown_share is not None:
             shares[of_base] = unknown_share
@@ -294,7 +294,7 @@ def predict_many(
 
 
 def assumed_share(answers: Sequence[Prediction]) -> str:
-    """What these answers of one ``predict_many`` assume of unknown data, in a sentence; empty if they do not agree."""
+    """A sentence on the share of unknown data that answers of one ``predict_many`` assume; empty if shares differ."""
     shares = {prediction.unknown_share for prediction in answers}
     if len(shares) != 1 or len(answers) < FEWEST_MODELS:
         return ""
@@ -373,7 +373,7 @@ def _words_of(atlas: AtlasReader, model: ResolvedModel, table: VectorTable) -> V
 
 
 def _target(atlas: AtlasReader, model: ResolvedModel, representation: str) -> Target:
-    """What is known about a model. Of a copy of the base or an unrelated model, only the head is used.
+    """The known facts about a model. For a copy of the base or an unrelated model, only the head is used.
 
     Raises AtlasError if neither its vector nor its head can be used.
     """
@@ -420,7 +420,7 @@ def _target(atlas: AtlasReader, model: ResolvedModel, representation: str) -> Ta
 
 
 def _start(atlas: AtlasReader, model: ResolvedModel) -> str | None:
-    """Where it began, as ``query.models.population.START`` says of indexed models."""
+    """The start of an adapter, in the form of ``query.models.population.START``."""
     if model.record is None:
         (row,) = atlas.rows(f"SELECT {START} AS start FROM models WHERE model_id = ?", [model.model_id])
         stored: str | None = row["start"]
@@ -528,8 +528,8 @@ def predict_target(
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     if target.vector is not None and training.has_silent_twins(0):
         notes.append(
-            "Adapters that began at the same random numbers have no vote for data that another model names: here the "
-            "data go with these numbers, and the same seed makes adapters alike."
+            "Adapters that began at the same random numbers do not vote for data that another model names: in this "
+            "atlas datasets and seeds are confounded, and adapters of one seed are alike."
         )
     own_models = [row for row, name in enumerate(models.authors) if name == own_voter]
     if target.vector is not None and own_models:

@@ -352,7 +352,7 @@ class Evaluation(Drawn):
         than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
         case = "A sweep counts as one case."
         if self.is_small:
-            case = f"So few say little of how often it is: {counted(self.sweeps, 'sweep')} by "
+            case = f"These are too few for a percentage: {counted(self.sweeps, 'sweep')} by "
             case += f"{counted(self.authors, 'author')}."
         often = f"for {self.share_right}" if self.is_small else f"in {self.share_right} of cases"
         return (

@@ -46,7 +46,7 @@ COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common
 _CORROBORATING = 2  # sweeps of a dataset that say how near it is
 _HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
-# Labels go with starts if fewer than this share of random exchanges of labels share as many.
+# Labels and starts are confounded if fewer than this share of random exchanges of labels share as many.
 _EXCHANGES, _SIGNIFICANT = 199, 0.05
 _BLOCK = 1 << 23  # similarities in memory at a time
 
@@ -56,7 +56,7 @@ class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
     ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
-    ``authors``: whose vote each is part of; with ``by_run`` its run's, as all are by one author.
+    ``authors``: the voter that each model belongs to: its author or, with ``by_run`` (all are by one author), its run.
     ``starts``: where adapters began (``query.models.population.START``), None for others and if it is not known.
     ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representations.vocabulary``), whose two
     blocks are compared one by one; None if there are none.
@@ -72,7 +72,7 @@ class LabelledModels:
     by_run: bool = False
 
     def voter(self, author: str, model: str) -> str:
-        """Whose vote a further model would be part of."""
+        """The voter that another model would belong to."""
         return model if self.by_run else author
 
     @property
@@ -112,7 +112,7 @@ class LabelledModels:
 
 
 class LabelledModelReader:
-    """Reads the labelled models of each base once. ``notes``: on the sampled models of the latest, without a vector."""
+    """Reads the labelled models of each base once. ``notes``: on the sampled models of the base that was read last."""
 
     def __init__(self, atlas: AtlasReader, representation: str = "input") -> None:
         self.representation = representation
@@ -245,7 +245,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class Features:
-    """What the ``allowed`` sweeps (rows, sweeps) show of the models (rows) at ``indices`` of a training set.
+    """The features of the models (rows) at ``indices`` of a training set, from the ``allowed`` sweeps (rows, sweeps).
 
     Everything is computed when it is first asked for. Rows of all arrays are these models, columns all answers.
     """
@@ -356,7 +356,7 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
-        # A number for each start, -1 if it is not known; None if starts say nothing of labels.
+        # A number for each start, -1 if it is not known; None if starts and labels are independent.
         self._starts: Integers | None = None
         if models.starts is not None:
             numbers = {start: number for number, start in enumerate(dict.fromkeys([None, *models.starts]), -1)}
@@ -393,7 +393,7 @@ class TrainingSet:
         return allowed & ~(twins & (is_named @ shares.T.toarray() > 0))
 
     def has_silent_twins(self, index: int) -> bool:
-        """Whether models by others do not vote on the one at this place of ``rows`` because they began where it did."""
+        """Whether models by others have no vote on the one at ``index`` of ``rows`` because they began where it did."""
         if self.nearest.is_twin is None:
             return False
         indices, sweeps = np.array([index]), self.sweeps

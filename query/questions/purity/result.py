@@ -226,7 +226,7 @@ class PurityResult(Drawn, PurityScore):
     on_sampled: Annotated[
         tuple[str, ...], Hidden()
     ] = ()  # a note on models that were left out, as a sample gives no such vector
-    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that go with the labels
+    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that are confounded with the labels
 
     @property
     def is_by_task(self) -> bool:
@@ -240,7 +240,7 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def notes(self) -> Annotated[Notes, After("by_dataset")]:  # type: ignore[override]
-        """Why an interval is missing, which models are, and which habits go with the labels."""
+        """Why an interval is missing, which models are missing, and which habits are confounded with the labels."""
         why = filter(None, (self.interval_note, self.cross_author.interval_note))
         return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
 
@@ -480,7 +480,7 @@ def verdict(result: PurityResult) -> list[str]:
     else:
         judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
-        judgement += " But a habit goes with the labels, and may be the reason."
+        judgement += " But a habit is confounded with the labels, and may be the reason."
     sentences[-1] += " " + judgement
     for among, score in (("", result), (" among other authors' models", cross_author)):
         for level in score.within:

@@ -108,7 +108,7 @@ def purity(
     if len(rows):
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
-        # To leave out a model's author is to leave out the model, too, so one table serves both forms in turn.
+        # Leaving out a model's author also leaves out the model, so both forms use one table, one after the other.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors
         if trees is not None:  # models joined by an author or a family tree, directly or through others

@@ -129,7 +129,7 @@ class TracedModel(Result):
 
     @property
     def known(self) -> Annotated[dict[str, Any], Shown(), Spread()]:
-        """The facts that are known, and what is known of all texts together."""
+        """The known facts, and the results for all texts together."""
         facts = self.to_dict()
         text = facts.pop("text", {})
         tables = ("words", "scripts", "notes", "by_text")
@@ -147,7 +147,7 @@ class TracedModel(Result):
 
     @property
     def verdicts(self) -> Annotated[list[dict[str, Any]], Shown("by_text"), If()]:
-        """What is said of each text."""
+        """The verdict on each text."""
         return [
             {"verdict": text.verdict, "untouched": ", ".join(text.untouched[:5]), "met": text.met, "text": text.text}
             for text in (self.text.by_text if self.text is not None else None) or ()
@@ -210,7 +210,7 @@ def trace(
     if evidence is None or evidence.kind == FROZEN:
         notes.append(_why_none(resolved, row, evidence, all_rows))
         if texts is not None:
-            notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
+            notes.append("The texts cannot be compared. `query ask` compares them by the block matrices.")
         return _without_trace(resolved, evidence, notes)
     tokenizer, reason = tokenizer_for(atlas, resolved, str(model), row, evidence)
     if tokenizer is None and texts is not None:
@@ -459,7 +459,7 @@ def _why_none(
 
 def _why_statistical(evidence: TokenEvidence) -> str:
     if evidence.is_share:
-        return "Its head is tied to the embedding, so that every row moved: what is said of tokens is only likely."
+        return "Its head is tied to the embedding, so that every row moved: statements about tokens are only likely."
     if not evidence.is_untouched.any():
         return "Every row moved, so that no token is known not to have been met."
     return (

@@ -158,12 +158,12 @@ def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, 
 
 
 def _orders(labels: Sequence[Hashable]) -> int:
-    """How many different orders these things have; some of the things may be equal."""
+    """The number of different orders of ``labels``, some of which may be equal."""
     return math.factorial(len(labels)) // math.prod(map(math.factorial, Counter(labels).values()))
 
 
 def _every_order(labels: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Every different order of these things, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
+    """Every different order of ``labels``, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
     order = sorted(labels)
     while True:
         yield tuple(order)
