@@ -106,11 +106,12 @@ class Question:
     """The description of a question beyond its signature and docstring.
 
     Attributes:
-        example: a command line, without the name of the program. agents: how agents see it; None if they do not.
+        example: a command line, without the name of the program.
+        agents: how agents see it; None if they do not.
         documents: further formats (``--format``) in which the command writes its answer; the first is its default.
         command: the function of the command, if it does more than ask and print; see ``query.faces.cli.asking``. Its
             described arguments are options of the command alone, and its docstring follows that of the function in
-    ``--help``.
+            ``--help``.
     """
 
     example: str = ""

@@ -138,13 +138,13 @@ class Format:
     """How tables show the value.
 
     Args:
-        write: gets the value, then the values of the fields ``others`` of the same row; returns the text of the cell.
-        others: names of fields. in_details: whether tables with details use ``write``, too; if not, they have the value
-        unchanged.
+        write: gets the value, then those of ``other_fields`` of the same row; returns the text of the cell.
+        other_fields: names of fields.
+        in_details: whether tables with details use ``write``, too; if not, they have the value unchanged.
     """
 
-    def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:
-        self.write, self.others, self.in_details = write, others, in_details
+    def __init__(self, write: Callable[..., Any], *other_fields: str, in_details: bool = True) -> None:
+        self.write, self.other_fields, self.in_details = write, other_fields, in_details
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Column:
         value = getattr(row, self.name)
         form = self._form if table else None
         if form is not None and (form.in_details or not details):
-            return form.write(value, *(getattr(row, field_name) for field_name in form.others))
+            return form.write(value, *(getattr(row, field_name) for field_name in form.other_fields))
         if self._rounded is not None and value is not None:
             return round(value, self._rounded.digits)
         return plain(value, table=table, details=details, requested=requested)

@@ -283,10 +283,10 @@ class WordTable(VectorTable):
             similarities = np.zeros(len(chosen))
             if self.space.are_comparable(base, other_base):
                 common = self.space.common(base, other_base)
-                near, near_rows = np.unique(rows[chosen], return_inverse=True)
-                far, far_rows = np.unique(columns[chosen], return_inverse=True)
-                moved = common_parts(self.inputs[near], common.columns, np.float64)
-                other_moved = common_parts(other.inputs[far], common.other_columns, np.float64)
+                rows_needed, near_rows = np.unique(rows[chosen], return_inverse=True)
+                columns_needed, far_rows = np.unique(columns[chosen], return_inverse=True)
+                moved = common_parts(self.inputs[rows_needed], common.columns, np.float64)
+                other_moved = common_parts(other.inputs[columns_needed], common.other_columns, np.float64)
                 similarities = np.clip(pair_products(moved, near_rows, other_moved, far_rows), -1, 1)
             scores[chosen] = self._scored(similarities, base, other_base)
         return scores
@@ -427,9 +427,11 @@ def nearest_by_words(
         why = apart[0] if apart else f"this atlas has no other base whose models have vectors of words than {base}"
         raise AtlasError(f"Nothing can be compared: {why}.", "Index models of another base.")
     notes = [f"not compared: {why}" for why in apart]
-    few = [space.bases[number] for number in numbers if len(space.common(base_number, number)) < FEW_WORDS]
-    if few:
-        notes.append(f"fewer than {FEW_WORDS} words in common with {', '.join(few)}: similarities to these are weak")
+    few_in_common = [space.bases[number] for number in numbers if len(space.common(base_number, number)) < FEW_WORDS]
+    if few_in_common:
+        notes.append(
+            f"fewer than {FEW_WORDS} words in common with {', '.join(few_in_common)}: similarities to these are weak"
+        )
     candidates: list[tuple[float, int, int, float, tuple[str, ...]]] = []
     searched: dict[int, int] = {}
     is_silent = True

@@ -251,9 +251,9 @@ def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, .
     if population.left_out.untrained:
         notes += (f"left out: {', '.join(LeftOut(untrained=population.left_out.untrained).words())}",)
     if count := population.left_out.without:
-        have = "has" if count == 1 else "have"
+        verb = "has" if count == 1 else "have"
         why = representation_named(population.representation).lacking
-        notes += (f"{counted(count, 'model')} {have} no {population.representation} vector: {why}.",)
+        notes += (f"{counted(count, 'model')} {verb} no {population.representation} vector: {why}.",)
     return notes
 
 
@@ -323,12 +323,12 @@ def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
 
     None for a model that names no dataset.
     """
-    own = [own_datasets(names) for names in datasets]
+    datasets_of_models = [own_datasets(names) for names in datasets]
     counts: dict[str, int] = {}
-    for names in own:
+    for names in datasets_of_models:
         for name in names:
             counts[name] = counts.get(name, 0) + 1
-    return [min(names, key=lambda name: (-counts[name], name), default=None) for names in own]
+    return [min(names, key=lambda name: (-counts[name], name), default=None) for names in datasets_of_models]
 
 
 def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
@@ -373,7 +373,7 @@ def components(members: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Inte
     edges = list(pairs)
     nodes = dict.fromkeys([*members, *(member for pair in edges for member in pair)])
     index = {member: number for number, member in enumerate(nodes)}
-    ends = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
-    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(nodes), len(nodes)))
+    node_pairs = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
+    graph = coo_array((np.ones(len(node_pairs)), (node_pairs[:, 0], node_pairs[:, 1])), (len(nodes), len(nodes)))
     _, numbers = connected_components(graph, directed=False)
     return np.asarray(numbers[[index[member] for member in members]], dtype=np.intp)

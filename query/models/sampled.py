@@ -63,10 +63,10 @@ def note_on_sampled(
     """A note that ``count`` sampled models of ``base`` have no ``lacking`` and do not count; none if there are none."""
     if not count:
         return ()
-    lack = "has" if count == 1 else "have"
+    verb = "has" if count == 1 else "have"
     return (
         Text(
-            f"{counted(count, 'sampled model')} {lack} no {lacking} and {'does' if count == 1 else 'do'} not count. ",
+            f"{counted(count, 'sampled model')} {verb} no {lacking} and {'does' if count == 1 else 'do'} not count. ",
             deepening(atlas, base, spectra=spectra),
         ),
     )

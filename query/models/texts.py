@@ -184,8 +184,8 @@ def _sort(rows: Iterator[_Row], sample: _EvenlySpaced, left_out: _LeftOut) -> No
 
 
 def _unreadable(name: str, where: str, problem: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
-    of = "" if name == GIVEN else f" of {name}"
-    return _Unreadable(where, problem, AtlasError(f"{where[:1].upper()}{where[1:]}{of} {problem}.", hint), is_rare)
+    of_file = "" if name == GIVEN else f" of {name}"
+    return _Unreadable(where, problem, AtlasError(f"{where[:1].upper()}{where[1:]}{of_file} {problem}.", hint), is_rare)
 
 
 @dataclass
@@ -221,8 +221,8 @@ class _LeftOut:
             return [f"1 text of {self.name} was left out: {self.first}"]
         kind = self.positions[0].partition(" ")[0]
         numbers = ", ".join(position.partition(" ")[2] for position in self.positions)
-        more = " …" if self.count > len(self.positions) else ""
-        return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{more}): {self.first}"]
+        ellipsis = " …" if self.count > len(self.positions) else ""
+        return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{ellipsis}): {self.first}"]
 
 
 class _EvenlySpaced:
@@ -431,8 +431,8 @@ class _JsonText:
                 if len(self._text) - self._at > LONGEST_LINE:
                     raise self.error(f"an entry of more than {LONGEST_LINE >> 20} MiB, or not JSON") from error
                 if not self._read_on():  # it is whole, and wrong
-                    at = getattr(error, "pos", self._at)
-                    raise self.error(getattr(error, "msg", str(error)[:80]), at) from error
+                    position = getattr(error, "pos", self._at)
+                    raise self.error(getattr(error, "msg", str(error)[:80]), position) from error
                 continue
             if end == len(self._text) and self._read_on():
                 continue  # the digits of a number may go on
@@ -440,9 +440,9 @@ class _JsonText:
             self._at = end
             return value, is_utf8
 
-    def error(self, why: str, at: int | None = None) -> _NotJson:
+    def error(self, why: str, position: int | None = None) -> _NotJson:
         """The error at this place, or at another one of the text in memory."""
-        line = self._lines_before + self._text.count("\n", 0, self._at if at is None else at) + 1
+        line = self._lines_before + self._text.count("\n", 0, self._at if position is None else position) + 1
         return _NotJson(f"line {line:,}: {why}")
 
     def _read_on(self) -> bool:

@@ -76,8 +76,8 @@ def leave_out(order: Order, excluded: Integers) -> None:
 def members_of(codes: Integers) -> list[Integers]:
     """The indices of each code, from 0."""
     order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes)).tolist()
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    group_ends = np.cumsum(np.bincount(codes)).tolist()
+    return [order[start:end] for start, end in zip([0, *group_ends], group_ends, strict=False)]
 
 
 def count_matches(
