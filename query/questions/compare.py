@@ -333,10 +333,10 @@ def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: Resolved
         return ()
     if tokens_a.codes.shape != tokens_b.codes.shape:
         return ()
-    both, either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
+    both, in_either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
     return (
-        f"{either:,} of the {counted(len(tokens_a.rows), 'token')} whose rows were read were in the text of either "
-        f"model and {both:,} in both ({percent(both / max(either, 1))}).",
+        f"{in_either:,} of the {counted(len(tokens_a.rows), 'token')} whose rows were read were in the text of either "
+        f"model and {both:,} in both ({percent(both / max(in_either, 1))}).",
     )
 
 

@@ -107,12 +107,11 @@ class Duplicates(Result):
     @property
     def headline(self) -> str:
         """The number of repeats, and the bytes of their files."""
-        near = sum(model.kind == "near" for model in self.models)
-        parts = [
-            f"{counted(len(self.models) - near, 'model')} with the weights of others ({size_in_words(self.bytes)})"
-        ]
+        near_count = sum(model.kind == "near" for model in self.models)
+        exact_count = len(self.models) - near_count
+        parts = [f"{counted(exact_count, 'model')} with the weights of others ({size_in_words(self.bytes)})"]
         if self.within is not None:
-            parts.append(f"{counted(near, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
+            parts.append(f"{counted(near_count, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
         return f"{joined(parts)}."
 
 
@@ -169,9 +168,11 @@ def _conversion(row: Mapping[str, Any]) -> Duplicate:
     )
 
 
-def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: DuplicateKind, distance: float) -> Duplicate:
+def _duplicate(
+    row: Mapping[str, Any], original: str, of_author: str, kind: DuplicateKind, distance: float
+) -> Duplicate:
     size = sum(file["size"] or 0 for file in row["weight_files"] or ())
-    return Duplicate(row["base"], row["model"], of, kind, distance, size, row["author"], of_author)
+    return Duplicate(row["base"], row["model"], original, kind, distance, size, row["author"], of_author)
 
 
 def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Duplicate], tuple[str, ...]]:
@@ -191,24 +192,26 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
             [ids],
         )
     }
-    distances, unread = _distances(atlas, pairs, models)
-    near: dict[int, dict[int, float]] = {}
+    distances, unread_count = _distances(atlas, pairs, models)
+    distances_by_id: dict[int, dict[int, float]] = {}
     for (first, second), distance in distances.items():
         if distance <= within:
-            near.setdefault(first, {})[second] = near.setdefault(second, {})[first] = distance
+            distances_by_id.setdefault(first, {})[second] = distances_by_id.setdefault(second, {})[first] = distance
     duplicates, visited = [], set[int]()
-    for original in sorted(near, key=lambda model_id: _order(models[model_id])):
+    for original in sorted(distances_by_id, key=lambda model_id: _order(models[model_id])):
         if original in visited:
             continue
         visited.add(original)
-        of, of_author = models[original]["model"], models[original]["author"]
-        for model_id, distance in sorted(near[original].items()):
+        original_name, of_author = models[original]["model"], models[original]["author"]
+        for model_id, distance in sorted(distances_by_id[original].items()):
             if model_id not in visited:
                 visited.add(model_id)
-                duplicates.append(_duplicate(models[model_id], of, of_author, "near", distance))
+                duplicates.append(_duplicate(models[model_id], original_name, of_author, "near", distance))
     notes = []
-    if unread:
-        notes.append(f"The records of {counted(unread, 'model')} are not here: these were compared by their vectors.")
+    if unread_count:
+        notes.append(
+            f"The records of {counted(unread_count, 'model')} are not here: these were compared by their vectors."
+        )
     if len(pairs) == _MOST_PAIRS:
         notes.append(f"The {_MOST_PAIRS:,} most similar pairs were compared.")
     return duplicates, tuple(notes)

@@ -123,15 +123,15 @@ def _command(
             say(f"{counted(len(unreadable), 'model')} of {len(names):,} could not be read: the column error says why")
             call.fail()
         return
-    wrong = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is False]
+    refused = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is False]
     unknown = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is None]
     bases = " or ".join(required)
-    for name in wrong:
+    for name in refused:
         say(f"{name} is not made from {bases}")
     for name in unknown:
         say(f"it cannot be told whether {name} is made from {bases}")
-    if wrong or unknown:
-        call.fail(1 if wrong else UNKNOWN_STATUS)
+    if refused or unknown:
+        call.fail(1 if refused else UNKNOWN_STATUS)
 
 
 @question(

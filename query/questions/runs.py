@@ -181,8 +181,8 @@ def run_path(atlas: AtlasReader, run: Annotated[str, RUN], *, base: Base = None)
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
     named_runs = [rows for rows in groups.values() if _name_of(rows).lower() == run.lower()]
     if len(named_runs) > 1:
-        ends = ", ".join(rows[-1]["model"] for rows in named_runs[:3])
-        raise AtlasError(f"{len(named_runs)} runs are called {run}.", f"Name a checkpoint: {ends}.")
+        last_checkpoints = ", ".join(rows[-1]["model"] for rows in named_runs[:3])
+        raise AtlasError(f"{len(named_runs)} runs are called {run}.", f"Name a checkpoint: {last_checkpoints}.")
     if named_runs:
         return path_of(atlas, named_runs[0])
     model = atlas.find(ModelRef.parse(run), base)
@@ -242,7 +242,7 @@ def _name_of(rows: Sequence[Mapping[str, Any]]) -> str:
         return str(rows[-1]["run"])
     names = {_NUMBER.sub("", row["model"]) or row["model"] for row in rows}
     first, last = min(names), max(names)
-    length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    length = next((position for position, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     common = first[:length].rstrip("-_./")
     last = str(rows[-1]["model"])
     is_own = len(common) > len(last.partition("/")[0]) if "/" in last else common != "local:"

@@ -295,8 +295,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     notes += [part for part in passed_over if part.endswith(".")]  # sentences on its settings
     facts["is_like_none"] = None
     if facts["neighbours"]:
-        near = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
-        facts["is_like_none"] = all(neighbour.is_like_unrelated for neighbour in near)
+        neighbours = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
+        facts["is_like_none"] = all(neighbour.is_like_unrelated for neighbour in neighbours)
     if facts["is_like_none"]:
         notes.append(f"{nothing_like('it', facts['base'])}: unrelated models are as similar as the nearest.")
     if other_models:

@@ -487,8 +487,8 @@ def stored_neighbours(atlas: AtlasReader, model: ResolvedModel, k: int, represen
     }
     every = "1" * blocks  # the masks list only vectors that left a block unchanged
     mask = masks.get(model.model_id, every)
-    near = [(row["neighbour_id"], row["similarity"]) for row in rows]
-    facts = _known(atlas, model, near, representation, published[0]["vectors"] - 1)
+    ids_and_similarities = [(row["neighbour_id"], row["similarity"]) for row in rows]
+    facts = _known(atlas, model, ids_and_similarities, representation, published[0]["vectors"] - 1)
     neighbours = []
     for row in rows:
         model_id = row.pop("neighbour_id")
@@ -523,7 +523,7 @@ def _search(
     nearest = index.search(vector, k, allowed)
     ids = [model_id for model_id, _ in nearest]
     shared = index.shared(vector, ids) if atlas.published(model.base, representation).per_delta else None
-    few = fewest_shared(index.masks.blocks)
+    fewest = fewest_shared(index.masks.blocks)
     reasons = _contributions(atlas, model.base, vector, ids, representation) if explain else {}
     sides = _sides(atlas, model, vector, ids, representation) if explain else {}
     searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
@@ -533,7 +533,7 @@ def _search(
             rank=rank,
             similarity=similarity,
             matrices=None if shared is None else int(shared[rank - 1]),
-            is_shrunk=shared is not None and int(shared[rank - 1]) < few,
+            is_shrunk=shared is not None and int(shared[rank - 1]) < fewest,
             because=reasons.get(model_id),
             **sides.get(model_id, {}),
             **facts[model_id],
@@ -543,9 +543,13 @@ def _search(
 
 
 def _known(
-    atlas: AtlasReader, model: ResolvedModel, near: list[tuple[int, float]], representation: str, searched: int
+    atlas: AtlasReader,
+    model: ResolvedModel,
+    ids_and_similarities: list[tuple[int, float]],
+    representation: str,
+    searched: int,
 ) -> dict[int, dict[str, Any]]:
-    """Facts from the database on the models ``near`` and on their similarity to ``model``, by id.
+    """Facts from the database on the nearest models and on their similarity to ``model``, by id.
 
     ``searched``: how many models were compared with it.
     """
@@ -562,7 +566,12 @@ def _known(
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
         "WHERE dataset IS NOT NULL AND model_id IN (SELECT unnest($3::INTEGER[])) GROUP BY model_id"
         ") AS named USING (model_id) WHERE status = 'indexed'",
-        [representation, model.group, [model_id for model_id, _ in near], [similarity for _, similarity in near]],
+        [
+            representation,
+            model.group,
+            [model_id for model_id, _ in ids_and_similarities],
+            [similarity for _, similarity in ids_and_similarities],
+        ],
     )
     for row in rows:
         share, high = row.pop("unrelated").values()

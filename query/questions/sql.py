@@ -75,8 +75,8 @@ class SqlResult(Listed[dict[str, Any]]):
     def headline(self) -> str:
         """How many rows, and of what."""
         count = f"the first {len(self.rows):,} rows" if self.truncated else f"{len(self.rows):,} rows"
-        more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
-        return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
+        ellipsis = " …" if len(self.columns) > _COLUMNS_NAMED else ""
+        return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{ellipsis}"
 
     @property
     def records(self) -> list[dict[str, Any]]:

@@ -167,5 +167,5 @@ def standing_out(p: Floats, rate: float) -> int:
 def _sum(kinds: Sequence[Floats], weights: Sequence[float] | Floats) -> Floats:
     """The weighted sum of the kinds that a model has."""
     total = sum(weight * np.nan_to_num(z) for z, weight in zip(kinds, weights, strict=True))
-    has = np.any([~np.isnan(z) for z in kinds], axis=0)
-    return np.where(has, total, np.nan)
+    has_evidence = np.any([~np.isnan(z) for z in kinds], axis=0)
+    return np.where(has_evidence, total, np.nan)

@@ -63,15 +63,15 @@ def token_counts(
     column_of = np.full(int(evidence.rows.max(initial=0)) + 1, -1)
     column_of[evidence.rows] = np.arange(len(evidence.rows))
     column_of[[token for token in tokenizer.special_ids if 0 <= token < len(column_of)]] = -1
-    columns, ends, total = [np.zeros(0, np.int64)], [0], 0
+    columns, row_ends, total = [np.zeros(0, np.int64)], [0], 0
     for text in texts:
         ids = np.array(tokenizer.encode(text[: 24 * length])[:length], dtype=np.int64)
         total += len(ids)
         text_columns = column_of[ids[(ids >= 0) & (ids < len(column_of))]]
         columns.append(text_columns[text_columns >= 0])
-        ends.append(ends[-1] + len(columns[-1]))
+        row_ends.append(row_ends[-1] + len(columns[-1]))
     all_columns = np.concatenate(columns)
-    counts = csr_array((np.ones(len(all_columns)), all_columns, ends), shape=(len(texts), len(evidence.rows)))
+    counts = csr_array((np.ones(len(all_columns)), all_columns, row_ends), shape=(len(texts), len(evidence.rows)))
     return counts, len(all_columns) / total if total else 0.0
 
 
@@ -119,9 +119,9 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
             for file_counts in counts
         ]
         rows = random.exponential(size=len(known_met)) * is_known
-        begin = tokens + 0.01 * start
+        first_guess = tokens + 0.01 * start
         drawn_rates = rates([file_weights.astype(float) for file_weights in weights])
-        drawn.append(as_shares(_most_likely(drawn_rates, known_met, rows, begin, STEPS_OF_A_DRAW)))
+        drawn.append(as_shares(_most_likely(drawn_rates, known_met, rows, first_guess, STEPS_OF_A_DRAW)))
     shares = as_shares(tokens)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Shares(

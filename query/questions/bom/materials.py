@@ -207,18 +207,18 @@ def chain_of(
 
 def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
     """The edges of the model and of all its ancestors, as they are stored; by the record where none is."""
-    waiting, visited = list(answer.edges), {answer.model}
-    if not waiting:
-        waiting = [_edge_by_record(atlas, answer.model, answer.model_id, answer.base)]
-    while waiting:
-        edge = waiting.pop(0)
+    queue, visited = list(answer.edges), {answer.model}
+    if not queue:
+        queue = [_edge_by_record(atlas, answer.model, answer.model_id, answer.base)]
+    while queue:
+        edge = queue.pop(0)
         yield edge
         parent = edge.parent
         if parent is None or parent == answer.base or parent in visited or len(visited) > _MOST_MODELS:
             continue
         visited.add(parent)
         stored = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
-        waiting += stored.edges if stored else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
+        queue += stored.edges if stored else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
 
 
 def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: str) -> Edge:

@@ -58,8 +58,8 @@ class Check(Result):
     def headline(self) -> str:
         """How many claims agree, and which are contradicted."""
         counts = Counter(claim.verdict for claim in self.claims)
-        wrong = f"; contradicted: {', '.join(self.contradicted)}" if self.contradicted else "; none is contradicted"
-        return f"{self.model}: {counted(counts[AGREES], 'claim')} of {len(self.claims)} agree with its weights{wrong}."
+        clause = f"; contradicted: {', '.join(self.contradicted)}" if self.contradicted else "; none is contradicted"
+        return f"{self.model}: {counted(counts[AGREES], 'claim')} of {len(self.claims)} agree with its weights{clause}."
 
 
 def _command(

@@ -217,8 +217,8 @@ def _licence(atlas: AtlasReader, subject: Subject) -> Claim:
             dropped.append(f"{material.model} allows no derivatives")
         elif stated is not None and own_terms is None and terms:
             unknown.append(f"{stated} is not judged")
-        elif lost := sorted(terms - (own_terms or frozenset())):
-            dropped.append(f"{', '.join(lost)} of {material.model}")
+        elif lost_terms := sorted(terms - (own_terms or frozenset())):
+            dropped.append(f"{', '.join(lost_terms)} of {material.model}")
     if dropped and (stated is not None or any("no derivatives" in text for text in dropped)):
         return Claim("licence", stated, measured, CONTRADICTED, None, f"drops {'; '.join(dropped)}")
     if stated is None:

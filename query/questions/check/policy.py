@@ -67,8 +67,10 @@ class Policy:
             if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
                 raise AtlasError(f"{name} in the policy {file} is not a list of texts.", f'Example: {name} = ["…"]')
             choices = {"kinds": _KINDS, "not_contradicted": CLAIMS, "known": CLAIMS}.get(name)
-            if choices and (wrong := [item for item in value if item not in choices]):
-                raise AtlasError(f"{name} in the policy {file} has {wrong[0]!r}.", f"Choices: {', '.join(choices)}.")
+            if choices and (unknown_items := [item for item in value if item not in choices]):
+                raise AtlasError(
+                    f"{name} in the policy {file} has {unknown_items[0]!r}.", f"Choices: {', '.join(choices)}."
+                )
         return cls(**{name: tuple(value) for name, value in values.items()})
 
 

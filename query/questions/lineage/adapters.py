@@ -140,8 +140,8 @@ class Continuation:
     @property
     def signals(self) -> dict[str, float]:
         """As numbers behind a probability."""
-        named = {"kept": self.kept, "kept_spread": self.spread, "fine": self.fine}
-        return {"left": self.residual, "cosine": self.cosine, "reverse": self.reverse, **named}
+        measurements = {"kept": self.kept, "kept_spread": self.spread, "fine": self.fine}
+        return {"left": self.residual, "cosine": self.cosine, "reverse": self.reverse, **measurements}
 
 
 def pair(m: Adapter, p: Adapter) -> tuple[Mapping[str, Product], Mapping[str, Product]]:
@@ -189,7 +189,7 @@ def advance(m: Adapter, s: Adapter, p: Adapter) -> float:
 
     Near 0 for a child of s, below 0 for another child of p; see ``query.questions.lineage.siblings.sibling_cosine``.
     """
-    along = after = before = 0.0
+    along = rest_energy = step_energy = 0.0
     products_m, products_s = pair(m, s)
     products_p = pair(p, s)[0]
     for name in set(products_s) & set(products_p) & set(products_m):
@@ -199,9 +199,9 @@ def advance(m: Adapter, s: Adapter, p: Adapter) -> float:
         difference = products_m[name].minus(products_s[name])
         core = np.einsum("ki,ki->i", difference.left.T @ u, difference.right @ v)
         along += float(lengths[leading:] @ core[leading:])
-        before += float(np.square(lengths[leading:]).sum())
-        after += difference.inner(difference)
-    return along / np.sqrt(after * before) if after > 0 and before > 0 else 0.0
+        step_energy += float(np.square(lengths[leading:]).sum())
+        rest_energy += difference.inner(difference)
+    return along / np.sqrt(rest_energy * step_energy) if rest_energy > 0 and step_energy > 0 else 0.0
 
 
 # ---- rules ----
@@ -452,8 +452,11 @@ class AdapterRules:
                 if product_p is None:
                     rows.append(np.zeros(u.shape[1] * (len(u) + len(v))))
                 else:
-                    above, beside = (u.T @ product_p.left) @ product_p.right, product_p.left @ (product_p.right @ v)
-                    rows.append(np.concatenate([above.ravel(), beside.ravel()]))
+                    left_projection, right_projection = (
+                        (u.T @ product_p.left) @ product_p.right,
+                        product_p.left @ (product_p.right @ v),
+                    )
+                    rows.append(np.concatenate([left_projection.ravel(), right_projection.ravel()]))
             stacked = np.stack(rows)
             grams[0] += stacked @ stacked.T
         return Combinations.of_products(grams)
@@ -473,9 +476,9 @@ class AdapterRules:
         if not comparable or is_first_step(self.m.parts):
             return None
         # Other merges may contain the same entries. They are compared only if no dense adapter does.
-        zeros_m, few = share_of_zeros(self.m.parts), self.thresholds.sparse_share
-        dense = [sample for sample in comparable if share_of_zeros(sample.parts) <= few]
-        sparse = [sample for sample in comparable if few < share_of_zeros(sample.parts) < zeros_m]
+        zeros_m, sparse_share = share_of_zeros(self.m.parts), self.thresholds.sparse_share
+        dense = [sample for sample in comparable if share_of_zeros(sample.parts) <= sparse_share]
+        sparse = [sample for sample in comparable if sparse_share < share_of_zeros(sample.parts) < zeros_m]
         return self._multiples(dense) or (self._multiples(sparse) if sparse else None)
 
     def _multiples(self, samples: list[SampledWeights]) -> Decision | None:

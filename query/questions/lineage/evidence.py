@@ -70,7 +70,7 @@ class ParentFit:
 
 def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     """See :class:`ParentFit`."""
-    difference_square = along = back = p_square = m_square = 0.0
+    difference_square = along = reverse = p_square = m_square = 0.0
     changed = equal = 0
     for name, delta in m.deltas.items():
         parent = p.deltas[name]
@@ -78,7 +78,7 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
         square = float(np.vdot(parent, parent))
         difference_square += float(np.vdot(difference, difference))
         along += float(np.vdot(difference, parent))
-        back -= float(np.vdot(difference, delta))
+        reverse -= float(np.vdot(difference, delta))
         p_square += square
         m_square += float(np.vdot(delta, delta))
         if square:
@@ -88,7 +88,7 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     return ParentFit(
         residual=max(difference_square - noise, 0.0) / m_square if m_square else 0.0,
         cosine=along / np.sqrt(difference_square * p_square) if difference_square and p_square else 0.0,
-        reverse=back / np.sqrt(difference_square * m_square) if difference_square and m_square else 0.0,
+        reverse=reverse / np.sqrt(difference_square * m_square) if difference_square and m_square else 0.0,
         equal=equal / changed if changed else 0.0,
     )
 
@@ -238,8 +238,8 @@ def ranks_of(
             continue
         values = np.linalg.svd(difference, compute_uv=False).astype(np.float64) ** 2
         allowed = max(4 * noise * difference.size, 1e-7 * square)
-        behind = np.cumsum(values[::-1])[::-1]
-        rank = int(np.count_nonzero(behind > allowed))
+        tail_energies = np.cumsum(values[::-1])[::-1]
+        rank = int(np.count_nonzero(tail_energies > allowed))
         if rank > max_rank:
             return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
@@ -290,19 +290,21 @@ class SparseMerges:
         sharp = (
             among & (np.abs(changes_p) > blur / _RATIO_WIDTH) & (np.abs(changes_p) > 0.2 * np.median(np.abs(changes_p)))
         )
-        nothing = 0.0, 0.0, np.zeros(len(among), dtype=bool)
+        no_multiple = 0.0, 0.0, np.zeros(len(among), dtype=bool)
         if sharp.sum() < _MIN_RATIOS:
-            return nothing
+            return no_multiple
         ratios = np.full(len(among), np.nan)
         np.divide(self._change, changes_p, out=ratios, where=sharp)
         logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
         if len(logs) < _MIN_RATIOS:
-            return nothing
+            return no_multiple
         inside = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
         best = int(inside.argmax())
         middle = float(np.median(logs[best : best + inside[best]]))
-        around = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * _RATIO_WIDTH)
-        background = max((around - inside[best]) / 19, 1.0)
+        nearby_count = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(
+            logs, middle - 10 * _RATIO_WIDTH
+        )
+        background = max((nearby_count - inside[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
         explained = among & (np.abs(self._change - multiple * changes_p) <= 2 * blur + _RATIO_WIDTH * np.abs(changes_p))
         return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
@@ -337,13 +339,13 @@ def _grid_of(weight: NDArray[np.float32], spacing: float) -> Grid | None:
     for axis in (1, 0):
         rows = weight if axis == 1 else weight.T
         # Nearly all weights were never quantised; a few rows rule them out at a small part of the cost.
-        few = rows[:: max(len(rows) // _FEW_ROWS, 1)]
-        if _share_of_level_blocks(few) > 0.5 and _share_of_level_blocks(rows) > 0.99:
+        few_rows = rows[:: max(len(rows) // _FEW_ROWS, 1)]
+        if _share_of_level_blocks(few_rows) > 0.5 and _share_of_level_blocks(rows) > 0.99:
             return "4bit", axis
-        if _share_on_steps(few)[0] > 0.6:
-            share, off = _share_on_steps(rows)
+        if _share_on_steps(few_rows)[0] > 0.6:
+            share, offset = _share_on_steps(rows)
             # A part may lack the largest entry of its row: only whole rows show the grid.
-            if share > 0.9 and off < max(0.02, 8 * spacing):
+            if share > 0.9 and offset < max(0.02, 8 * spacing):
                 return "int8", axis
     return None
 
@@ -360,9 +362,9 @@ def _share_on_steps(rows: NDArray[np.float32]) -> tuple[float, float]:
     """The share of entries near a step of 1/127 of the row's largest, and the median distance of those not at zero."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     steps = rows / np.where(largest == 0, 1, largest / 127)
-    off = np.abs(steps - steps.round())
-    moved = off[np.abs(steps) > 0.5]
-    return float(np.mean(off < 0.13)), float(np.median(moved)) if moved.size else np.inf
+    offsets = np.abs(steps - steps.round())
+    moved = offsets[np.abs(steps) > 0.5]
+    return float(np.mean(offsets < 0.13)), float(np.median(moved)) if moved.size else np.inf
 
 
 def share_on_levels(m: ModelParts, p: Weights, grid: Grid) -> float:

@@ -705,11 +705,11 @@ class Tracer:
 
     def _completed(self, edge: Edge, declared: DeclaredParents) -> Edge:
         """The edge with the name of the base, its probability, and whether the card agrees."""
-        sure = probability(edge)
+        edge_probability = probability(edge)
         card = declared.agreement(edge.parent, edge.same)
-        is_sure = sure >= SURE and edge.direction == "known"
+        is_sure = edge_probability >= SURE and edge.direction == "known"
         card = card if is_sure or card == CONFIRMED else UNSURE
         if card == CONTRADICTED and edge.signals.keys() & {OF_ADAPTER, STATED}:
             # The card may name the model that the adapter was trained on, which its factors do not show.
             card = UNSURE
-        return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)
+        return replace(edge, parent=edge.parent or self.base, probability=edge_probability, card=card)

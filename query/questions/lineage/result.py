@@ -123,8 +123,8 @@ class Edge:
             return f"{self.kind} of {self.parent}: {self.evidence}"
         if self.kind == COPY and self.direction != "known":
             return f"{SAME_WEIGHTS} as {self.parent}; {NO_ORDER}"
-        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
-        return f"{how} from {self.parent}{comma}{otherwise}"
+        verb, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{verb} from {self.parent}{comma}{otherwise}"
 
 
 @dataclass(frozen=True)
@@ -267,13 +267,13 @@ def edges_around(edges: Sequence[Edge], model: str) -> list[Edge]:
 
     def closure(steps: list[tuple[str | None, str | None]]) -> set[str | None]:
         reached: set[str | None] = {model}
-        while further := {to for start, to in steps if start in reached and to is not None} - reached:
+        while further := {target for start, target in steps if start in reached and target is not None} - reached:
             reached |= further
         return reached
 
-    up = closure([(edge.child, edge.parent) for edge in edges])
-    down = closure([(edge.parent, edge.child) for edge in edges])
-    return [edge for edge in edges if edge.child in up or edge.parent in down]
+    ancestors = closure([(edge.child, edge.parent) for edge in edges])
+    descendants = closure([(edge.parent, edge.child) for edge in edges])
+    return [edge for edge in edges if edge.child in ancestors or edge.parent in descendants]
 
 
 def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
@@ -290,10 +290,10 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
 
     def column(model: str, path: frozenset[str]) -> int:
         if model not in columns:
-            before = [
+            parent_columns = [
                 column(parent, path | {model}) for parent in parents.get(model, []) if parent not in path | {model}
             ]
-            columns[model] = 1 + max(before, default=0)
+            columns[model] = 1 + max(parent_columns, default=0)
         return columns[model]
 
     children: dict[str, list[str]] = {}
@@ -303,15 +303,15 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
         children.setdefault(first, []).append(model)
     positions_of: dict[str, tuple[int, float]] = {}
     row = 0.0
-    waiting: list[tuple[str, bool]] = [(base, False)]
-    while waiting:
-        model, is_done = waiting.pop()
+    stack: list[tuple[str, bool]] = [(base, False)]
+    while stack:
+        model, is_done = stack.pop()
         below = children.get(model, [])
         if is_done:
             positions_of[model] = columns[model], sum(positions_of[child][1] for child in below) / len(below)
         elif below:
-            waiting.append((model, True))
-            waiting.extend((child, False) for child in reversed(below))
+            stack.append((model, True))
+            stack.extend((child, False) for child in reversed(below))
         else:
             positions_of[model] = columns[model], row
             row += 1

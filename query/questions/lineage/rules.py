@@ -165,14 +165,14 @@ class LineageRules:
 
     def _is_merge_of_target(self, sample: SampledWeights, samples: Sequence[SampledWeights]) -> bool:
         """Whether ``sample``, of the same day or an unknown date, is a merge of the asked model and another."""
-        others = [other for other in samples if other is not sample]
-        if self.siblings.has_order(sample.candidate) or not others:
+        other_samples = [other_sample for other_sample in samples if other_sample is not sample]
+        if self.siblings.has_order(sample.candidate) or not other_samples:
             return False
-        sums = Combinations(sample.parts, [self.m, *(other.parts for other in others)], self.base)
+        sums = Combinations(sample.parts, [self.m, *(other_sample.parts for other_sample in other_samples)], self.base)
         allowed = self._exact_residual(sample.parts)
         pairs = [
             sums.by_matrix((0, index), spherical=spherical)
-            for index in range(1, len(others) + 1)
+            for index in range(1, len(other_samples) + 1)
             for spherical in (False, True)
         ]
         return any(

@@ -218,5 +218,5 @@ class Search:
             best, fitted = self._best_fit(residual(sample.parts, other_parts, self.rules.base))
             if fitted >= 1 - self.rules.thresholds.max_group_residual:
                 self._take(best)
-        again = self.rules.decide(self.samples)
-        return again if again.is_settled else decision
+        new_decision = self.rules.decide(self.samples)
+        return new_decision if new_decision.is_settled else decision

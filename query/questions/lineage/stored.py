@@ -80,12 +80,12 @@ def notes_on_card(
             notes.append(f"its card names {name}, a fine-tune of {rows[0]['base']}")
         else:
             notes.append(f"its card names {name}; its weights do not show that")
-    back = atlas.rows(
+    mutual_rows = atlas.rows(
         "SELECT DISTINCT model FROM declared_lineage WHERE lower(parent) = lower(?) "
         "AND model IN (SELECT unnest(?::VARCHAR[]))",
         [model, sorted(declared.models)],
     )
-    notes.extend(f"its card and that of {row['model']} name each other as parents" for row in back)
+    notes.extend(f"its card and that of {row['model']} name each other as parents" for row in mutual_rows)
     return notes
 
 

@@ -224,8 +224,8 @@ def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
     """
     share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
-    nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
-    return np.concatenate([(1 - nothing) * share, nothing], axis=1)
+    none_probability = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
+    return np.concatenate([(1 - none_probability) * share, none_probability], axis=1)
 
 
 def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) -> tuple[PredictedModel, ...]:

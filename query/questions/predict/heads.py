@@ -90,8 +90,8 @@ def _matching(
     table = csr_array((weights, (codes[members], sweep)), (len(numbers), len(sweeps.labels))).toarray()
     if similarity is not None and numbers:
         table = similarity(list(numbers)) @ table
-    nothing = np.zeros((1, len(sweeps.labels)), np.float32)
-    return np.concatenate([table, nothing])[codes[rows]]
+    no_match = np.zeros((1, len(sweeps.labels)), np.float32)
+    return np.concatenate([table, no_match])[codes[rows]]
 
 
 def _jaccard(heads: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:

@@ -487,8 +487,8 @@ def predict_target(
             Text("Index more models: ", Call("build", target.base)),
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
-    everyone = models.with_unlabelled(vector, target.name, own_voter, target.head, target.vocabulary, target.start)
-    training = TrainingSet(everyone, k, np.array([len(models.models)]))
+    all_models = models.with_unlabelled(vector, target.name, own_voter, target.head, target.vocabulary, target.start)
+    training = TrainingSet(all_models, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
     fitted = _fitted_without(models, own_voter, k, {} if fits is None else fits)
     probabilities = {way: table[0] for way, table in fitted.probabilities(features).items()}

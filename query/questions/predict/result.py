@@ -229,9 +229,9 @@ class Prediction(Listed[Answer]):
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
         by = in_words([kind.name for kind in EVIDENCE if getattr(best, kind.name, None) is not None])
-        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
+        dataset = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
-            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
+            f"{self.model} was most probably tuned on {dataset} ({percent(best.probability)}), judged by {by}, with "
             f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
         )
 
@@ -349,7 +349,7 @@ class Evaluation(Drawn):
     def headline(self) -> str:
         """The accuracy of the best answer, and that of the commonest dataset as an answer."""
         majority = self._score("majority")
-        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        baseline = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
         case = "A sweep counts as one case."
         if self.is_small:
             case = f"These are too few for a percentage: {counted(self.sweeps, 'sweep')} by "
@@ -357,7 +357,7 @@ class Evaluation(Drawn):
         often = f"for {self.share_right}" if self.is_small else f"in {self.share_right} of cases"
         return (
             f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
-            f"{often} ({self._interval_in_words}){than}. {case}"
+            f"{often} ({self._interval_in_words}){baseline}. {case}"
         )
 
     @property
@@ -378,11 +378,11 @@ class Evaluation(Drawn):
         """``share_right`` with its meaning."""
         majority = self._score("majority")
         models = counted(self.models, "model") + f" by {counted(self.authors, 'author')}"
-        than = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
+        baseline = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
         few = "few models: " if self.is_small else ""
         return (
             self.share_right,
-            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){than}",
+            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){baseline}",
         )
 
     def _score(self, evidence: str) -> PredictionScore | None:

@@ -456,9 +456,9 @@ class TrainingSet:
         of_answer = self.sweeps.shares.tocsc()
         for answer in range(of_answer.shape[1]):
             members = of_answer.indices[of_answer.indptr[answer] : of_answer.indptr[answer + 1]]
-            two = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
-            is_there = np.isfinite(two)
-            mean = np.where(is_there, two, 0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+            two_nearest = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
+            is_there = np.isfinite(two_nearest)
+            mean = np.where(is_there, two_nearest, 0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
             nearest = np.maximum(nearest, np.where(is_there.any(axis=1), mean, -np.inf))
         return np.where(np.isfinite(nearest), nearest, np.nan)
 

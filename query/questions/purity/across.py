@@ -43,22 +43,26 @@ class _Trial:
     share: Booleans
     k: int | None
 
-    def scores(self, kinds: Integers, stays: Booleans | None = None) -> tuple[Integers, Integers, Floats, Floats]:
+    def scores(
+        self, kinds: Integers, is_counted_model: Booleans | None = None
+    ) -> tuple[Integers, Integers, Floats, Floats]:
         """The scored models, the neighbours looked at, their purity and chance, for models of these ``kinds`` (n,).
 
-        ``stays`` (n,): the models that count.
+        ``is_counted_model`` (n,): the models that count.
         """
         counts: Booleans = (
-            self.is_candidate if stays is None else self.is_candidate & np.logical_and.outer(stays, stays)
+            self.is_candidate
+            if is_counted_model is None
+            else self.is_candidate & np.logical_and.outer(is_counted_model, is_counted_model)
         )
         matches: Booleans = counts & self.share[kinds[:, None], kinds[None, :]]
         matching, pool = matches.sum(axis=1), counts.sum(axis=1)
         scored = np.flatnonzero(matching)
         looked_at = matching[scored] if self.k is None else np.minimum(self.k, pool[scored])
-        near = self.order[scored]
-        is_counted = np.take_along_axis(counts[scored], near, axis=1)
+        ordered = self.order[scored]
+        is_counted = np.take_along_axis(counts[scored], ordered, axis=1)
         is_counted &= np.cumsum(is_counted, axis=1) <= looked_at[:, None]
-        hits = (np.take_along_axis(matches[scored], near, axis=1) & is_counted).sum(axis=1)
+        hits = (np.take_along_axis(matches[scored], ordered, axis=1) & is_counted).sum(axis=1)
         return scored, looked_at, hits / looked_at, matching[scored] / pool[scored]
 
     def excess(self, kinds: Integers) -> float:

@@ -78,8 +78,8 @@ class LabelledOrder:
         is_split: an author's models with one label are then a sweep in each stratum, instead of one sweep.
         owners: (n,) the authors whose sweeps are permuted (``AuthorRuns``), by default ``excluded``; a group of
             ``excluded`` belongs to one owner.
-        own: for ``excess``, if ``order`` lacks the models of a model's owner, but those in other groups of
-            ``own.excluded`` count among its m_f nearest.
+        own_places: for ``excess``, if ``order`` lacks the models of a model's owner, but those in other groups of
+            ``own_places.excluded`` count among its m_f nearest.
     """
 
     def __init__(
@@ -92,11 +92,12 @@ class LabelledOrder:
         is_split: bool = False,
         *,
         owners: Integers | None = None,
-        own: OwnPlaces | None = None,
+        own_places: OwnPlaces | None = None,
     ) -> None:
-        self.order, self.excluded, self.labels, self.k, self.own = order, excluded, labels, k, own
+        self.order, self.excluded, self.labels, self.k = order, excluded, labels, k
+        self.own_places = own_places
         owners = excluded if owners is None else owners
-        finest = excluded if own is None else own.excluded
+        finest = excluded if own_places is None else own_places.excluded
         # Among candidates of one owner, the size of a sweep decides whether its models match each other.
         is_finer = len(np.unique(finest)) > len(np.unique(owners))
         dataset_owners = {(name, owner) for owner, names in zip(owners.tolist(), labels, strict=True) for name in names}
@@ -123,7 +124,7 @@ class LabelledOrder:
         self.sweeps = AuthorRuns(owners, keys, strata)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         self.groups = _Groups(excluded, self.sweeps)
-        self.own_groups = None if own is None else _Groups(own.excluded, self.sweeps)
+        self.own_groups = None if own_places is None else _Groups(own_places.excluded, self.sweeps)
         self.pool = self.groups.pool
         widest = (self.own_groups or self.groups).pool
         self.looked_at = None if k is None else np.minimum(k, widest)
@@ -140,13 +141,13 @@ class LabelledOrder:
         kinds = sweep_kinds[self.sweeps.of_model]
         of_kind = np.bincount(kinds, weights=weights, minlength=len(self.share))
         # How many models share a dataset with each kind, including the models of this kind.
-        everyone = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
+        all_matches = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
         of_part = sweep_kinds[groups.sweep]
         sizes = np.bincount(groups.parts.of_model, weights=weights, minlength=len(of_part))
         own_group = np.bincount(
             groups.left, weights=self.share[of_part[groups.left], of_part[groups.right]] * sizes[groups.right]
         )
-        return (everyone[kinds] - own_group[groups.parts.of_model]).astype(np.intp)
+        return (all_matches[kinds] - own_group[groups.parts.of_model]).astype(np.intp)
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
         """The scored models, and the number of neighbours, the purity and the chance of each."""
@@ -169,7 +170,7 @@ class LabelledOrder:
         all_matches = other_matches if self.own_groups is None else self.matching(sweep_kinds, groups=self.own_groups)
         scored = np.flatnonzero(all_matches)
         limits = all_matches if self.looked_at is None else self.looked_at
-        by_others = limits if self.own is None else limits - self.own.before(limits)
+        by_others = limits if self.own_places is None else limits - self.own_places.before(limits)
         return scored, limits[scored], by_others[scored], other_matches[scored]
 
     def excess(self, sweep_kinds: Integers) -> float:
@@ -219,19 +220,19 @@ class LabelledOrder:
         share = self.share.astype(np.float64)
         flat = (sweep_kinds + width * np.arange(draws)[:, None]).ravel()
         of_kind = np.bincount(flat, weights=np.tile(sweeps.sizes, draws), minlength=draws * width).reshape(draws, width)
-        everyone = np.take_along_axis(of_kind @ share, sweep_kinds, axis=1)[:, sweeps.of_model]
+        matches_of_kind = np.take_along_axis(of_kind @ share, sweep_kinds, axis=1)[:, sweeps.of_model]
 
         def matching(groups: _Groups) -> Integers:
             of_part = sweep_kinds[:, groups.sweep]
             pairs = self.share[of_part[:, groups.left], of_part[:, groups.right]] * groups.parts.sizes[groups.right]
             own_group = np.add.reduceat(pairs, groups.starts, axis=1)
-            return (everyone - own_group[:, groups.parts.of_model]).astype(np.intp)
+            return (matches_of_kind - own_group[:, groups.parts.of_model]).astype(np.intp)
 
         other_matches = matching(self.groups)
         all_matches = other_matches if self.own_groups is None else matching(self.own_groups)
         limits = all_matches if self.looked_at is None else np.broadcast_to(self.looked_at, all_matches.shape)
         limits = np.where(all_matches > 0, limits, 0)
-        by_others = limits if self.own is None else limits - self.own.before(limits)
+        by_others = limits if self.own_places is None else limits - self.own_places.before(limits)
         reach = int(by_others.max(initial=0))
         # Reading and writing these arrays takes most of the time, hence small dtypes, and draws in the last axis.
         kinds = np.full((count + 1, draws), width - 1, np.uint8 if width <= 256 else np.uint32)
@@ -239,8 +240,8 @@ class LabelledOrder:
         own_kinds = kinds[:count]
         counted = np.ascontiguousarray(by_others.T.astype(np.uint16 if count < 1 << 16 else np.uint32))
         hits = np.zeros_like(counted)
-        for rank, near in enumerate(self.order[:, :reach].T):
-            near_kinds = kinds[near]
+        for rank, neighbours in enumerate(self.order[:, :reach].T):
+            near_kinds = kinds[neighbours]
             matches = near_kinds == own_kinds if self.is_one_each else self.share[own_kinds, near_kinds]
             matches &= counted > rank
             hits += matches
@@ -323,19 +324,21 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
     totals = np.maximum(totals, 1)
     confusions = []
     for first, second in combinations(range(len(names)), 2):
-        forth, back = counts[first, second], counts[second, first]
-        if forth + back:
+        forward_count, backward_count = counts[first, second], counts[second, first]
+        if forward_count + backward_count:
             confusions.append(
                 Confusion(
                     dataset=names[first],
                     taken_for=names[second],
-                    neighbours=int(forth),
-                    share=float(forth / totals[first]),
+                    neighbours=int(forward_count),
+                    share=float(forward_count / totals[first]),
                     chance=float(expected[first, second] / totals[first]),
-                    back_neighbours=int(back),
-                    back_share=float(back / totals[second]),
+                    back_neighbours=int(backward_count),
+                    back_share=float(backward_count / totals[second]),
                     back_chance=float(expected[second, first] / totals[second]),
-                    is_notable=bool(forth > expected[first, second] and back > expected[second, first]),
+                    is_notable=bool(
+                        forward_count > expected[first, second] and backward_count > expected[second, first]
+                    ),
                 )
             )
 
@@ -353,12 +356,12 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
     scored = np.flatnonzero(matching)
     count = len(trial.order)
     is_match = trial.matches(trial.kinds)
-    everyone = np.arange(count)
+    positions = np.arange(count)
     step = max(1, _BLOCK // count)
     for rows in (scored[start : start + step] for start in range(0, len(scored), step)):
         candidates = trial.excluded[rows, None] != trial.excluded[None, :]
-        unmatched = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
-        near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column is for no model
+        unmatched = candidates & ~is_match(rows, np.broadcast_to(positions, candidates.shape))
+        is_near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column is for no model
         lists = trial.order[rows].astype(np.intp)
-        np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
-        yield rows, (near[:, :count] & unmatched).astype(np.float64), unmatched.astype(np.float64)
+        np.put_along_axis(is_near, lists, positions < limits[rows, None], axis=1)
+        yield rows, (is_near[:, :count] & unmatched).astype(np.float64), unmatched.astype(np.float64)

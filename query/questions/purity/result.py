@@ -458,7 +458,7 @@ def verdict(result: PurityResult) -> list[str]:
     of_data = result.by == "dataset"
     neighbours = "share a training dataset with it" if of_data else f"have the {result.by} that it has"
     alike = "tuned on the same data" if of_data else f"of the same {result.by}"
-    depend = "depend on the data" if of_data else f"depend on the {result.by}"
+    dependence = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
         f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
@@ -474,9 +474,9 @@ def verdict(result: PurityResult) -> list[str]:
     if cross_author.is_more_than_chance:
         judgement = f"So models {alike} do lie together, and not only because one person made them."
     elif cross_author.purity is None and result.chance is not None and result.purity > result.chance:
-        judgement = f"So it remains open whether the vectors {depend} or only on whose scripts were used."
+        judgement = f"So it remains open whether the vectors {dependence} or only on whose scripts were used."
     elif not result.is_more_than_chance:
-        judgement = f"This may be chance: these numbers do not show that the vectors {depend}."
+        judgement = f"This may be chance: these numbers do not show that the vectors {dependence}."
     else:
         judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
@@ -487,9 +487,9 @@ def verdict(result: PurityResult) -> list[str]:
             if level.chance is None:
                 sentences.append(f"Within {level.within}{among} no label can be exchanged: the two always go together.")
                 continue
-            can = f"the label of {counted(level.movable, 'model')} can change"
+            movable = f"the label of {counted(level.movable, 'model')} can change"
             sentences.append(
                 f"If only sweeps of the same {level.within} exchange labels, chance{among} is {percent(level.chance)} "
-                f"(p {_p_in_words(level)}; {can})."
+                f"(p {_p_in_words(level)}; {movable})."
             )
     return sentences

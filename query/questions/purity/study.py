@@ -119,8 +119,8 @@ def purity(
         # of the model's family and of the largest group of authors left out.
         holders = Counter(name for names in labels for name in names)
         looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-        away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
-        reach: Integers = looked_at + np.bincount(families)[families] + away
+        largest_unit = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
+        reach: Integers = looked_at + np.bincount(families)[families] + largest_unit
         order = neighbour_order(population.table.take(rows), reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
 
@@ -138,18 +138,18 @@ def purity(
 
         leave_out(order, kin)
         plain = score(kin)
-        own = OwnPlaces(order, kin, families)
+        places_of_own = OwnPlaces(order, kin, families)
         leave_out(order, families)
         scores = [
             _with_p(
                 form_score,
-                partial(LabelledOrder, order, families, labels, k, own=own_places),
+                partial(LabelledOrder, order, families, labels, k, own_places=own_places),
                 strata,
                 by == "task",
                 draws,
                 [seed, form],
             )
-            for form, (form_score, own_places) in enumerate(((plain, own), (score(families), None)))
+            for form, (form_score, own_places) in enumerate(((plain, places_of_own), (score(families), None)))
         ]
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
@@ -280,7 +280,7 @@ def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> Pur
     if chance.min() == 1.0:
         note = "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    ends = interval(trial, authors, scored, purity)
+    bounds = interval(trial, authors, scored, purity)
     return PurityScore(
         models=len(scored),
         candidates=len(names),
@@ -288,9 +288,9 @@ def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> Pur
         purity=float(purity.mean()),
         purity_by_dataset_mean=float(np.mean([row.purity for row in by_dataset])),
         chance=float(chance.mean()),
-        ci_low=ends[0] if ends else None,
-        ci_high=ends[1] if ends else None,
-        ci_reason=None if ends else TOO_FEW_AUTHORS,
+        ci_low=bounds[0] if bounds else None,
+        ci_high=bounds[1] if bounds else None,
+        ci_reason=None if bounds else TOO_FEW_AUTHORS,
         authors=len(np.unique(authors[scored])),
         by_dataset=tuple(by_dataset),
         note=note,
@@ -372,14 +372,14 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
 
 def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     """Mean purity without the models of each unit in turn; None if none of the others can be scored."""
-    count, gone = int(units.max()) + 1, np.arange(len(units))
+    count, unit_numbers = int(units.max()) + 1, np.arange(len(units))
     limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column is for no unit
     for unit in range(count):
-        stays = units != unit
-        matching = trial.matching(trial.sweep_kinds, stays)
-        pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
+        is_kept = units != unit
+        matching = trial.matching(trial.sweep_kinds, is_kept)
+        pool = is_kept.sum() - np.bincount(trial.excluded, weights=is_kept)[trial.excluded].astype(np.intp)
         looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
-        limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)
+        limits[:, unit] = np.where(is_kept & (matching > 0), looked_at, 0)
     reach = limits[:, :-1] + np.bincount(units)  # the part of the list that is needed
     widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
     hits = np.zeros(limits.shape, dtype=np.intp)
@@ -391,7 +391,7 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     map_parts(count_hits, (nonempty[part] for part in by_width(widths[nonempty], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
-        scored = gone[limits[:, unit] > 0]
+        scored = unit_numbers[limits[:, unit] > 0]
         means.append(float((hits[scored, unit] / limits[scored, unit]).mean()) if len(scored) else None)
     return means
 
@@ -416,6 +416,6 @@ def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits:
     passed = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
     is_passed &= np.take_along_axis(matches, turns, axis=1)
     unit_matches = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
-    before = np.zeros((len(rows), width + 1), dtype=np.int32)
-    np.cumsum(matches, axis=1, out=before[:, 1:])
-    return before[row_index, limits + passed] - unit_matches
+    matches_before = np.zeros((len(rows), width + 1), dtype=np.int32)
+    np.cumsum(matches, axis=1, out=matches_before[:, 1:])
+    return matches_before[row_index, limits + passed] - unit_matches
