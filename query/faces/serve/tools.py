@@ -46,26 +46,26 @@ class Shape:
     Attributes:
         keys: the keys of the result's JSON in the tool's answer; None for all of them under ``answer``.
         rows: for some keys, the keys of their rows, or of their object, in the tool's answer; by default all.
-        more: the types of keys that the result does not have, by name.
-        parts: a function of the result and the arguments: the values of ``more``, and values that differ from the JSON.
+        extra_keys: the types of keys that the result does not have, by name.
+        parts: a function of the result and the arguments: the values of ``extra_keys``, and changed values of the JSON.
         most: upper bounds of arguments.
-        own: arguments that the question does not have, or has with other bounds, by name: annotation and default.
+        own_arguments: arguments that the question lacks, or has with other bounds, by name: annotation and default.
         to_question: from the arguments of the tool to those of the question.
         has_summary: whether the tool's answer has the headline and the notes of the result.
     """
 
     keys: tuple[str, ...] | None = None
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra_keys: Mapping[str, Any] = field(default_factory=dict)
     parts: Callable[[Any, Arguments], Arguments] = lambda _result, _arguments: {}
     most: Mapping[str, float] = field(default_factory=dict)
-    own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    own_arguments: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     to_question: Callable[[Arguments], Arguments] = lambda arguments: arguments
     has_summary: bool = True
 
     def type_of(self, result: type[Any]) -> Any:
         """The type of the tool's answer, for a question with answers of the class ``result``."""
-        return answers.answer_type(result, self.keys or (), self.rows, self.more)
+        return answers.answer_type(result, self.keys or (), self.rows, self.extra_keys)
 
     def keys_of(self, answer: Any) -> Arguments:
         """The ``keys`` of a question's answer, with their values in its JSON."""
@@ -152,7 +152,7 @@ _SHAPES: dict[str, Shape] = {
     ),
     "show": Shape(
         (),
-        more={
+        extra_keys={
             "model": _MODEL,
             "facts": _key(
                 dict[str, Any],
@@ -164,7 +164,7 @@ _SHAPES: dict[str, Shape] = {
     ),
     "trace": Shape(
         ("model", "base"),
-        more={
+        extra_keys={
             "facts": _key(
                 dict[str, Any],
                 "Findings from the embedding: class (exact, statistical, frozen or none), tokens met of the rows "
@@ -178,7 +178,7 @@ _SHAPES: dict[str, Shape] = {
     "ask": Shape(
         ("base", "texts", "searched", "standing_out", "models"),
         most={"k": MOST_NEIGHBOURS},
-        own={
+        own_arguments={
             "texts": _own(
                 list[str],
                 "A few dozen texts of one kind, to find models for; the first 64 tokens of each are used.",
@@ -190,7 +190,7 @@ _SHAPES: dict[str, Shape] = {
     ),
     "compare": Shape(
         ("a", "b"),
-        more={
+        extra_keys={
             "facts": _key(
                 dict[str, Any],
                 "similarity (from -1 to 1), background (share of unrelated pairs at least as similar), matrices, "
@@ -214,22 +214,22 @@ _SHAPES: dict[str, Shape] = {
         rows={
             "clusters": ("cluster", "size", "datasets", "authors", "central", "cohesion", "probably", "share"),
         },
-        more={"members": _key(list[str], "Models of the cluster that was asked for.")},
+        extra_keys={"members": _key(list[str], "Models of the cluster that was asked for.")},
         parts=_members,
-        own={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
+        own_arguments={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
         to_question=_without("members_of"),
     ),
     "datasets": Shape(
         ("datasets",),
-        more={"truncated": _TRUNCATED},
+        extra_keys={"truncated": _TRUNCATED},
         parts=_first,
-        own={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
+        own_arguments={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
         to_question=_without("limit"),
         has_summary=False,
     ),
     "sql": Shape(
         (),
-        more={
+        extra_keys={
             "columns": _key(list[str], "Names of the columns."),
             "rows": _key(
                 list[list[Any]],
@@ -240,7 +240,7 @@ _SHAPES: dict[str, Shape] = {
             "truncated": _TRUNCATED,
         },
         parts=_rows,
-        own={
+        own_arguments={
             "limit": _own(int, "Maximum number of rows.", 100, ge=1, le=MOST_ROWS),
             "seconds": _own(float, "Time limit in seconds.", 10.0, gt=0, le=MOST_SECONDS),
         },
@@ -252,7 +252,7 @@ def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
     """The shape of a question's tool; for plugins, one with the whole answer under one key."""
     kind = Any if result is None else answers.row_type(result)
     about = "The answer of the question, as the JSON object of its command."
-    return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
+    return _SHAPES.get(entry.name) or Shape(extra_keys={"answer": _key(kind, about)})
 
 
 _Bases = answers.answer_type(
@@ -375,10 +375,10 @@ def _parameters(options: Iterable[Described], tool: Tool, shape: Shape) -> Itera
     arguments = [argument for argument in options if not tool.arguments or argument.name in tool.arguments]
     parameters = []
     for argument in arguments:
-        if argument.name not in shape.own:
+        if argument.name not in shape.own_arguments:
             annotation = _annotation(argument, shape.most.get(argument.name))
             parameters.append(inspect.Parameter(argument.name, kind, default=argument.default, annotation=annotation))
-    for name, (annotation, default) in shape.own.items():
+    for name, (annotation, default) in shape.own_arguments.items():
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
     return sorted(parameters, key=lambda parameter: not _is_required(parameter))
 
