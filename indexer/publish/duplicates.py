@@ -129,24 +129,24 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
         "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
         [base],
     )
-    near = set()
+    near_pairs = set()
     touched_rows = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
     for row_numbers, other_numbers in alike(signatures_from([row[2] for row in rows]), touched_rows) if rows else ():
         for number, other_number in zip(row_numbers.tolist(), other_numbers.tolist(), strict=True):
             first, second = rows[min(number, other_number)], rows[max(number, other_number)]
             # An estimated and an exact norm differ, whatever the models are, and so do estimates from other rows.
             if first[3] is None or second[3] is None:  # an adapter whose strength is not known
-                near.add((first[0], second[0], first[1], second[1]))
+                near_pairs.add((first[0], second[0], first[1], second[1]))
                 continue
             is_near = first[5] != second[5] or relative_difference(first[3], second[3]) <= within
             if first[6] != second[6]:
                 is_near |= abs(first[3] - second[3]) <= _STANDARD_ERRORS * math.hypot(first[7], second[7])
             if is_near or norms_fit(first[3], second[3], first[4]):
-                near.add((first[0], second[0], first[1], second[1]))
+                near_pairs.add((first[0], second[0], first[1], second[1]))
     # They are compared matrix by matrix, except within a group: reading records is slow.
     groups, differences = UnionFind(uploads), []
     read_record = lru_cache(maxsize=64)(store.read)
-    for model_id, other_id, first_key, second_key in sorted(near):
+    for model_id, other_id, first_key, second_key in sorted(near_pairs):
         if groups.find(model_id) == groups.find(other_id):
             continue
         try:

@@ -189,8 +189,8 @@ class _Lists:
     def _keep(self, pairs: Pairs) -> None:
         """Keep the pairs that may be among the k nearest; later pairs must be as similar as the k-th of a list."""
         order = np.lexsort((-pairs.similarity, pairs.owner))
-        owner, everyone = pairs.owner[order], np.arange(len(self._ids))
-        starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")
+        owner, owners = pairs.owner[order], np.arange(len(self._ids))
+        starts, stops = np.searchsorted(owner, owners, "left"), np.searchsorted(owner, owners, "right")
         full = np.flatnonzero(stops - starts >= self._k)
         self._edges[full, 0] = pairs.similarity[order[starts[full] + self._k - 1]] - NEAR
         rows = np.flatnonzero(pairs.similarity >= self._edges[pairs.owner, 0])
@@ -229,7 +229,7 @@ def renew_neighbours(
             "AND neighbour_id IN (SELECT model_id FROM listed)",
             [representation],
         )["model_id"]
-    again = np.union1d(added, np.setdiff1d(naming, removed))
+    recomputed = np.union1d(added, np.setdiff1d(naming, removed))
     # The lists that are not recomputed. A model without neighbours has no rows yet.
     unchanged = tables.arrays(
         "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
@@ -238,11 +238,11 @@ def renew_neighbours(
         "GROUP BY ALL ORDER BY ALL",
         [NEIGHBOURS, base, representation],
     )
-    stays = np.isin(unchanged["model_id"], again, invert=True)
+    is_unchanged = np.isin(unchanged["model_id"], recomputed, invert=True)
     lists, found_entering = [], []
     for chosen, existing in (
-        (added, (unchanged["model_id"][stays], unchanged["last"][stays])),
-        (np.setdiff1d(again, added), None),
+        (added, (unchanged["model_id"][is_unchanged], unchanged["last"][is_unchanged])),
+        (np.setdiff1d(recomputed, added), None),
     ):
         queries = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
         new_lists, entering = nearest(index, queries, NEIGHBOURS, existing)
@@ -252,7 +252,7 @@ def renew_neighbours(
     changed = Pairs.together(found_entering)
     if len(changed.owner):
         with tables.listed(np.unique(changed.owner)):
-            old = tables.arrays(
+            former_lists = tables.arrays(
                 "SELECT model_id::BIGINT AS owner, neighbour_id::BIGINT AS neighbour, similarity FROM neighbours "
                 "WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
                 [representation],
@@ -266,11 +266,11 @@ def renew_neighbours(
                 new_lists[tile] = index.exact(index.table(owner_ids), row, near[tile])
             return new_lists
 
-        longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)
+        longer, _ = Pairs.together([Pairs(**former_lists), changed]).first(NEIGHBOURS, exact)
         entered = np.unique(longer.owner[np.isin(longer.neighbour, changed.neighbour)])
         is_changed = np.isin(longer.owner, entered)
         changed = Pairs(longer.owner[is_changed], longer.neighbour[is_changed], longer.similarity[is_changed])
-    with tables.listed(np.unique(np.concatenate([again, removed, changed.owner]))):
+    with tables.listed(np.unique(np.concatenate([recomputed, removed, changed.owner]))):
         tables.run(
             "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
             [representation],

@@ -22,7 +22,7 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
     store = ProfileStore(folder)
     published = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
     digests = list(store.digests())
-    gone = sorted(set(published) - set(digests))
+    removed = sorted(set(published) - set(digests))
     profiles: dict[str, Profile] = {}
     for digest in digests:
         if published.get(digest):  # a complete profile never changes
@@ -36,7 +36,7 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
             say(f"The profile {digest} belongs to a different model. {HINT} It is skipped.")
         elif profile.identity.base == base:
             profiles[digest] = profile
-    for digest in [*gone, *(profiles.keys() & published)]:
+    for digest in [*removed, *(profiles.keys() & published)]:
         tables.run(
             "DELETE FROM profile_layers WHERE profile_id IN (SELECT profile_id FROM profiles WHERE profile_key = ?)",
             [digest],
@@ -69,4 +69,4 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
         layer_rows += layers
     tables.insert("profiles", rows)
     tables.insert("profile_layers", layer_rows)
-    return bool(gone or profiles)
+    return bool(removed or profiles)

@@ -184,8 +184,8 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
         )
         claims = [{name: getattr(claim, name) for name in _CLAIM_FIELDS} for claim in facts.datasets]
         results = [{name: getattr(result, name) for name in _RESULT_FIELDS} for result in facts.evaluations]
-    fine_tune, odd = with_nulls("fine_tunes", row)
-    notes = [f"{column}: does not fit" for column in odd]
+    fine_tune, unfit_columns = with_nulls("fine_tunes", row)
+    notes = [f"{column}: does not fit" for column in unfit_columns]
     rows = {"fine_tunes": [fine_tune]}
     of_tables: dict[str, list[Row]] = {
         "tags": [{"tag": tag} for tag in facts.tags], "model_datasets": claims, "evaluations": results

@@ -162,9 +162,11 @@ def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     return frozenset(name for (name,) in names)
 
 
-def note_checksum(folder: AtlasFolder, coming: Path) -> None:
-    """Note the checksum of the next database, ``coming``; that of the current one stays valid. Raises OSError."""
-    paths = [folder.database, coming] if folder.database.is_file() and damage(folder) is None else [coming]
+def note_checksum(folder: AtlasFolder, next_database: Path) -> None:
+    """Note the checksum of ``next_database``; that of the current one stays valid. Raises OSError."""
+    paths = (
+        [folder.database, next_database] if folder.database.is_file() and damage(folder) is None else [next_database]
+    )
     rows = [{"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths]
     write_atomically(folder.checksums, add_checksum(canonical_json({"databases": rows})))
 

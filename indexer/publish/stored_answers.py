@@ -158,8 +158,10 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
                 continue
             lists = {name: line[name] for name in ("same", "models") if model in line.get(name, ())}
             if lists:
-                less = line | {name: [model_id for model_id in ids if model_id != model] for name, ids in lists.items()}
-                tables.put("answers", number, kind, child, _text(less))
+                shortened = line | {
+                    name: [model_id for model_id in ids if model_id != model] for name, ids in lists.items()
+                }
+                tables.put("answers", number, kind, child, _text(shortened))
 
     database = base_database(folder.listing(base))
     if database.exists():

@@ -65,8 +65,10 @@ class Tables:
         self.run(f"CREATE OR REPLACE TEMP TABLE updates (model_id INTEGER{types})")
         self.insert("updates", rows)
         values = ", ".join(f"{name} = updates.{name}" for name in columns)
-        differs = " OR ".join(f"updates.{name} IS DISTINCT FROM {table}.{name}" for name in columns)
-        self.run(f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({differs})")
+        condition = " OR ".join(f"updates.{name} IS DISTINCT FROM {table}.{name}" for name in columns)
+        self.run(
+            f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({condition})"
+        )
         self.run("DROP TABLE updates")
 
     def delete(

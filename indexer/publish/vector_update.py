@@ -111,7 +111,7 @@ class VectorUpdates:
         Returns the models whose record cannot be published, by id, with their name and the reason; none of their
         vectors is added.
         """
-        lost: dict[int, tuple[str, InvalidValue]] = {}
+        rejected: dict[int, tuple[str, InvalidValue]] = {}
         signatures: list[Row] = []
         store = RecordStore(self.folder)
         for model_id, model, record_key in self.tables.rows(
@@ -131,14 +131,14 @@ class VectorUpdates:
                     model_id, record_key, self.publication.base, store, [vectors.representation for vectors in needed]
                 )
             except InvalidValue as why:
-                lost[model_id] = (model, why)
+                rejected[model_id] = (model, why)
                 continue
             self.add(needed, model_id, vectors_by_name, is_sampled=rows["records"][0]["read"] == "sample")
             if any(vectors.name == DEFAULT for vectors in needed):
                 signatures.append({"model_id": model_id, "signature": rows["records"][0]["signature"]})
         if signatures:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
-        return lost
+        return rejected
 
     def read_moving(self, stale: Collection[int]) -> dict[int, tuple[str, InvalidValue]]:
         """Read the records of all models of the representations whose centre moves; returns as ``read_records``.
@@ -154,13 +154,13 @@ class VectorUpdates:
                     moving[vectors] = set(centring.staying.tolist())
         if not moving:
             return {}
-        lost = self.read_records(moving)
-        for vectors in moving if not lost else ():
+        rejected = self.read_records(moving)
+        for vectors in moving if not rejected else ():
             self.say(
                 f"{self.base}, {vectors.name}: the centre of the full fine-tunes moves, because they have grown by "
                 f"half: all {len(vectors.new.ids):,} vectors are rewritten"
             )
-        return lost
+        return rejected
 
     def _wanted(self) -> list[PublishedVectors]:
         return [vectors for vectors in self.all if vectors not in self.offered or self.is_wanted(vectors)]
@@ -210,14 +210,14 @@ class VectorUpdates:
 
     def _has_outgrown_null(self, representation: str) -> bool:
         """Whether some group has grown by half since its null distribution was computed."""
-        before = dict(
+        former_counts = dict(
             self.tables.rows(
                 "SELECT vector_group, models FROM internal.null_groups WHERE base = ? AND representation = ?",
                 [self.base, representation],
             )
         )
-        now = _labelled_groups(self.tables, self.base)
-        return any(count >= max(1, GROWTH * before.get(group, 0)) for group, count in now.items())
+        current_counts = _labelled_groups(self.tables, self.base)
+        return any(count >= max(1, GROWTH * former_counts.get(group, 0)) for group, count in current_counts.items())
 
 
 def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:

@@ -115,15 +115,15 @@ class PublishedVectors:
         self.name = representation.name
         published = read_published(tables.connection, base, self.name)
         # A representation that is added later has vectors of the length asked for before.
-        like = published or read_published(tables.connection, base, DEFAULT)
-        self.budget_before = like.budget if like is not None else None
+        published_before = published or read_published(tables.connection, base, DEFAULT)
+        self.budget_before = published_before.budget if published_before is not None else None
         self.budget = vector_length or self.budget_before
         self.representation = representation.of_length(self.budget)
         # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
         former_vectors = published
         if published is not None:
-            before = (published.version, published.rank, representation.of_length(published.budget))
-            if before != (representation.version, rank, self.representation):
+            former_form = (published.version, published.rank, representation.of_length(published.budget))
+            if former_form != (representation.version, rank, self.representation):
                 former_vectors = None
             elif published.count and published.length != (representation.length or published.length):
                 former_vectors = None  # the base has other words: its tokenizer can be read now
