@@ -177,15 +177,15 @@ def renew_initialisations(tables: Tables, base: str, matrices: int, fresh: Colle
         "WHERE base = ? AND row_space IS NOT NULL ORDER BY model_id",
         [base],
     )
-    new = [index for index, row in enumerate(rows) if row[0] in fresh]
-    if not new:
+    new_rows = [index for index, row in enumerate(rows) if row[0] in fresh]
+    if not new_rows:
         return
     ids = [row[0] for row in rows]
     groups: list[int | None] = [row[1] for row in rows]
     is_known = np.array([model_id not in fresh for model_id in ids])
     sketches = from_texts([row[2] for row in rows], matrices)
     changed = set()
-    for index, agreements in zip(new, agreement(sketches[new], sketches), strict=True):
+    for index, agreements in zip(new_rows, agreement(sketches[new_rows], sketches), strict=True):
         best = int(np.where(is_known, agreements, -1).argmax())
         is_known[index] = True
         if best == index or agreements[best] < ALIKE:

@@ -100,8 +100,8 @@ def nearest(
                     if is_output:
                         are_pairs = similarities > -np.inf
                         similarities = np.where(are_pairs, similarities, -np.inf)
-                    chosen = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
-                    similarities[chosen != is_output] = -np.inf
+                    compares_output = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
+                    similarities[compares_output != is_output] = -np.inf
                 nearest_lists.take(similarities, ids)
                 if edges is not None:
                     rows, columns = np.nonzero(similarities >= edges)
@@ -146,11 +146,11 @@ class _Columns:
         own_columns = positions(self.vectors.ids, ids)
         own_rows = positions(ids, self.vectors.ids[own_columns])
         for start in range(0, len(self.vectors), step):
-            stored = self.vectors.stored[start : start + step]
-            tile = slice(start, start + len(stored))
+            stored_rows = self.vectors.stored[start : start + step]
+            tile = slice(start, start + len(stored_rows))
             # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
-            np.copyto(aligned[: len(stored)], stored)
-            similarities = matrix @ aligned[: len(stored)].T
+            np.copyto(aligned[: len(stored_rows)], stored_rows)
+            similarities = matrix @ aligned[: len(stored_rows)].T
             if self.masks.blocks:
                 similarities /= divisors[:, self.kinds[tile]]
             np.clip(similarities, -1.0, 1.0, out=similarities)
@@ -191,8 +191,8 @@ class _Lists:
         order = np.lexsort((-pairs.similarity, pairs.owner))
         owner, owners = pairs.owner[order], np.arange(len(self._ids))
         starts, stops = np.searchsorted(owner, owners, "left"), np.searchsorted(owner, owners, "right")
-        full = np.flatnonzero(stops - starts >= self._k)
-        self._edges[full, 0] = pairs.similarity[order[starts[full] + self._k - 1]] - NEAR
+        full_owners = np.flatnonzero(stops - starts >= self._k)
+        self._edges[full_owners, 0] = pairs.similarity[order[starts[full_owners] + self._k - 1]] - NEAR
         rows = np.flatnonzero(pairs.similarity >= self._edges[pairs.owner, 0])
         self._pairs = [Pairs(pairs.owner[rows], pairs.neighbour[rows], pairs.similarity[rows])]
         self._count = len(rows)
@@ -240,11 +240,13 @@ def renew_neighbours(
     )
     is_unchanged = np.isin(unchanged["model_id"], recomputed, invert=True)
     lists, found_entering = [], []
-    for chosen, existing in (
+    for owner_ids_of_pass, existing in (
         (added, (unchanged["model_id"][is_unchanged], unchanged["last"][is_unchanged])),
         (np.setdiff1d(recomputed, added), None),
     ):
-        queries = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+        queries = (
+            index.rows(owner_ids_of_pass[start : start + step]) for start in range(0, len(owner_ids_of_pass), step)
+        )
         new_lists, entering = nearest(index, queries, NEIGHBOURS, existing)
         lists.append(new_lists)
         found_entering.append(entering)

@@ -108,14 +108,14 @@ def known_models(
     models: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
     rows = _rows_of(earlier, "fine_tunes", f"SELECT {_MODEL_COLUMNS} FROM fine_tunes ORDER BY model_id")
-    missing = [row for row in rows if row["base"] == base and row["model"] not in listed]
+    unlisted_rows = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     # Datasets that the files beside the weights name are in the record.
     tables = (("tags", "tag", ""), ("model_datasets", "raw", "WHERE source <> 'training' "))
-    for table, column, condition in tables if missing else ():
+    for table, column, condition in tables if unlisted_rows else ():
         for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} {condition}ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
-    for row in missing:
+    for row in unlisted_rows:
         card = {
             "license": row["licence"],
             "license_name": row["licence_name"],

@@ -59,12 +59,12 @@ def publish(
     """
     import duckdb
 
-    chosen = list(publications)
+    publication_list = list(publications)
 
     def run(limit: int | None) -> None:
         superseded: list[str] = []
         with staged_publish(folder, from_scratch=from_scratch, memory=limit) as tables:
-            for publication in chosen:
+            for publication in publication_list:
                 publisher = _Publisher(folder, tables, publication, say)
                 publisher.run(representations)
                 superseded += publisher.superseded
@@ -112,14 +112,14 @@ class _Publisher:
         }
         ids = self._assign_ids({model: row[0] for model, row in former_rows.items()})
         renewed = self.publication.renewed
-        changed = [
+        changed_entries = [
             entry
             for entry in self.publication.entries
             if former_rows.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint or entry.listed.id in renewed
         ]
         reread = [
             entry
-            for entry in changed
+            for entry in changed_entries
             if former_rows.get(entry.listed.id, (0, "", None))[2] != entry.record_key
             or entry.listed.id in renewed
             or entry.tracked is not None  # which may be what has changed
@@ -128,7 +128,7 @@ class _Publisher:
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         touched = with_duplicates(self.tables, stale)
         self.tables.delete((*_RECORD_TABLES, *_LISTING_TABLES), withdrawn)
-        self._listing_tables(changed, ids)
+        self._listing_tables(changed_entries, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
@@ -144,9 +144,9 @@ class _Publisher:
             unpublished, of_lost = self._unpublish(updates.read_records(dict.fromkeys(all_needed, all_ids)))
             # Before the centre is computed, because duplicates share one vote.
             within = Thresholds().duplicate_within
-            if changed or withdrawn or unpublished:
+            if changed_entries or withdrawn or unpublished:
                 renew_duplicates(self.tables, self.store, self.base, within, touched | of_lost)
-            if changed or withdrawn or unpublished:
+            if changed_entries or withdrawn or unpublished:
                 renew_runs(self.tables, self.base)
             removed = [*stale, *unpublished]
             while True:  # once, unless records turn out to be damaged
@@ -156,8 +156,8 @@ class _Publisher:
                 removed += unpublished
                 renew_duplicates(self.tables, self.store, self.base, within, of_lost)
                 renew_runs(self.tables, self.base)
-            fresh = {ids[entry.listed.id] for entry in reread}
-            renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
+            reread_ids = {ids[entry.listed.id] for entry in reread}
+            renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), reread_ids)
             updates.publish(removed, ids.values(), has_new_profiles)
         for kind in ANSWERS:
             renew_answers(kind, self.tables, self.folder, self.base)
