@@ -290,11 +290,11 @@ def _columns(class_: Hashable) -> tuple[Column, ...]:
     ordered = sorted(
         columns_by_name.values(), key=lambda column: order.index(column.name) if column.name in order else len(order)
     )
-    for moved in [column for column in ordered if column.marker(After) is not None]:
-        names = ["", *(column.name for column in ordered if column is not moved)]
-        if moved.marker(After).name in names:  # else it stays where it is
-            ordered.remove(moved)
-            ordered.insert(names.index(moved.marker(After).name), moved)
+    for column_to_move in [column for column in ordered if column.marker(After) is not None]:
+        names = ["", *(column.name for column in ordered if column is not column_to_move)]
+        if column_to_move.marker(After).name in names:  # else it stays where it is
+            ordered.remove(column_to_move)
+            ordered.insert(names.index(column_to_move.marker(After).name), column_to_move)
     return tuple(column for column in ordered if column.marker(Hidden) is None)
 
 
@@ -647,8 +647,8 @@ def answered(subjects: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Ans
             text = error.text if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
             yield Answered(subject, error=text)
         except Exception as error:
-            if (missing := missing_extra(error)) is not None:
-                yield Answered(subject, error=str(missing))
+            if (missing_package := missing_extra(error)) is not None:
+                yield Answered(subject, error=str(missing_package))
                 continue
             yield Answered(subject, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
         else:
@@ -701,7 +701,7 @@ def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
         return frames.Series(values, dtype=kind)
     if any(isinstance(value, list | dict) for value in values):
         return frames.Series(values, dtype=object)
-    present = {type(value) for value in values if value is not None}
-    is_missing = len(present) and any(value is None for value in values)
-    nullable = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
+    types = {type(value) for value in values if value is not None}
+    is_missing = len(types) and any(value is None for value in values)
+    nullable = {int: "Int64", bool: "boolean"}.get(next(iter(types))) if is_missing and len(types) == 1 else None
     return frames.Series(values, dtype=nullable) if nullable else frames.Series(values)

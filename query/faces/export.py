@@ -88,8 +88,8 @@ class ModelVectors(Result):
         if unknown:
             raise AtlasError(f"{unknown[0]} has no {self.representation!r} vector.", "Names are in `models`.")
         table = VectorTable(self.matrix, self.blocks, self.outputs, self.groups)
-        chosen = table if models is None else table.take([index_of[name] for name in models])
-        return np.asarray(chosen.similarities(table), dtype=np.float32)
+        query_table = table if models is None else table.take([index_of[name] for name in models])
+        return np.asarray(query_table.similarities(table), dtype=np.float32)
 
     @property
     def rows(self) -> list[VectorOf]:
@@ -133,8 +133,8 @@ class ModelVectors(Result):
             names = {"model": self.models, "author": self.authors, "relation": self.relations}
             name_columns = {name: np.array(values, dtype=str) for name, values in names.items()}
             first = np.array([";".join(model_datasets) for model_datasets in self.datasets], dtype=str)
-            about = {name: np.array(value) for name, value in self.to_dict().items() if name != "models"}
-            np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **name_columns, **about)  # type: ignore[arg-type]
+            scalars = {name: np.array(value) for name, value in self.to_dict().items() if name != "models"}
+            np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **name_columns, **scalars)  # type: ignore[arg-type]
         else:
             import pyarrow as pa
 

@@ -64,11 +64,11 @@ class CommonWords:
         numbers, other_numbers = (
             {word: column for column, word in enumerate(vocabulary)} for vocabulary in (words, other_words)
         )
-        common = tuple(word for word in words if word in other_numbers)
+        common_words = tuple(word for word in words if word in other_numbers)
         return cls(
-            common,
-            np.array([numbers[word] for word in common], dtype=np.intp),
-            np.array([other_numbers[word] for word in common], dtype=np.intp),
+            common_words,
+            np.array([numbers[word] for word in common_words], dtype=np.intp),
+            np.array([other_numbers[word] for word in common_words], dtype=np.intp),
         )
 
     def __len__(self) -> int:
@@ -80,9 +80,9 @@ def common_parts(vectors: NDArray[np.floating[Any]], columns: Integers, dtype: A
 
     Zeros for a model that moved fewer than FEWEST_MOVED of these words farther than others of its base.
     """
-    chosen = vectors[:, columns].astype(dtype)
-    chosen[np.count_nonzero(chosen > 0, axis=1) < FEWEST_MOVED] = 0
-    return unit_norm(chosen)
+    parts = vectors[:, columns].astype(dtype)
+    parts[np.count_nonzero(parts > 0, axis=1) < FEWEST_MOVED] = 0
+    return unit_norm(parts)
 
 
 @dataclass(frozen=True)

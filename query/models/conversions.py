@@ -63,13 +63,13 @@ def _of_row(row: Mapping[str, Any]) -> Conversion:
 
 def conversion_of(atlas: AtlasReader, indexed: IndexedModel) -> Conversion:
     """A conversion that the atlas lists, by its stored answer. Raises AtlasError if there is none."""
-    stored = stored_conversion(atlas, indexed.model_id)
-    if stored is None:
+    conversion = stored_conversion(atlas, indexed.model_id)
+    if conversion is None:
         raise AtlasError(
             f"{indexed.model} is a conversion, and this atlas does not say of which model.",
             Text("Look for its source: ", Call("lineage", indexed.model, fresh=True)),
         )
-    return stored
+    return conversion
 
 
 def read_conversion(

@@ -134,22 +134,22 @@ def _read_unindexed(
     described, published_base = describe_unindexed(atlas, reference, base)
     from indexer.records.representations.registry import representation_named
 
-    chosen = representation_named(representation)
-    if chosen.from_tables:
-        raise chosen.absent(reference.id)
-    needs_full = chosen.needs_all_rows and not reference.source.is_remote
+    kind_of_vector = representation_named(representation)
+    if kind_of_vector.from_tables:
+        raise kind_of_vector.absent(reference.id)
+    needs_full = kind_of_vector.needs_all_rows and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
-    chosen = chosen.with_words(atlas.base_row(record.identity.base)["words"] or ())
-    if not chosen.is_held_by(record) and record.is_sampled:
+    kind_of_vector = kind_of_vector.with_words(atlas.base_row(record.identity.base)["words"] or ())
+    if not kind_of_vector.is_held_by(record) and record.is_sampled:
         raise AtlasError(
             f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
             Text(f"Read all of it ({size_in_words(record.block_bytes)}): ", Call(read="full")),
         )
     identity = record.identity
     published = atlas.published(identity.base, representation)
-    if chosen.version != published.version:
+    if kind_of_vector.version != published.version:
         raise AtlasError(
-            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
+            f"The atlas holds version {published.version} of {representation!r}, this is {kind_of_vector.version}.",
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)

@@ -272,15 +272,15 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     It says so if the name is that of a base, of a model with another revision, or of one that was listed but not read.
     """
     reference = ModelRef.parse(name)
-    listed = atlas.rows(
+    listed_rows = atlas.rows(
         'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
         [reference.id] * 2,
     )
-    if listed and reference.revision is None:
-        return AtlasError(f"{listed[0]['model']} is listed in this atlas but was not read.", hint)
-    if listed:
-        commit = f"commit {listed[0]['commit'][:12]}" if listed[0]["commit"] else "an unknown commit"
-        message = f"This atlas holds {listed[0]['model']} at {commit}, not at {reference.revision}."
+    if listed_rows and reference.revision is None:
+        return AtlasError(f"{listed_rows[0]['model']} is listed in this atlas but was not read.", hint)
+    if listed_rows:
+        commit = f"commit {listed_rows[0]['commit'][:12]}" if listed_rows[0]["commit"] else "an unknown commit"
+        message = f"This atlas holds {listed_rows[0]['model']} at {commit}, not at {reference.revision}."
         return AtlasError(message, f"Leave @{reference.revision} out.")
     if (error := base_error(atlas, reference.id)) is not None:
         return error

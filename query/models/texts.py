@@ -317,14 +317,16 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
     fields = list(names)
     if field in fields:
         return str(field)
-    listed = ", ".join(shown(field_name, 40) for field_name in fields[:12]) or "none"
+    names_listed = ", ".join(shown(field_name, 40) for field_name in fields[:12]) or "none"
     if field is not None:
         raise BadArgument(
-            f"{where} has no field {field!r}; its fields are: {listed}.", Text("Name one: ", Call(field="NAME"))
+            f"{where} has no field {field!r}; its fields are: {names_listed}.", Text("Name one: ", Call(field="NAME"))
         )
     if _USUAL_FIELD in fields or len(fields) == 1:
         return _USUAL_FIELD if _USUAL_FIELD in fields else fields[0]
-    raise BadArgument(f"{where} has several fields: {listed}.", Text("Say which holds the text: ", Call(field="NAME")))
+    raise BadArgument(
+        f"{where} has several fields: {names_listed}.", Text("Say which holds the text: ", Call(field="NAME"))
+    )
 
 
 def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:

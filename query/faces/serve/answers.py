@@ -70,10 +70,10 @@ def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
     for column in columns(row):
         if column.marker(Shown) is not None or (keys is not None and column.key not in keys):
             continue
-        described = _described(column, None)
+        described_type = _described(column, None)
         condition: If | None = column.marker(If)
         is_required = condition is None or condition.in_tables
-        parts[column.key] = described if is_required else NotRequired[described]
+        parts[column.key] = described_type if is_required else NotRequired[described_type]
     return TypedDict(row.__name__, parts)  # type: ignore[operator]
 
 

@@ -109,8 +109,8 @@ def _members(clusters: Any, arguments: Arguments) -> Arguments:
     return {"members": [] if cluster is None else clusters.names_in(cluster)}
 
 
-def _first(listed: Any, arguments: Arguments) -> Arguments:
-    rows, limit = listed.to_rows(), arguments["limit"]
+def _first(result: Any, arguments: Arguments) -> Arguments:
+    rows, limit = result.to_rows(), arguments["limit"]
     return {"datasets": rows[:limit], "truncated": len(rows) > limit}
 
 
@@ -128,12 +128,12 @@ class Exact(list[Any]):
     """Rows whose numbers are not rounded."""
 
 
-def _own(kind: Any, about: str, default: Any = inspect.Parameter.empty, **bounds: Any) -> tuple[Any, Any]:
-    return Annotated[kind, Field(description=about, **bounds)], default
+def _own(kind: Any, description: str, default: Any = inspect.Parameter.empty, **bounds: Any) -> tuple[Any, Any]:
+    return Annotated[kind, Field(description=description, **bounds)], default
 
 
-def _key(kind: Any, about: str) -> Any:
-    return Annotated[kind, Field(description=about)]
+def _key(kind: Any, description: str) -> Any:
+    return Annotated[kind, Field(description=description)]
 
 
 _MODEL = _key(str, "Id of the model: owner/name on the Hub, or local:NAME for one that was added from a folder.")
@@ -251,8 +251,8 @@ _SHAPES: dict[str, Shape] = {
 def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
     """The shape of a question's tool; for plugins, one with the whole answer under one key."""
     kind = Any if result is None else answers.row_type(result)
-    about = "The answer of the question, as the JSON object of its command."
-    return _SHAPES.get(entry.name) or Shape(extra_keys={"answer": _key(kind, about)})
+    description = "The answer of the question, as the JSON object of its command."
+    return _SHAPES.get(entry.name) or Shape(extra_keys={"answer": _key(kind, description)})
 
 
 _Bases = answers.answer_type(
@@ -352,8 +352,8 @@ class Tools:
         Notes contain calls of tools; a note whose call is not a tool has a command, for the user of the agent.
         """
         notes = [] if result is None else [self._for_agents(note) or for_command_line(note) for note in result.notes]
-        common = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
-        answer = {**common, "shortened": [], **parts}
+        usual_keys = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
+        answer = {**usual_keys, "shortened": [], **parts}
         rounded = {
             name: list(value) if isinstance(value := answer[name], Exact) else answers.rounded(as_plain(value))
             for name in kind.__annotations__

@@ -133,8 +133,8 @@ class AuthorRuns:
         def arrangements(sweeps: Integers, columns: Sequence[slice]) -> Iterator[list[int]]:
             for contents in _every_order([_contents(row, columns) for row in sweep_labels[sweeps].tolist()]):
                 parts = [list(_every_order(part)) for content in contents for part in content]
-                for chosen in product(*parts):
-                    yield list(chain.from_iterable(chosen))
+                for arrangement in product(*parts):
+                    yield list(chain.from_iterable(arrangement))
 
         groups = self.exchangeable
         sweep_order = np.concatenate([row[part] for sweeps, columns in groups for row in sweeps for part in columns])

@@ -91,9 +91,9 @@ def count_matches(
     count = len(order)
     counts = np.empty(len(rows), dtype=np.intp)
     beyond = limits * 2 > count
-    for chosen, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
-        for group in by_width(widths[chosen], 1 << 17):
-            part = chosen[group]
+    for list_rows, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
+        for group in by_width(widths[list_rows], 1 << 17):
+            part = list_rows[group]
             width = int(widths[part[-1]])
             if widths is limits:
                 matches = is_match(rows[part], order[rows[part], :width])
@@ -208,15 +208,15 @@ class _Exact:
         """Compute whole lists again."""
         count = keys.shape[1]
         step = max(1, _PANEL // (2 * max(1, self.table.inputs.shape[1])))
-        for chosen in (rows[start : start + step] for start in range(0, len(rows), step)):
-            part = self.table.take(models[chosen])
-            similarity = np.empty((len(chosen), count))
+        for key_rows in (rows[start : start + step] for start in range(0, len(rows), step)):
+            part = self.table.take(models[key_rows])
+            similarity = np.empty((len(key_rows), count))
             for start in range(0, count, step):
                 block = self.table.take(slice(start, start + step))
                 similarity[:, start : start + step] = part.similarities(block, np.float64)
             list_keys = _keys(similarity, np.arange(count, dtype=np.uint64))
             list_keys.sort(axis=1)
-            keys[chosen] = list_keys
+            keys[key_rows] = list_keys
 
     def _pairs(self, rows: Integers, columns: Integers) -> npt.NDArray[np.float64]:
         """Similarities of pairs of models."""
