@@ -182,7 +182,7 @@ def identify(
     """
     names = [models] if isinstance(models, str | Path) else list(models)
     required = [require_base] if isinstance(require_base, str) else list(require_base)
-    allowed = {atlas.base_named(name) for name in required}
+    allowed_bases = {atlas.base_named(name) for name in required}
     bases: list[KnownBase] | None = None
     items: list[BaseOfModel] = []
     is_allowed: dict[str, bool | None] = {}
@@ -191,17 +191,17 @@ def identify(
             reference = ModelRef.parse(name)
             indexed = atlas.find(reference) if reference.is_name and not fresh else None
             if indexed is not None and indexed.status == "indexed":
-                answer = _of_record(atlas, name, indexed, allowed)
+                answer = _of_record(atlas, name, indexed, allowed_bases)
             else:
                 bases = known_bases_of(atlas) if bases is None else bases
-                answer = _as_rows(name, identified(atlas, reference, bases), allowed)
+                answer = _as_rows(name, identified(atlas, reference, bases), allowed_bases)
         except AtlasError as error:
             if len(names) == 1 and isinstance(models, str | Path):
                 raise
             answer = _BasesOfModel([BaseOfModel(name, None, None, None, [], for_command_line(error.text))], None)
         items += answer.rows
         is_allowed[name] = answer.is_allowed
-    return BasesOfModels(tuple(items), is_allowed if allowed else {})
+    return BasesOfModels(tuple(items), is_allowed if allowed_bases else {})
 
 
 def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
@@ -219,7 +219,7 @@ def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBas
     return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *runners_up))
 
 
-def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _BasesOfModel:
+def _as_rows(name: str, identification: Identification, allowed_bases: set[str]) -> _BasesOfModel:
     rows = [
         BaseOfModel(name, row.base, _rounded(row.probability), row.relation, list(row.evidence))
         for row in identification.candidates
@@ -227,7 +227,7 @@ def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _B
     if identification.none >= _LEAST_NONE or not rows:
         rows.append(BaseOfModel(name, None, _rounded(identification.none), NO_BASE, list(identification.none_evidence)))
     rows.sort(key=lambda row: -(row.probability or 0.0))
-    return _BasesOfModel(rows, identification.is_from(allowed))
+    return _BasesOfModel(rows, identification.is_from(allowed_bases))
 
 
 def _rounded(probability: float) -> float:
@@ -235,7 +235,7 @@ def _rounded(probability: float) -> float:
     return min(round(probability, 4), _LARGEST)
 
 
-def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed: set[str]) -> _BasesOfModel:
+def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed_bases: set[str]) -> _BasesOfModel:
     """The result of the comparison when the model was indexed, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
@@ -246,7 +246,7 @@ def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed: set[
     related = [row for row in indexed if not row["is_unrelated"]]
     if not related:
         words = [f"when it was indexed, its weights were not those of {row['base']}, which it names" for row in indexed]
-        return _BasesOfModel([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed else None)
+        return _BasesOfModel([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed_bases else None)
     rows = []
     for row in related:
         if row["relation"] == "adapter":
@@ -257,5 +257,5 @@ def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed: set[
             words, probability = [f"{extent}, compared when it was indexed{cosine}"], _OF_RECORD
             relation = "the base itself" if row["is_copy"] else "fine-tune"
         rows.append(BaseOfModel(name, row["base"], round(probability / len(related), 4), relation, words))
-    is_allowed = rows[0].base in allowed if len({row.base in allowed for row in rows}) == 1 else None
-    return _BasesOfModel(rows, is_allowed if allowed else None)
+    is_allowed = rows[0].base in allowed_bases if len({row.base in allowed_bases for row in rows}) == 1 else None
+    return _BasesOfModel(rows, is_allowed if allowed_bases else None)

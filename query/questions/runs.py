@@ -150,7 +150,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         AtlasError: the base is unknown.
     """
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
-    listed = [
+    runs_found = [
         Run(
             base=rows[-1]["base"],
             run=_name_of(rows),
@@ -166,7 +166,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         )
         for rows in groups.values()
     ]
-    return Runs(tuple(sorted(listed, key=lambda run: (-run.checkpoints, run.base, run.run))))
+    return Runs(tuple(sorted(runs_found, key=lambda run: (-run.checkpoints, run.base, run.run))))
 
 
 @question(agents=Tool("Show the path of a training run: per checkpoint its distance from the base and its losses."))
@@ -243,10 +243,10 @@ def _name_of(rows: Sequence[Mapping[str, Any]]) -> str:
     names = {_NUMBER.sub("", row["model"]) or row["model"] for row in rows}
     first, last = min(names), max(names)
     length = next((position for position, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    common = first[:length].rstrip("-_./")
+    common_name = first[:length].rstrip("-_./")
     last = str(rows[-1]["model"])
-    is_own = len(common) > len(last.partition("/")[0]) if "/" in last else common != "local:"
-    return common if common and is_own else last
+    is_own = len(common_name) > len(last.partition("/")[0]) if "/" in last else common_name != "local:"
+    return common_name if common_name and is_own else last
 
 
 def _similarities_to_last(atlas: AtlasReader, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:

@@ -393,13 +393,13 @@ def _across(
     if resolved.is_copy:
         raise AtlasError(f"{resolved.name} is {resolved.as_copy}: it moved no word.", "")
     vector = vector_of(atlas, resolved, WORDS.name)
-    allowed = _allowed(atlas, resolved, other_authors, None)
+    allowed_ids = _allowed(atlas, resolved, other_authors, None)
     if where is not None:
         from query.questions.sql import asked_condition
 
         condition = asked_condition(atlas.connection, where)
-        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
-    nearest, notes = nearest_by_words(atlas, resolved.base, vector, k, allowed, other_base)
+        allowed_ids = np.intersect1d(allowed_ids, np.asarray(condition.model_ids(), dtype=np.int64))
+    nearest, notes = nearest_by_words(atlas, resolved.base, vector, k, allowed_ids, other_base)
     facts = _facts_of(atlas, [neighbour.model_id for neighbour in nearest])
     neighbours = tuple(
         Neighbour(
@@ -441,8 +441,8 @@ def _allowed(atlas: AtlasReader, model: ResolvedModel, other_authors: bool, base
     )
     # As an array: making rows of a large atlas would take longer than the search.
     rows = atlas.connection.execute(statement, [base, model.model_id, other_authors, model.author]).fetchnumpy()
-    allowed: NDArray[np.int64] = rows["model_id"].astype("int64")
-    return allowed
+    allowed_ids: NDArray[np.int64] = rows["model_id"].astype("int64")
+    return allowed_ids
 
 
 def nothing_like(model: str, base: str) -> str:
@@ -488,7 +488,7 @@ def stored_neighbours(atlas: AtlasReader, model: ResolvedModel, k: int, represen
     every = "1" * blocks  # the masks list only vectors that left a block unchanged
     mask = masks.get(model.model_id, every)
     ids_and_similarities = [(row["neighbour_id"], row["similarity"]) for row in rows]
-    facts = _known(atlas, model, ids_and_similarities, representation, published[0]["vectors"] - 1)
+    facts = _facts_of_neighbours(atlas, model, ids_and_similarities, representation, published[0]["vectors"] - 1)
     neighbours = []
     for row in rows:
         model_id = row.pop("neighbour_id")
@@ -517,17 +517,17 @@ def _search(
 
     vector = table_of(atlas, model, representation)
     index = atlas.index(model.base, representation)
-    allowed = _allowed(atlas, model, other_authors, model.base)
+    allowed_ids = _allowed(atlas, model, other_authors, model.base)
     if condition is not None:
-        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
-    nearest = index.search(vector, k, allowed)
+        allowed_ids = np.intersect1d(allowed_ids, np.asarray(condition.model_ids(), dtype=np.int64))
+    nearest = index.search(vector, k, allowed_ids)
     ids = [model_id for model_id, _ in nearest]
     shared = index.shared(vector, ids) if atlas.published(model.base, representation).per_delta else None
     fewest = fewest_shared(index.masks.blocks)
     reasons = _contributions(atlas, model.base, vector, ids, representation) if explain else {}
     sides = _sides(atlas, model, vector, ids, representation) if explain else {}
-    searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
-    facts = _known(atlas, model, nearest, representation, searched)
+    compared_count = len(np.intersect1d(index.ids, allowed_ids, assume_unique=True))  # copies have no vector
+    facts = _facts_of_neighbours(atlas, model, nearest, representation, compared_count)
     return [
         Neighbour(
             rank=rank,
@@ -542,16 +542,16 @@ def _search(
     ]
 
 
-def _known(
+def _facts_of_neighbours(
     atlas: AtlasReader,
     model: ResolvedModel,
     ids_and_similarities: list[tuple[int, float]],
     representation: str,
-    searched: int,
+    compared_count: int,
 ) -> dict[int, dict[str, Any]]:
     """Facts from the database on the nearest models and on their similarity to ``model``, by id.
 
-    ``searched``: how many models were compared with it.
+    ``compared_count``: how many models were compared with it.
     """
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
@@ -576,7 +576,7 @@ def _known(
     for row in rows:
         share, high = row.pop("unrelated").values()
         row |= {"background": share, "background_high": high}
-        row["expected_by_chance"] = None if share is None else share * searched
+        row["expected_by_chance"] = None if share is None else share * compared_count
     return {row.pop("model_id"): row for row in rows}
 
 

@@ -199,13 +199,13 @@ def _models_for(
         first += [(float(z[column]), int(ids[column]), part, column) for column in order.tolist()]
     facts = _facts(atlas, [model_id for _, model_id, _, _ in first])
     first.sort(key=lambda row: (-row[0], facts[row[1]]["model"]))
-    searched = sum(len(part.compared) for part in parts)
+    compared_count = sum(len(part.compared) for part in parts)
     rows = [
         LikelyModel(
             rank,
             score=score,
             p_value=float(part.p[column]),
-            expected_by_chance=float(part.p[column] * searched),
+            expected_by_chance=float(part.p[column] * compared_count),
             by_vocabulary=_or_none(part.cosines[0][0, column]),
             by_vectors=_or_none(part.cosines[1][0, column]),
             base=part.base if base is None else None,
@@ -214,11 +214,11 @@ def _models_for(
         for rank, (score, model_id, part, column) in enumerate(first[:k], start=1)
     ]
     for part in parts:
-        about = f"{part.base}: " if base is None else ""
-        notes += [f"{about}{note}" for note in part.notes]
+        prefix = f"{part.base}: " if base is None else ""
+        notes += [f"{prefix}{note}" for note in part.notes]
     p = np.concatenate([part.p[part.compared] for part in parts])
     return LikelyModels(
-        texts.name, base or f"{len(parts)} bases", len(texts), searched, standing_out(p, FALSE_DISCOVERIES),
+        texts.name, base or f"{len(parts)} bases", len(texts), compared_count, standing_out(p, FALSE_DISCOVERIES),
         tuple(rows), (*texts.notes, *notes),
     )  # fmt: skip
 

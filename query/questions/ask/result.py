@@ -77,17 +77,17 @@ class LikelyModels(Rows[LikelyModel]):
     @property
     def headline(self) -> str:
         """How many models stand out, and the first; or that none does."""
-        among = f"the {counted(self.searched, 'model')} of {self.base}"
+        population = f"the {counted(self.searched, 'model')} of {self.base}"
         such_texts = "texts like these" if self.file == GIVEN else f"texts like those of {self.file}"
         if not self.models:
             return f"There is no model of {self.base} to compare {self.file} with."
         if not self.standing_out:
-            return f"No model stands out: none of {among} was clearly tuned on {such_texts}."
+            return f"No model stands out: none of {population} was clearly tuned on {such_texts}."
         first, count = self.models[0], self.standing_out
         verb = "stands out" if count == 1 else "stand out"
         models = f"first {first.model}" if count > 1 else first.model
         on_card = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
-        return f"{count:,} of {among} {verb} as tuned on {such_texts}: {models}{on_card}."
+        return f"{count:,} of {population} {verb} as tuned on {such_texts}: {models}{on_card}."
 
 
 @dataclass(frozen=True)

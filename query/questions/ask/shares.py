@@ -94,7 +94,7 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
     if not is_known.any() or not np.nansum(met) or any(not file_counts.sum() for file_counts in counts):
         return None
     known_met = np.nan_to_num(met)
-    inside = np.maximum(np.array(covered), 1e-9)
+    coverage = np.maximum(np.array(covered), 1e-9)
     random = np.random.default_rng(0)
 
     def rates(weights: Sequence[Floats] | None) -> Floats:
@@ -107,12 +107,12 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
         return (1 - _FLOOR) * table + _FLOOR / len(table)
 
     def as_shares(tokens: Floats) -> Floats:
-        file_tokens = tokens[:-1] / inside
+        file_tokens = tokens[:-1] / coverage
         return file_tokens / max(file_tokens.sum(), 1e-12)
 
     start = np.full(len(counts) + 1, 2 * known_met.sum() / (len(counts) + 1))
     tokens = _most_likely(rates(None), known_met, is_known.astype(float), start, STEPS)
-    drawn = []
+    drawn_shares = []
     for _ in range(DRAWS):
         weights = [
             random.multinomial(file_counts.shape[0], np.full(file_counts.shape[0], 1 / file_counts.shape[0]))
@@ -121,9 +121,9 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
         rows = random.exponential(size=len(known_met)) * is_known
         first_guess = tokens + 0.01 * start
         drawn_rates = rates([file_weights.astype(float) for file_weights in weights])
-        drawn.append(as_shares(_most_likely(drawn_rates, known_met, rows, first_guess, STEPS_OF_A_DRAW)))
+        drawn_shares.append(as_shares(_most_likely(drawn_rates, known_met, rows, first_guess, STEPS_OF_A_DRAW)))
     shares = as_shares(tokens)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    low, high = np.quantile(drawn_shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Shares(
         shares,
         np.clip(shares - WIDENED * np.maximum(shares - low, 0), 0, 1),

@@ -127,7 +127,7 @@ def _licences(material: Material) -> list[DisjunctiveLicense]:
 
 
 def _pedigree(
-    model: str, steps: Iterable[Derivation], materials: Mapping[str, Material], above: set[str]
+    model: str, steps: Iterable[Derivation], materials: Mapping[str, Material], seen_models: set[str]
 ) -> Pedigree | None:
     """The ancestors of a model, each with its own ancestors; a model occurs only once."""
     own_steps = [step for step in steps if step.child == model and step.parent in materials]
@@ -135,8 +135,8 @@ def _pedigree(
         return None
     ancestors = []
     for step in own_steps:
-        is_new = step.parent not in above | {model}
-        above |= {model, step.parent}
+        is_new = step.parent not in seen_models | {model}
+        seen_models |= {model, step.parent}
         ancestor = _component(materials[step.parent], evidence=_evidence(step, materials[step.parent]))
         ancestor.properties.update(
             _properties(
@@ -148,7 +148,7 @@ def _pedigree(
             )
         )
         if is_new:
-            ancestor.pedigree = _pedigree(step.parent, steps, materials, above)
+            ancestor.pedigree = _pedigree(step.parent, steps, materials, seen_models)
         ancestors.append(ancestor)
     notes = "; ".join(f"{step.kind} ({step.parent}): {step.evidence or 'by its weights'}" for step in own_steps)
     return Pedigree(ancestors=ancestors, notes=notes)

@@ -217,8 +217,8 @@ def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
         if parent is None or parent == answer.base or parent in visited or len(visited) > _MOST_MODELS:
             continue
         visited.add(parent)
-        stored = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
-        queue += stored.edges if stored else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
+        stored_answer = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
+        queue += stored_answer.edges if stored_answer else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
 
 
 def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: str) -> Edge:

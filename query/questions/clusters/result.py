@@ -237,8 +237,10 @@ class Clusters(Result):
     @property
     def outlier_models(self) -> Annotated[list[Member], Doc("Models in no cluster, the most isolated first.")]:
         """Models outside every cluster, the most isolated first."""
-        outside = [member for member in self.members if member.cluster == OUTLIER]
-        return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
+        outliers = [member for member in self.members if member.cluster == OUTLIER]
+        return sorted(
+            outliers, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id)
+        )
 
     def value(self, labels: str, measure: str, among: str = "all") -> float | None:
         """One value of ``agreement``."""
@@ -327,8 +329,8 @@ class Clusters(Result):
         self,
     ) -> Annotated[list[dict[str, Any]], Shown("agreement", in_details=False), If()]:
         """The headline's measure, and all that compare models of different authors or datasets."""
-        shown = ("cross_author", "cross_dataset", "within_dataset")
-        return self._agreement(row for row in self.agreement if row.measure == AGREE[1] or row.among in shown)
+        selections = ("cross_author", "cross_dataset", "within_dataset")
+        return self._agreement(row for row in self.agreement if row.measure == AGREE[1] or row.among in selections)
 
     @property
     def whole_agreement(self) -> Annotated[list[dict[str, Any]], Shown("agreement"), Detail(), If()]:

@@ -191,9 +191,9 @@ class Combinations:
         """All choices of up to ``size`` members: with one recipe, by matrix, and for pairs by SLERP."""
         sums = []
         for count in range(1, min(size, self._count) + 1):
-            for chosen in combinations(range(self._count), count):
-                sums += [self.one_recipe(chosen), self.by_matrix(chosen)]
-                sums += [self.by_matrix(chosen, spherical=True)] if count == 2 else []
+            for members in combinations(range(self._count), count):
+                sums += [self.one_recipe(members), self.by_matrix(members)]
+                sums += [self.by_matrix(members, spherical=True)] if count == 2 else []
         return sums
 
 
@@ -237,9 +237,9 @@ def ranks_of(
         if square <= 4 * noise * difference.size:
             continue
         values = np.linalg.svd(difference, compute_uv=False).astype(np.float64) ** 2
-        allowed = max(4 * noise * difference.size, 1e-7 * square)
+        allowed_energy = max(4 * noise * difference.size, 1e-7 * square)
         tail_energies = np.cumsum(values[::-1])[::-1]
-        rank = int(np.count_nonzero(tail_energies > allowed))
+        rank = int(np.count_nonzero(tail_energies > allowed_energy))
         if rank > max_rank:
             return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
@@ -298,16 +298,16 @@ class SparseMerges:
         logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
         if len(logs) < _MIN_RATIOS:
             return no_multiple
-        inside = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
-        best = int(inside.argmax())
-        middle = float(np.median(logs[best : best + inside[best]]))
+        counts = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
+        best = int(counts.argmax())
+        middle = float(np.median(logs[best : best + counts[best]]))
         nearby_count = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(
             logs, middle - 10 * _RATIO_WIDTH
         )
-        background = max((nearby_count - inside[best]) / 19, 1.0)
+        background = max((nearby_count - counts[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
         explained = among & (np.abs(self._change - multiple * changes_p) <= 2 * blur + _RATIO_WIDTH * np.abs(changes_p))
-        return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
+        return float(counts[best] / sharp.sum()), float(counts[best] / background), explained
 
 
 # ---- quantisation ----

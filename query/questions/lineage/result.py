@@ -297,21 +297,24 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
         return columns[model]
 
     children: dict[str, list[str]] = {}
-    for model, above in parents.items():
+    for model, parents_of_model in parents.items():
         column(model, frozenset())
-        first = next((parent for parent in above if columns.get(parent, 0) < columns[model]), base)
+        first = next((parent for parent in parents_of_model if columns.get(parent, 0) < columns[model]), base)
         children.setdefault(first, []).append(model)
     positions_of: dict[str, tuple[int, float]] = {}
     row = 0.0
     stack: list[tuple[str, bool]] = [(base, False)]
     while stack:
         model, is_done = stack.pop()
-        below = children.get(model, [])
+        children_of_model = children.get(model, [])
         if is_done:
-            positions_of[model] = columns[model], sum(positions_of[child][1] for child in below) / len(below)
-        elif below:
+            positions_of[model] = (
+                columns[model],
+                sum(positions_of[child][1] for child in children_of_model) / len(children_of_model),
+            )
+        elif children_of_model:
             stack.append((model, True))
-            stack.extend((child, False) for child in reversed(below))
+            stack.extend((child, False) for child in reversed(children_of_model))
         else:
             positions_of[model] = columns[model], row
             row += 1
@@ -353,8 +356,8 @@ def tree_figure(
         )  # fmt: skip
     axes.set_xlim(-0.1, columns - 1 + 0.95)
     axes.set_ylim(-rows, 1)
-    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
-    handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in present]
+    kinds_drawn = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
+    handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in kinds_drawn]
     if any(edge.direction != "known" for edge in edges):
         handles.append(Line2D([], [], color=colours.ink, linestyle=_DASHED, linewidth=1.0, label="direction unknown"))
     style: dict[str, Any] = {"ncols": 4, "fontsize": 6, "frameon": False, "labelcolor": colours.ink}

@@ -91,10 +91,10 @@ class LineageRules:
         """Apply the rule with the most certain evidence; no edges if no rule applies."""
         if self.adapters is not None:
             decision = self.adapters.decide([sample for sample in samples if sample.parts.is_adapter])
-            full = [sample for sample in samples if not sample.parts.is_adapter]
+            full_models = [sample for sample in samples if not sample.parts.is_adapter]
             # Full models explain only the change of an adapter that was trained on the base itself.
             is_on_base = self.m.deltas is self.m.own
-            return decision or (self._exact_sum(full) if full and is_on_base else None) or Decision()
+            return decision or (self._exact_sum(full_models) if full_models and is_on_base else None) or Decision()
         # A copy of this model in fewer bits cannot be its parent, whatever the dates.
         samples = [
             sample
@@ -156,11 +156,11 @@ class LineageRules:
         Such a copy would look like a nearer relative than its original, because a rounded row equals many others.
         """
         fit = parent_fit(self.m, sample.parts)
-        for other in samples:
-            if self._is_recast(sample, other.parts):
+        for source in samples:
+            if self._is_recast(sample, source.parts):
                 return fit.equal == 0
-            if self._is_quantised(sample, other.parts):
-                return fit.residual > parent_fit(self.m, other.parts).residual
+            if self._is_quantised(sample, source.parts):
+                return fit.residual > parent_fit(self.m, source.parts).residual
         return False
 
     def _is_merge_of_target(self, sample: SampledWeights, samples: Sequence[SampledWeights]) -> bool:
@@ -169,14 +169,14 @@ class LineageRules:
         if self.siblings.has_order(sample.candidate) or not other_samples:
             return False
         sums = Combinations(sample.parts, [self.m, *(other_sample.parts for other_sample in other_samples)], self.base)
-        allowed = self._exact_residual(sample.parts)
+        allowed_residual = self._exact_residual(sample.parts)
         pairs = [
             sums.by_matrix((0, index), spherical=spherical)
             for index in range(1, len(other_samples) + 1)
             for spherical in (False, True)
         ]
         return any(
-            pair.residual <= allowed
+            pair.residual <= allowed_residual
             and pair.base_error < _SLERP_ERROR
             and bool((pair.mean > self.thresholds.min_weight).all())
             for pair in pairs
@@ -191,8 +191,12 @@ class LineageRules:
 
     def _copy(self, samples: Sequence[SampledWeights]) -> Decision | None:
         spacing = SPACING[self.m.precision]
-        full = [sample for sample in samples if not sample.parts.is_adapter]  # a merged adapter is not a copy of it
-        equal = [sample for sample in full if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME]
+        full_models = [
+            sample for sample in samples if not sample.parts.is_adapter
+        ]  # a merged adapter is not a copy of it
+        equal = [
+            sample for sample in full_models if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME
+        ]
         if not equal:
             return None
         first, *copies = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
@@ -242,11 +246,11 @@ class LineageRules:
             return None
         distinct = _distinct(samples)
         sums = Combinations(self.m, [sample.parts for sample in distinct], self.base).all_up_to(thresholds.max_parents)
-        allowed = thresholds.exact_residual + noise
+        allowed_residual = thresholds.exact_residual + noise
         exact = [
             combination
             for combination in sums
-            if combination.residual <= allowed and self._is_plausible(combination, distinct)
+            if combination.residual <= allowed_residual and self._is_plausible(combination, distinct)
         ]
         if not exact:
             return None
@@ -266,19 +270,19 @@ class LineageRules:
                 float(np.abs(combination.mean).sum()),
             ),
         )
-        chosen = [distinct[member] for member in best.members]
-        if len(chosen) == 1 and chosen[0].parts.is_adapter:
+        parents = [distinct[member] for member in best.members]
+        if len(parents) == 1 and parents[0].parts.is_adapter:
             evidence = "the adapter's change, added"
-            edge = self._edge(chosen[0].candidate, LORA, float(best.mean[0]), best.residual, evidence)
+            edge = self._edge(parents[0].candidate, LORA, float(best.mean[0]), best.residual, evidence)
             return Decision((edge,), is_settled=True)
         if best.spread < 1e-9:
             method = "linear" if abs(best.mean.sum() - 1) < 5e-3 else "task arithmetic"
         else:
-            method = "slerp" if len(chosen) == 2 else "layer by layer"
+            method = "slerp" if len(parents) == 2 else "layer by layer"
         evidence = "an exact sum of their changes"
         edges = tuple(
             self._edge(sample.candidate, MERGE, float(weight), best.residual, evidence, method=method)
-            for sample, weight in zip(chosen, best.mean, strict=True)
+            for sample, weight in zip(parents, best.mean, strict=True)
         )
         return Decision(edges, is_settled=True)
 
@@ -289,12 +293,12 @@ class LineageRules:
             other_parts = [samples[other_member].parts for other_member in members if other_member != member]
             sums = Combinations(samples[member].parts, other_parts, self.base)
             tried = (
-                sums.one_recipe(chosen)
+                sums.one_recipe(group)
                 for size in (2, 3)
-                for chosen in itertools.combinations(range(len(other_parts)), size)
+                for group in itertools.combinations(range(len(other_parts)), size)
             )
-            allowed = self._exact_residual(samples[member].parts)
-            if any(combination.residual <= allowed and (combination.mean >= 0).all() for combination in tried):
+            allowed_residual = self._exact_residual(samples[member].parts)
+            if any(combination.residual <= allowed_residual and (combination.mean >= 0).all() for combination in tried):
                 merges.add(member)
         return merges
 
@@ -363,25 +367,25 @@ class LineageRules:
         ]
         unexplained = ~self.entries.unchanged
         self.unexplained = None
-        chosen: list[tuple[SampledWeights, float]] = []
+        parents: list[tuple[SampledWeights, float]] = []
         while distinct:
             fits = [(self.entries.fixed_multiple(sample.parts, unexplained), sample) for sample in distinct]
             (share, contrast, explained), sample = max(fits, key=lambda pair: pair[0][0])
             if share < self.thresholds.multiple_share or contrast < self.thresholds.multiple_contrast:
                 break
-            chosen.append((sample, share))
+            parents.append((sample, share))
             unexplained &= ~explained
-            distinct = [other for other in distinct if other is not sample]
-        if not chosen:
+            distinct = [remaining for remaining in distinct if remaining is not sample]
+        if not parents:
             return None
         self.unexplained = unexplained
-        fitted = Combinations(self.m, [sample.parts for sample, _ in chosen], self.base).by_matrix(range(len(chosen)))
+        fitted = Combinations(self.m, [sample.parts for sample, _ in parents], self.base).by_matrix(range(len(parents)))
         edges = tuple(
             self._edge(
                 sample.candidate, MERGE, float(weight), fitted.residual, f"{share:.0%} of its entries, untouched",
                 method=SPARSE_METHODS,
             )
-            for (sample, share), weight in zip(chosen, fitted.mean, strict=True)
+            for (sample, share), weight in zip(parents, fitted.mean, strict=True)
         )  # fmt: skip
         return Decision(edges, is_settled=float(unexplained.mean()) < 0.3 * float((~self.entries.unchanged).mean()))
 
@@ -406,7 +410,7 @@ def _distinct(samples: Sequence[SampledWeights]) -> list[SampledWeights]:
     """The models without those that repeat an earlier one."""
     distinct: list[SampledWeights] = []
     for sample in sorted(samples, key=lambda sample: sample.candidate.upload_order):
-        fits = (parent_fit(sample.parts, other.parts) for other in distinct)
+        fits = (parent_fit(sample.parts, distinct_sample.parts) for distinct_sample in distinct)
         if not any(fit.residual < 1e-2 and abs(fit.cosine) < 0.5 for fit in fits):
             distinct.append(sample)
     return distinct

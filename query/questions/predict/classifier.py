@@ -166,17 +166,17 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     """
     sweeps = training.sweeps
     sweep_of_row = sweeps.of_model[training.rows]
-    chosen = training_rows(sweep_of_row, np.isin(sweeps.authors[training.rows], withheld))
-    features = training.features(chosen, withheld)
-    importance = 1 / np.bincount(sweep_of_row[chosen], minlength=1)[sweep_of_row[chosen]]
+    rows = training_rows(sweep_of_row, np.isin(sweeps.authors[training.rows], withheld))
+    features = training.features(rows, withheld)
+    importance = 1 / np.bincount(sweep_of_row[rows], minlength=1)[sweep_of_row[rows]]
     comparable = features.present.any(axis=1)  # a model without other authors to compare with shows nothing
     none = none_share(features.covered[comparable], importance[comparable])
     is_covered = features.covered > 0
-    authors = sweeps.authors[training.rows[chosen[is_covered]]]
+    authors = sweeps.authors[training.rows[rows[is_covered]]]
     if is_covered.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < _ENOUGH_AUTHORS:
         return uncalibrated(none)
     shown = design_of(features)
-    hidden = design_of(training.features(chosen, withheld, is_hidden=True))  # the same models, their datasets hidden
+    hidden = design_of(training.features(rows, withheld, is_hidden=True))  # the same models, their datasets hidden
     classifiers = {}
     for size in range(1, len(shown.kinds) + 1):
         for kinds in combinations(shown.kinds, size):

@@ -82,8 +82,10 @@ def ways(kinds: Collection[str]) -> dict[str, frozenset[str]]:
     """The ways of predicting from these kinds of evidence, and the evidence that each may use."""
     usual = [kind.name for kind in EVIDENCE if kind.name in kinds and not kind.is_optional]
     optional = [kind.name for kind in EVIDENCE if kind.name in kinds and kind.is_optional]
-    alone = {name: frozenset({name}) for name in (*usual, *optional)}
-    return {TOGETHER: frozenset(kinds)} | alone | {WITHOUT + name: frozenset(kinds) - {name} for name in optional}
+    single_kinds = {name: frozenset({name}) for name in (*usual, *optional)}
+    return (
+        {TOGETHER: frozenset(kinds)} | single_kinds | {WITHOUT + name: frozenset(kinds) - {name} for name in optional}
+    )
 
 
 def way_in_words(way: str) -> str:

@@ -177,9 +177,9 @@ def _show_many(
 
 def _keep(call: Invocation, atlas: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
-    stored = call.asked(atlas, keep, predictions)
-    skipped = len(predictions) - stored
-    say(f"the atlas keeps the predictions for {stored} models")
+    stored_count = call.asked(atlas, keep, predictions)
+    skipped = len(predictions) - stored_count
+    say(f"the atlas keeps the predictions for {stored_count} models")
     if skipped:
         say(f"{skipped} predictions were skipped because the atlas does not contain their models")
 
@@ -423,8 +423,8 @@ def _start(atlas: AtlasReader, model: ResolvedModel) -> str | None:
     """The start of an adapter, in the form of ``query.models.population.START``."""
     if model.record is None:
         (row,) = atlas.rows(f"SELECT {START} AS start FROM models WHERE model_id = ?", [model.model_id])
-        stored: str | None = row["start"]
-        return stored
+        stored_start: str | None = row["start"]
+        return stored_start
     start = start_as_row(model.record)
     if start is not None and start["seed"] is not None:
         return f"{start['generator']} {start['seed']} {start['offset']}"
@@ -495,7 +495,7 @@ def predict_target(
     # A model without a vector is only asked about if its config.json names labels.
     kinds = evidence_of(features, 0) or ["head"]
     way = kinds[0] if len(kinds) == 1 else TOGETHER
-    alone = [kind.name for kind in EVIDENCE if kind.name in Answer.__dataclass_fields__]
+    single_kinds = [kind.name for kind in EVIDENCE if kind.name in Answer.__dataclass_fields__]
     voters = _votes(training, features)
     votes = np.append(features.vectors.votes.toarray()[0], 0.0)
     present = np.append(features.present[0], True)
@@ -513,7 +513,7 @@ def predict_target(
                 authors=len({voter.author for voter in agreeing}),
                 declared=dataset in declared,
                 models=tuple(voter.model for voter in agreeing),
-                **{kind: float(probabilities[kind][column]) if kind in kinds else None for kind in alone},
+                **{kind: float(probabilities[kind][column]) if kind in kinds else None for kind in single_kinds},
             )
         )
     notes = [*target.notes]
@@ -598,7 +598,7 @@ def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
     from indexer.publish.stored_answers import PREDICTIONS, store_answers
 
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-    stored = 0
+    stored_count = 0
     for base in sorted({prediction.base for prediction in predictions}):
         keys = {
             row["model"]: row["record_key"]
@@ -619,7 +619,7 @@ def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
                 lines.append(key_columns | columns | settings | agreement | {"models": list(answer.models)})
         if storable:
             store_answers(atlas.folder, PREDICTIONS, base, [prediction.model for prediction in storable], lines)
-            stored += len(storable)
-    if stored:
+            stored_count += len(storable)
+    if stored_count:
         atlas.has_stored_answers = True
-    return stored
+    return stored_count

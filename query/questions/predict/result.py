@@ -205,9 +205,10 @@ class Prediction(Listed[Answer]):
         ordered = sorted(fitted[0], key=lambda answer: answer.dataset == NONE_OF_THESE)
         columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
         table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
-        moved = with_prior(table, fitted[1], share).T.tolist()
+        new_probabilities = with_prior(table, fitted[1], share).T.tolist()
         answers = [
-            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+            replace(answer, **dict(zip(columns, row, strict=True)))
+            for answer, row in zip(ordered, new_probabilities, strict=True)
         ]
         return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
 

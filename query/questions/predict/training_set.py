@@ -138,23 +138,25 @@ class LabelledModelReader:
             self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in facts}, starts
         population, heads, starts = self._read[base]
         is_out = np.isin(population.ids, list(without))
-        chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
-        rows = [row for row, names in enumerate(chosen.datasets) if names]
+        distinct_models = distinct(replace(population, is_copy=population.is_copy | is_out))
+        rows = [row for row, names in enumerate(distinct_models.datasets) if names]
         self.notes = notes_on_sampled(self._atlas, population)
-        models, authors = ([column[row] for row in rows] for column in (chosen.models, chosen.authors))
+        models, authors = (
+            [column[row] for row in rows] for column in (distinct_models.models, distinct_models.authors)
+        )
         votes = voters(authors, models)
         by_run = votes != authors
         if by_run and len(set(votes)) > 1:
             self.notes += (BY_RUN,)
         return LabelledModels(
-            table=chosen.table.take(rows),
+            table=distinct_models.table.take(rows),
             models=models,
             authors=votes,
             by_run=by_run,
-            datasets=[chosen.datasets[row] for row in rows],
-            heads=[heads[int(chosen.ids[row])] for row in rows],
-            vocabulary=self._vocabulary(base, chosen.ids[rows]),
-            starts=[starts[int(chosen.ids[row])] for row in rows],
+            datasets=[distinct_models.datasets[row] for row in rows],
+            heads=[heads[int(distinct_models.ids[row])] for row in rows],
+            vocabulary=self._vocabulary(base, distinct_models.ids[rows]),
+            starts=[starts[int(distinct_models.ids[row])] for row in rows],
         )
 
     def read_others(self, base: str, without: Collection[int] = ()) -> LabelledModels | None:
@@ -203,12 +205,12 @@ class LabelledModelReader:
         """(n, d) vocabulary vectors, zero for a model without one; None if none of the models has one."""
         if self.representation == VOCABULARY or not has_vocabulary(self._atlas, base):
             return None
-        stored = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
-        if not len(stored.ids):
+        stored_vectors = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
+        if not len(stored_vectors.ids):
             return None
-        vectors = np.zeros((len(ids), stored.matrix.shape[1]), dtype=np.float32)
+        vectors = np.zeros((len(ids), stored_vectors.matrix.shape[1]), dtype=np.float32)
         row_of = {model_id: row for row, model_id in enumerate(ids.tolist())}
-        vectors[[row_of[model_id] for model_id in stored.ids.tolist()]] = stored.matrix
+        vectors[[row_of[model_id] for model_id in stored_vectors.ids.tolist()]] = stored_vectors.matrix
         return vectors
 
 
@@ -490,9 +492,9 @@ class TrainingSet:
         low = similarity_at((3 * counts + 3) // 4)
         row, column = np.nonzero(votes & (rank <= self.k))
         lead = first - middle
-        above = np.maximum(similarity[row, column] - middle[row], 0)
+        excess = np.maximum(similarity[row, column] - middle[row], 0)
         stands_out = lead > 1e-6
-        weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** _SHARPNESS, 1)
+        weight = np.where(stands_out[row], (excess / np.where(stands_out, lead, 1)[row]) ** _SHARPNESS, 1)
         prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
         weights = csr_array((weight.astype(np.float32), (row, order[row, column])), allowed.shape)
         return weights, prominence.astype(np.float64), first

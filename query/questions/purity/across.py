@@ -87,22 +87,22 @@ def purity_across(
     labels = [population.datasets[row] for row in rows.tolist()]
     scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     if len(rows):
-        chosen = population.table.take(rows)
+        table = population.table.take(rows)
         authors = codes_of([population.authors[row] for row in rows.tolist()])
         kinds, sets = codes_of(labels), list(dict.fromkeys(labels))
         share = np.array([[bool(first & second) for second in sets] for first in sets], dtype=bool)
-        order = neighbour_order(chosen).astype(np.intp)
-        space, numbers = chosen.space, range(len(chosen.space.bases))
+        order = neighbour_order(table).astype(np.intp)
+        space, numbers = table.space, range(len(table.space.bases))
         comparable = np.array(
             [[first != second and space.are_comparable(first, second) for second in numbers] for first in numbers],
             dtype=bool,
         )
-        is_candidate: Booleans = comparable[chosen.base[:, None], chosen.base[None, :]]
-        is_candidate &= np.any(chosen.inputs > 0, axis=1, keepdims=True).T
+        is_candidate: Booleans = comparable[table.base[:, None], table.base[None, :]]
+        is_candidate &= np.any(table.inputs > 0, axis=1, keepdims=True).T
         names = [population.models[row] for row in rows.tolist()]
         apart: Booleans = is_candidate & np.not_equal.outer(authors, authors)
         scores = [
-            _score(_Trial(order, candidates, share, k), kinds, labels, authors, chosen.base, names, draws, [seed, form])
+            _score(_Trial(order, candidates, share, k), kinds, labels, authors, table.base, names, draws, [seed, form])
             for form, candidates in enumerate((is_candidate, apart))
         ]
     return PurityResult(

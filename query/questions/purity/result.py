@@ -241,8 +241,8 @@ class PurityResult(Drawn, PurityScore):
     @property
     def notes(self) -> Annotated[Notes, After("by_dataset")]:  # type: ignore[override]
         """Why an interval is missing, which models are missing, and which habits are confounded with the labels."""
-        why = filter(None, (self.interval_note, self.cross_author.interval_note))
-        return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
+        interval_notes = filter(None, (self.interval_note, self.cross_author.interval_note))
+        return (*dict.fromkeys(interval_notes), *self.on_habits, *self.on_sampled)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""

@@ -137,7 +137,7 @@ def purity(
             return replace(plain_score, confusions=confused_pairs(trial) if confusions else (), within=levels)
 
         leave_out(order, kin)
-        plain = score(kin)
+        score_among_all = score(kin)
         places_of_own = OwnPlaces(order, kin, families)
         leave_out(order, families)
         scores = [
@@ -149,7 +149,7 @@ def purity(
                 draws,
                 [seed, form],
             )
-            for form, (form_score, own_places) in enumerate(((plain, places_of_own), (score(families), None)))
+            for form, (form_score, own_places) in enumerate(((score_among_all, places_of_own), (score(families), None)))
         ]
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
@@ -229,34 +229,34 @@ def null_distribution(trial: LabelledOrder, draws: int | None, rng: np.random.Ge
     most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
     is_small, is_exact = looks * _DRAWS <= _LOOKS, False
     step = max(1, _AT_ONCE // looks)
-    reached, drawn, values = 0, 0, np.zeros(0)
+    reached, draw_count, values = 0, 0, np.zeros(0)
     if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
         arrangements = sweeps.every(carried)
         parts = iter(lambda: list(islice(arrangements, step)), [])
         values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
-        reached, drawn, is_exact = int((values >= observed).sum()), outcomes, True
+        reached, draw_count, is_exact = int((values >= observed).sum()), outcomes, True
     elif is_small:
         target = _DRAWS if draws is None else draws
         while True:
-            counts = [min(step, target - start) for start in range(drawn, target, step)]
+            counts = [min(step, target - start) for start in range(draw_count, target, step)]
             new_values = [trial.excesses(sweeps.permuted(carried, rng, count)) for count in counts]
             values = np.concatenate([values, *new_values])
-            drawn, reached = target, int((values >= observed).sum())
-            if draws is not None or reached >= ENOUGH or 10 * drawn > most:
+            draw_count, reached = target, int((values >= observed).sum())
+            if draws is not None or reached >= ENOUGH or 10 * draw_count > most:
                 break
-            target = 10 * drawn
+            target = 10 * draw_count
     else:
-        drawn = _DRAWS if draws is None else draws
+        draw_count = _DRAWS if draws is None else draws
         is_long = len(trial.order) >= _MANY
-        moves = (sweeps.permuted(carried, rng) for _ in range(drawn))
+        moves = (sweeps.permuted(carried, rng) for _ in range(draw_count))
         first_moves = list(islice(moves, _CHANCE_DRAWS))
         values = np.array(map_parts(trial.excess, first_moves, is_long=is_long))
         are_reached = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
         reached = int((values >= observed).sum()) + sum(are_reached)
     spread = float(values.std())
     return {
-        "p_value": reached / drawn if is_exact else (1 + reached) / (1 + drawn),
-        "permutations": drawn,
+        "p_value": reached / draw_count if is_exact else (1 + reached) / (1 + draw_count),
+        "permutations": draw_count,
         "reached": reached,
         "is_exact": is_exact,
         "effect": (observed - float(values.mean())) / spread if spread > _TIE else None,

@@ -428,8 +428,8 @@ def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
         return probabilities
     met, untouched = int(evidence.is_met.sum()), int(evidence.is_untouched.sum())
     hidden = 0.0 if evidence.kind == EXACT else _HIDDEN / (1 - _HIDDEN) * met
-    below = hidden / (hidden + untouched) if hidden + untouched else 0.0
-    probabilities = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(below, 1.0), 0.5))
+    hidden_share = hidden / (hidden + untouched) if hidden + untouched else 0.0
+    probabilities = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(hidden_share, 1.0), 0.5))
     return probabilities.astype(np.float64)
 
 
