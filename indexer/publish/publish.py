@@ -122,7 +122,7 @@ class _Publisher:
             for entry in changed_entries
             if former_rows.get(entry.listed.id, (0, "", None))[2] != entry.record_key
             or entry.listed.id in renewed
-            or entry.tracked is not None  # which may be what has changed
+            or entry.tracked is not None  # the training of a tracked model may have changed
         ]
         withdrawn = [former_rows[model][0] for model in self.publication.withdrawn if model in former_rows]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn

@@ -310,7 +310,7 @@ def rows_of_record(
 
 
 def _change_columns(record: Record) -> Row:
-    """What was done to the base's weights."""
+    """The kind of change to the base's weights, as columns."""
     change = change_of(record)
     return {
         "change": change and change.kind,

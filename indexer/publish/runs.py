@@ -23,8 +23,8 @@ _FEWEST_ENTRIES = 2
 class RunCheckpoint:
     """The facts that identify a model's run and its position in the run.
 
-    ``key``: of its folder or file; ``number``: in the name; ``run_id``: by a tool; ``log``: the first entries of its
-    log.
+    ``key``: of its folder or file; ``number``: that in its name; ``run_id``: given by a tool; ``log``: its first
+    entries.
     """
 
     model_id: int

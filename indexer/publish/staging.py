@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BLOATED_BYTES = 64 << 20
 _BLOATED_SHARE = 0.5
 
-# The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
+# The smallest memory limit that DuckDB gets. Other data is spilled to disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
 
 HINT = "run `index rebuild`, which rebuilds it from the listing and the records"

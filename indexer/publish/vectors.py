@@ -95,8 +95,8 @@ _TABLES = ("representations", "internal.vector_masks")
 class PublishedVectors:
     """The published vectors of one (base, representation), and how a publish changes them.
 
-    ``new``: collects the new vectors, of ``blocks`` of unit norm each (0: of unit norm as a whole); ``read``: the
-    models whose record was read for them, also those that have no vector. ``centre``: version of the centre that was
+    ``new``: collects the new vectors, whose ``blocks`` have unit norm (0: the whole vector has); ``read``: the models
+    whose record was read for them, also those that have no vector. ``centre``: version of the centre that was
     subtracted. ``vector_length``: the length asked for, approximately; None leaves it unchanged. ``is_new``: there are
     no former vectors that could stay.
     """
