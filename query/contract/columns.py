@@ -9,7 +9,7 @@ from typing import Annotated
 
 from query.contract.results import Doc
 
-# What fields of several answers mean, where their types or formats differ.
+# Meanings that fields of several answers share although their types or formats differ.
 EXPECTED_BY_CHANCE = Doc(
     "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) or "
     "background (of similar) times their number. If it is well below 1, chance is an unlikely explanation."
@@ -57,7 +57,7 @@ WEIGHT_BYTES = Doc("Bytes of its weight files.")
 COLOUR_GROUP = Doc("The group that gives the point its colour.")
 VOTING_MODELS = Doc("The models that voted for it, the largest vote first.")
 MADE_FROM = Doc(
-    "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is vectors and "
+    "The evidence for the prediction: together, vectors, head or vocabulary; without_vocabulary is vectors and "
     "head; majority and chance are baselines."
 )
 NO_INTERVAL = Doc("Why there is no interval: too_few_authors; else empty.")

@@ -1,4 +1,4 @@
-"""Meanings: of words and kinds of change, of fields from the classes of answers, of tables from schema.sql."""
+"""Meanings of words and kinds of change, of fields (from the classes of answers) and of tables (from schema.sql)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from indexer.records.kinds.meanings import MEANINGS
 from query.contract.registry import commands
 from query.contract.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
-# What several fields mean.
-_COMMENT = Doc("What it holds.")
+# Meanings that several fields share.
+_COMMENT = Doc("Its contents.")
 
 _OBJECTS = (
     "SELECT * FROM ("

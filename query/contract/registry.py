@@ -7,8 +7,8 @@ in this package as in any other that is installed beside it::
     similar = "query.questions.similar:similar"
     "predict.predict_many" = "query.questions.predict.predict:predict_many"
 
-``similar`` is a command of `query`, a method of Atlas and, if its decorator says so, a tool of agents. A name before a
-dot is the command that asks it, together with other functions; the method has the name after the dot.
+``similar`` is a command of `query`, a method of Atlas and, if its decorator has ``agents``, a tool of agents. A name
+before a dot is a command that several functions share; the method has the name after the dot.
 
 The decorator :func:`question` adds the rest of the description. Nothing here imports a question: names are known from
 the entry points, and the sentence that `query --help` prints is read in the source.
@@ -254,7 +254,7 @@ RESERVED = frozenset({
 
 
 def commands() -> dict[str, list[Entry]]:
-    """The questions that each command asks; the first gives its help and its example."""
+    """The questions of each command; the first provides its help and its example."""
     by_command: dict[str, list[Entry]] = {}
     for entry in questions().values():
         by_command.setdefault(entry.command, []).append(entry)

@@ -52,7 +52,7 @@ ThemeName = Literal["light", "dark"]
 
 @dataclass(frozen=True)
 class Doc:
-    """What a field means, with its unit or range. A property whose type has one is a key of the answer, too."""
+    """The meaning of a field, with its unit or range. A property whose type has one is a key of the answer, too."""
 
     text: str
 

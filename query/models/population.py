@@ -235,7 +235,7 @@ def read_population(
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """The group of each model: of duplicates, and of checkpoints of a run, joined where they have a model in common."""
+    """The group of each model. Groups of duplicates and of checkpoints of a run are joined if they share a model."""
     if not any(row["run_group"] is not None for row in rows):
         return [row["duplicate_group"] for row in rows]
     groups = [[(kind, row[kind]) for kind in ("duplicate_group", "run_group") if row[kind] is not None] for row in rows]

@@ -98,9 +98,9 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     """The texts in a file, or on stdin (``-``), at most ``most``, evenly spaced; None for all that fit into 256 MiB.
 
     A line of a text file is one text; in JSON lines, CSV, TSV and Parquet it is the ``field`` of a row, by default the
-    one called "text", else the only one. The suffix of the name decides; where that says nothing, the content does:
-    Parquet, JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines.
-    Empty texts are left out, and texts are cut after 100,000 characters.
+    one called "text", else the only one. The suffix of the name decides; if it is unknown, the content does: Parquet,
+    JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines. Empty
+    texts are left out, and texts are cut after 100,000 characters.
 
     Texts that cannot be read are left out as well, with a note, if they are a tenth of all or fewer; one that holds
     half of a surrogate pair always is.
@@ -145,8 +145,8 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     if len(texts) < sample.count:
         notes.append(f"{name} holds {sample.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
     if sample.cut:
-        longer = "1 long text" if sample.cut == 1 else f"{sample.cut:,} long texts"
-        notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
+        longer, verb = ("1 long text", "was") if sample.cut == 1 else (f"{sample.cut:,} long texts", "were")
+        notes.append(f"{longer} of {name} {verb} cut after {LONGEST_TEXT:,} characters")
     return Texts(name, tuple(texts), sample.count, (*notes, *left_out.notes()))
 
 
@@ -214,7 +214,7 @@ class _LeftOut:
             raise self.errors[0]
 
     def notes(self) -> list[str]:
-        """What was left out, and why."""
+        """Notes on the rows that were left out, with the reason."""
         if not self.count:
             return []
         if self.count == 1:
@@ -283,7 +283,7 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
 
 
 def _lines(file: IO[bytes], name: str) -> Iterator[tuple[str, str] | _Unreadable]:
-    """Where each line is ("line 3", from 1), and its text."""
+    """The position of each line ("line 3", from 1), and its text."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
@@ -355,7 +355,7 @@ def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:
 
 
 def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
-    """Where each line is that is not empty, and what it holds."""
+    """The position and the value of each line that is not empty."""
     for line in _lines(file, name):
         if isinstance(line, _Unreadable):
             yield line
@@ -367,7 +367,7 @@ def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unrea
 
 
 def _json_list(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
-    """Where each entry of a JSON list is, and what it holds. Raises AtlasError if the file is not one JSON list.
+    """The position and the value of each entry of a JSON list. Raises AtlasError if the file is not one JSON list.
 
     Parsed as a whole, a list can take 25 times its size in memory.
     """

@@ -181,7 +181,7 @@ def _refuse_outside_access(tree: str) -> None:
         raise _Refused(f"{_NO_SELECT}: a {sorted(nodes)[0].removesuffix('_NODE')} is hidden in it.", "")
     for name in re.findall(r'"(?:function_name|table_name)":"((?:[^"\\]|\\.)*)"', tree):
         if _OUTSIDE.fullmatch(name.lower()):
-            raise _Refused(f"{name} is not available here: a statement sees the atlas and nothing else.", "")
+            raise _Refused(f"{name} is not available here: a statement can read only the atlas.", "")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any, limit: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Similarities of models from their vectors: of all pairs, and as points whose inner products they are."""
+"""Similarities of models from their vectors: for all pairs, or as points with these inner products."""
 
 from __future__ import annotations
 
