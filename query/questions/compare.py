@@ -51,7 +51,7 @@ from query.shared.wording import counted, percent, rarity
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# What several fields mean.
+# Meanings that several fields share.
 _FIRST_MODEL = Doc("The first model.")
 _SECOND_MODEL = Doc("The second model.")
 _A_NORM = Doc("Norm of the first model's change there.")

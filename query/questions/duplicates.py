@@ -96,12 +96,12 @@ class Duplicates(Result):
 
     @property
     def bytes(self) -> Annotated[int, Doc("Bytes of the weight files of exact duplicates.")]:
-        """What exact duplicates take."""
+        """The total size of exact duplicates."""
         return sum(model.bytes for model in self.models if model.kind != "near")
 
     @property
     def near_bytes(self) -> Annotated[int, Doc("Bytes of the weight files of near-duplicates.")]:
-        """What near-duplicates take."""
+        """The total size of near-duplicates."""
         return sum(model.bytes for model in self.models if model.kind == "near")
 
     @property
@@ -131,7 +131,7 @@ def duplicates(
 ) -> Duplicates:
     """List models with the weights of others, and the bytes that they take; with ``near`` also near-duplicates.
 
-    ``within`` alone asks for near-duplicates, too.
+    ``within`` alone finds near-duplicates, too.
 
     One model of each group is kept: the earliest upload, or the last checkpoint of a run.
 

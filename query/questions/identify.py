@@ -1,4 +1,4 @@
-"""Which base a model was made from, among those that the atlas knows: an indexed model, a folder, a file, any id."""
+"""Which base of the atlas a model was made from: an indexed model, a folder, a file, any id."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LARGEST = 0.9999
 
 @dataclass(frozen=True)
 class BaseOfModel:
-    """One base that a model may have been made from; ``base`` is None for none of those that the atlas knows."""
+    """One base that a model may have been made from; ``base`` is None for "none of the bases of the atlas"."""
 
     model: AskedModel
     base: Annotated[str | None, Doc("A base of the atlas; empty in the row for none of them.")]

@@ -73,7 +73,7 @@ class SqlResult(Listed[dict[str, Any]]):
 
     @property
     def headline(self) -> str:
-        """How many rows, and of what."""
+        """The number of rows, and the first columns."""
         count = f"the first {len(self.rows):,} rows" if self.truncated else f"{len(self.rows):,} rows"
         ellipsis = " …" if len(self.columns) > _COLUMNS_NAMED else ""
         return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{ellipsis}"

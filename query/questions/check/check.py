@@ -35,7 +35,7 @@ class Check(Result):
 
     model: ModelId
     base: BaseId
-    claims: Annotated[tuple[Claim, ...], Doc("Each claim, with what weights and files show.")]
+    claims: Annotated[tuple[Claim, ...], Doc("Each claim, with the measurement from weights and files.")]
     rules: Annotated[tuple[Rule, ...], Doc("The rules of the policy, if one was given."), If()] = ()
     notes: Notes = ()
 

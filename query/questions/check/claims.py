@@ -42,7 +42,7 @@ _SURE = 0.9
 # A name rounds the number of parameters, and counts embeddings or not.
 _LEAST_SIZE, _MOST_SIZE = 0.7, 1.45
 
-# What the relation of a card is called where the weights show this kind of step.
+# The relation of a card that fits a kind of step in the weights.
 _RELATIONS = {
     TUNED: "finetune", CONTINUED: "finetune", CONTINUED_OR_RUN: "finetune", MERGE: "merge", LORA: "finetune",
     CONVERSION: "quantized", COPY: "copy", RECAST: "copy", QUANTISED: "quantized", UNTRAINED_ADAPTER: "adapter",

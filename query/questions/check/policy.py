@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def read(cls, file: Path) -> Policy:
-        """Read a TOML file. Raises AtlasError, which says what is wrong in it."""
+        """Read a TOML file. Raises AtlasError that describes the mistake in it."""
         try:
             text = read_regular(file, most=_LONGEST, through_links=True).decode()
             values = tomllib.loads(text)
@@ -79,7 +79,7 @@ class Rule:
     """One rule of a policy, and whether the model keeps it."""
 
     rule: Annotated[str, Doc("Key of the policy, and its claim.")]
-    value: Annotated[str | None, Doc("What the model has; empty if it cannot be told.")]
+    value: Annotated[str | None, Doc("The value for this model; empty if it cannot be told.")]
     verdict: Annotated[str, Doc("allowed, not allowed, or cannot be told.")]
 
 

@@ -1,4 +1,4 @@
-"""The two sides of a check: what a model's card says, and what its weights and files show."""
+"""The two sides of a check: the claims of a model's card, and measurements on its weights and files."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class Card:
     """The claims of a model: of its card, its tags, its files and its name.
 
     Attributes:
-        bases: models that it names as what it was made from.
-        relation: finetune, adapter, merge or quantized; "" if it does not say.
-        parameters: the number of parameters that its name states; None if it states none, or several.
+        bases: models that it names as its source. relation: finetune, adapter, merge or quantized; "" if it does not
+        say. parameters: the number of parameters that its name states; None if it states none, or several.
     """
 
     author: str
@@ -57,11 +56,10 @@ class Weights:
     """Measurements on the weights and files of a model.
 
     Attributes:
-        change: what was done to the base's weights; None if that is not known.
-        verified: whether its weights were compared with the base's and are like them; None for adapters.
-        evidence: why it is a copy, or unrelated; "" for other models.
-        formats: of its weight files.
-        parameters: the number of its parameters by the bytes of its files; None for adapters and codes.
+        change: what was done to the base's weights; None if that is not known. verified: whether its weights were
+        compared with the base's and are like them; None for adapters. evidence: why it is a copy, or unrelated; "" for
+        other models. formats: the formats of its weight files. parameters: the number of its parameters by the bytes of
+        its files; None for adapters and codes.
     """
 
     is_adapter: bool

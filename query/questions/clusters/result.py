@@ -187,7 +187,7 @@ class Clusters(Result):
     ) -> Annotated[
         float | None,
         Doc(
-            "Adjusted mutual information: how much the cluster of a model says of its label; 1: everything, 0: chance."
+            "Adjusted mutual information: how far the cluster of a model determines its label; 1: fully, 0: by chance."
         ),
     ]:
         """With datasets, each outlier being a cluster of its own."""
@@ -258,7 +258,7 @@ class Clusters(Result):
         if not clustered:
             return f"None of {counted(len(self.members), 'model')} lies in a cluster."
         sentence = (
-            f"Of {counted(len(self.members), 'model')} {clustered:,} lie in {counted(len(self.clusters), 'cluster')}, "
+            f"{clustered:,} of {counted(len(self.members), 'model')} lie in {counted(len(self.clusters), 'cluster')}, "
             f"{len(self.members) - clustered:,} in none."
         )
         key = (f"{self.by}s", *AGREE[1:])
@@ -286,7 +286,7 @@ class Clusters(Result):
 
     @property
     def sizes(self) -> Annotated[list[dict[str, Any]], Shown("clusters"), If()]:
-        """What the clusters hold."""
+        """The contents of the clusters."""
         return [
             {
                 "cluster": cluster.cluster,
@@ -309,7 +309,7 @@ class Clusters(Result):
 
     @property
     def undocumented(self) -> Annotated[list[dict[str, Any]], Shown("undocumented", most=_SHOWN), If()]:
-        """The members without a dataset, and what they probably were tuned on."""
+        """The members without a dataset, and their probable dataset."""
         return [
             {"model": model, "cluster": cluster.cluster, "probably": cluster.probably, "share": cluster.share}
             for cluster in self.clusters

@@ -59,7 +59,7 @@ KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RU
 _DASHED = (0, (3, 2))
 
 
-# What fields of a step mean, here and in a bill of materials.
+# Meanings of the fields of a step, here and in a bill of materials.
 STEP_KIND = Doc(
     "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
     "(saved in another precision), quantised copy, conversion (GGUF, AWQ …), untrained adapter, or unrelated."
@@ -83,12 +83,10 @@ class Edge:
     """One step of a family tree: ``child`` was made from ``parent``.
 
     Attributes:
-        child: name of the model.
-        kind: one of the kinds above; ``card``: one of the constants above.
-        probability: None before it is calculated.
-        parent_id: of the parent, where it is a model of the atlas.
-        is_proven: whether equal weights prove the edge, rather than sizes and angles.
-        signals: of a continued or tuned model, the measurements behind the probability.
+        child: name of the model. kind: one of the kinds above; ``card``: one of the constants above. probability: None
+        before it is calculated. parent_id: the id of the parent, if it is a model of the atlas. is_proven: whether
+        equal weights prove the edge, rather than sizes and angles. signals: the measurements behind the probability of
+        a continued or tuned model.
     """
 
     child: Annotated[str, Hidden()]
@@ -229,7 +227,7 @@ class Lineages(Rows[Lineage], Drawn):
             any(edge.parent_id is not None and edge.direction == "known" for edge in lineage.edges)
             for lineage in self.models
         )
-        return f"Of {counted(len(self.models), 'model')} of {self.base}, {continued:,} were made from another of them."
+        return f"{continued:,} of {counted(len(self.models), 'model')} of {self.base} were made from another of them."
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What several fields mean.
+# Meanings that several fields share.
 _AUTHORS = Doc("Number of authors whose models voted for it.")
 _VOTING_NEIGHBOURS = Doc("Number of nearest models used for the vote.")
 _CALIBRATED = Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
@@ -173,7 +173,7 @@ class Prediction(Listed[Answer]):
     base: BaseId
     representation: Vectors
     k: Annotated[int, _VOTING_NEIGHBOURS]
-    evidence: Annotated[str, Doc("What the prediction is made from: together, vectors, head or vocabulary.")]
+    evidence: Annotated[str, Doc("The evidence for the prediction: together, vectors, head or vocabulary.")]
     calibrated: Annotated[bool, _CALIBRATED, Detail()]
     declared: Annotated[tuple[str, ...], Doc("Datasets that the model names itself.")]
     repeats: Annotated[tuple[Duplicate, ...], Doc("Models with the same weights, and the datasets they name.")]

@@ -18,7 +18,7 @@ from query.shared.wording import two_decimals
 
 DECIMALS = Format(two_decimals)
 
-# What several fields mean.
+# Meanings that several fields share.
 _ACCURACY = Doc("Share of models whose best answer is right, from 0 to 1.")
 _TOP3 = Doc("Share of models with a right answer among the first three, from 0 to 1.")
 _BRIER = Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")

@@ -467,7 +467,7 @@ class TrainingSet:
     def cast_votes(
         self, nearest: NearestSweeps, indices: Integers, allowed: Booleans
     ) -> tuple[csr_array, Reals, NDArray[np.float32]]:
-        """The votes of the k nearest sweeps that are ``allowed``; of the nearest one its prominence and its similarity.
+        """The votes of the k nearest ``allowed`` sweeps, and the prominence and the similarity of the nearest one.
 
         A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
         median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is

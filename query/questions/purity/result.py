@@ -101,7 +101,7 @@ class WithinScore:
     The other fields are as in PurityScore.
     """
 
-    within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
+    within: Annotated[str, Doc("The habit within which labels were exchanged: head, language, author …")]
     strata: Annotated[int, Doc("Number of different values of it.")]
     movable: Annotated[int, Doc("Number of models whose label can become another.")]
     chance: Annotated[float | None, CHANCE] = None
@@ -196,7 +196,7 @@ class PurityResult(Drawn, PurityScore):
         ),
         "among": "Which models count as neighbours: all, or only those by other authors.",
         "part": "What the row is about: a layer, a family, a dataset or a model; all: the answer as a whole.",
-        "task": "What the model does: the kind of its head and its label names, or their number.",
+        "task": "The task of the model: the kind of its head and its label names, or their number.",
         "tasks": "The tasks of the models; in a summary of purity, the number of tasks that were scored.",
         "by_task": "The same for each task, where only that task counts as a match.",
         "purity_by_task_mean": "Mean of the tasks' purities, from 0 to 1; each task counts once.",

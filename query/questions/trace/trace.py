@@ -74,7 +74,7 @@ class TracedModel(Result):
     class_: Annotated[
         str,
         Doc(
-            "What the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
+            "How much the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
             "from the others), statistical (only likely), frozen (no row moved), or none (an adapter, or an "
             "embedding that cannot be compared)."
         ),
@@ -98,7 +98,7 @@ class TracedModel(Result):
         tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
     ]
     scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met."), If(in_tables=True)]
-    text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
+    text: Annotated[ComparedTexts | None, Doc("Results of comparing the embedding with a file of texts."), If()]
     notes: Notes
 
     @property
