@@ -265,8 +265,8 @@ class Atlas(OpenAtlas, Methods):
     def _described(self) -> tuple[str, str, list[dict[str, Any]]]:
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
         # Relative to the working folder, because shared notebooks should not show home folders.
-        root, working_folder = self.path, Path.cwd()
-        folder = str(root.relative_to(working_folder) if root.is_relative_to(working_folder) else root)
+        root, here = self.path, Path.cwd()
+        folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
         try:
             with self._generations.borrowed() as reader:
                 bases = contents(reader)

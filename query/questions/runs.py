@@ -150,7 +150,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         AtlasError: the base is unknown.
     """
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
-    runs_found = [
+    listed = [
         Run(
             base=rows[-1]["base"],
             run=_name_of(rows),
@@ -166,7 +166,7 @@ def runs(atlas: AtlasReader, *, base: Base = None) -> Runs:
         )
         for rows in groups.values()
     ]
-    return Runs(tuple(sorted(runs_found, key=lambda run: (-run.checkpoints, run.base, run.run))))
+    return Runs(tuple(sorted(listed, key=lambda run: (-run.checkpoints, run.base, run.run))))
 
 
 @question(agents=Tool("Show the path of a training run: per checkpoint its distance from the base and its losses."))
