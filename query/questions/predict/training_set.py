@@ -363,7 +363,7 @@ class TrainingSet:
         if models.starts is not None:
             numbers = {start: number for number, start in enumerate(dict.fromkeys([None, *models.starts]), -1)}
             starts = np.array([numbers[start] for start in models.starts], dtype=np.intp)
-            if labels_go_with_starts(self.sweeps, starts):
+            if are_starts_confounded(self.sweeps, starts):
                 self._starts = starts
         self.has_vector: Booleans = models.table.take(self.rows).has_vector
         self.nearest = self._nearest_sweeps(models.table)
@@ -383,9 +383,9 @@ class TrainingSet:
         """Which of the ``allowed`` sweeps (indices, sweeps) vote by their vectors.
 
         Runs of one data set that began at the same random numbers are more alike than others on that data, because the
-        order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So, where
-        labels go with starts, a sweep that began where a model did votes on it only if none that began elsewhere names
-        one of its datasets.
+        order of their batches comes from the same seed: they repeat each other's labels, right or wrong. So, if labels
+        and starts are confounded, a sweep that began where a model did votes on it only if no sweep that began
+        elsewhere names one of its datasets.
         """
         is_twin = self.nearest.is_twin
         if is_twin is None or not (twins := allowed & is_twin[indices]).any():
@@ -407,7 +407,10 @@ class TrainingSet:
         return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
-        """(rows, members): whether two models began at the same random numbers; None if labels do not go with that."""
+        """(rows, members): whether two models began at the same random numbers.
+
+        None if labels and starts are independent.
+        """
         if self._starts is None:
             return None
         are_twins: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
@@ -505,8 +508,8 @@ class NearestSweeps:
     """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
 
     ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can. ``is_twin``, also
-    by number: whether all its members began at the same random numbers as the row's model; None if labels do not go
-    with that.
+    by number: whether all its members began at the same random numbers as the row's model; None if labels and starts
+    are independent.
     """
 
     order: NDArray[np.int32]
@@ -515,7 +518,7 @@ class NearestSweeps:
     is_twin: Booleans | None = None
 
 
-def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
+def are_starts_confounded(sweeps: DatasetRuns, starts: Integers) -> bool:
     """Whether models by different authors that began alike share datasets more often than by chance.
 
     ``starts`` (n,): a number for each start, -1 if it is not known. The test exchanges the labels of sweeps (p ≤ .05).
