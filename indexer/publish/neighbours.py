@@ -49,13 +49,13 @@ class Pairs:
     similarity: NDArray[np.float32]
 
     @classmethod
-    def together(cls, parts: Iterable[Pairs]) -> Pairs:
+    def together(cls, pair_sets: Iterable[Pairs]) -> Pairs:
         """Concatenate the pairs of all parts."""
-        parts = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *parts]
+        pair_sets = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *pair_sets]
         return cls(
-            np.concatenate([part.owner for part in parts]),
-            np.concatenate([part.neighbour for part in parts]),
-            np.concatenate([part.similarity for part in parts]),
+            np.concatenate([pairs.owner for pairs in pair_sets]),
+            np.concatenate([pairs.neighbour for pairs in pair_sets]),
+            np.concatenate([pairs.similarity for pairs in pair_sets]),
         )
 
     def first(self, k: int, exact: Exact) -> tuple[Pairs, NDArray[np.int32]]:

@@ -101,7 +101,7 @@ class Entry:
     def fingerprint(self) -> str:
         """Digest of everything that its rows are made from."""
         listed = self.listed
-        parts = [
+        contents = [
             listed.row,
             [listed.relation, listed.claimed_by, listed.parent, listed.deleted_at_hub, str(listed.first_seen)],
             listed.path,
@@ -109,7 +109,7 @@ class Entry:
             asdict(self.outcome) if self.outcome else None,
         ]
         # NaN is allowed here: a hostile row must not stop a publish.
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+        text = json.dumps(contents, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

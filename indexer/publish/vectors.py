@@ -175,15 +175,15 @@ class PublishedVectors:
             block_ids = ids[start : start + step]
             positions = np.array([row_of.get(model_id, -1) for model_id in block_ids.tolist()])
             is_new = positions >= 0
-            parts = []
+            rows_in_parts = []
             if is_new.any():
-                parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
+                rows_in_parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
             if not is_new.all():
                 assert self.former is not None
-                parts.append(self.former.read(block_ids[~is_new]))
+                rows_in_parts.append(self.former.read(block_ids[~is_new]))
             # Nearly all blocks are of one kind.
             order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
-            yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
+            yield rows_in_parts[0] if len(rows_in_parts) == 1 else np.concatenate(rows_in_parts)[order]
 
     def _masks(self, staying: Ids, rows: dict[int, int]) -> Masks:
         """The changed blocks of the vectors that stay and of the new ones; none while no centre is known."""
