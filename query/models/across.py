@@ -80,9 +80,9 @@ def common_parts(vectors: NDArray[np.floating[Any]], columns: Integers, dtype: A
 
     Zeros for a model that moved fewer than FEWEST_MOVED of these words farther than others of its base.
     """
-    parts = vectors[:, columns].astype(dtype)
-    parts[np.count_nonzero(parts > 0, axis=1) < FEWEST_MOVED] = 0
-    return unit_norm(parts)
+    chosen_columns = vectors[:, columns].astype(dtype)
+    chosen_columns[np.count_nonzero(chosen_columns > 0, axis=1) < FEWEST_MOVED] = 0
+    return unit_norm(chosen_columns)
 
 
 @dataclass(frozen=True)
@@ -326,8 +326,8 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
     have a vector are of fewer than two bases.
     """
     space = word_space(atlas)
-    parts = [distinct(read_population(atlas, base, WORDS.name)) for base in space.bases]
-    holding = [number for number, part in enumerate(parts) if len(part.ids)]
+    populations = [distinct(read_population(atlas, base, WORDS.name)) for base in space.bases]
+    holding = [number for number, population in enumerate(populations) if len(population.ids)]
     if len(holding) < 2:
         raise AtlasError(
             f"Models of {counted(len(holding), 'base')} of this atlas have vectors of words; comparing needs two.",
@@ -336,35 +336,35 @@ def all_bases(atlas: AtlasReader, *, documented: bool = False) -> WordPopulation
     for index, number in enumerate(holding):
         for other_number in holding[index:]:
             if space.are_comparable(number, other_number):
-                first, second = _some(parts[number].vectors), _some(parts[other_number].vectors)
+                first, second = _some(populations[number].vectors), _some(populations[other_number].vectors)
                 similarities = space.similarities(number, first, other_number, second)
                 is_own = number == other_number
                 space.scales[number, other_number] = PairScale.of(
                     similarities[np.triu_indices(len(first), 1)] if is_own else similarities.ravel()
                 )
     width = max(len(words) for words in space.words)
-    base = np.repeat(np.arange(len(parts)), [len(part.ids) for part in parts])
-    ids = np.concatenate([part.ids for part in parts])
+    base = np.repeat(np.arange(len(populations)), [len(population.ids) for population in populations])
+    ids = np.concatenate([population.ids for population in populations])
     order = np.argsort(ids, kind="stable")
     inputs = np.zeros((len(ids), width), np.float32)
     for number in holding:
-        vectors = parts[number].vectors
+        vectors = populations[number].vectors
         inputs[base == number, : vectors.shape[1]] = vectors
     names = [space.bases[number] for number in holding]
-    every = [(part, row) for part in parts for row in range(len(part.ids))]
+    every = [(population, row) for population in populations for row in range(len(population.ids))]
     if documented:
         order = np.array([index for index in order if every[index][0].datasets[every[index][1]]], dtype=np.intp)
     rows = [every[index] for index in order.tolist()]
-    counts = {name: sum(getattr(part.left_out, name) for part in parts) for name in vars(LeftOut())}
+    counts = {name: sum(getattr(population.left_out, name) for population in populations) for name in vars(LeftOut())}
     return WordPopulation(
         base=" and ".join(names) if len(names) == 2 else f"{len(names)} bases",
         representation=WORDS.name,
         vectors=inputs[order],
         ids=ids[order],
-        models=[part.models[row] for part, row in rows],
-        authors=[part.authors[row] for part, row in rows],
-        datasets=[part.datasets[row] for part, row in rows],
-        relations=[part.relations[row] for part, row in rows],
+        models=[population.models[row] for population, row in rows],
+        authors=[population.authors[row] for population, row in rows],
+        datasets=[population.datasets[row] for population, row in rows],
+        relations=[population.relations[row] for population, row in rows],
         is_copy=np.zeros(len(rows), dtype=bool),
         is_unrelated=np.zeros(len(rows), dtype=bool),
         group=[None] * len(rows),
