@@ -360,8 +360,8 @@ def _by_part(
         layers[keys[index].layer_key].append(cosine)
         families[keys[index].family_key].append(cosine)
     of_layers, of_families = (
-        {name: float(np.mean(cosines)) if cosines else None for name, cosines in parts.items()}
-        for parts in (layers, families)
+        {name: float(np.mean(cosines)) if cosines else None for name, cosines in cosines_by_part.items()}
+        for cosines_by_part in (layers, families)
     )
     return of_layers, of_families
 

@@ -109,10 +109,10 @@ class Duplicates(Result):
         """The number of repeats, and the bytes of their files."""
         near_count = sum(model.kind == "near" for model in self.models)
         exact_count = len(self.models) - near_count
-        parts = [f"{counted(exact_count, 'model')} with the weights of others ({size_in_words(self.bytes)})"]
+        clauses = [f"{counted(exact_count, 'model')} with the weights of others ({size_in_words(self.bytes)})"]
         if self.within is not None:
-            parts.append(f"{counted(near_count, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
-        return f"{joined(parts)}."
+            clauses.append(f"{counted(near_count, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
+        return f"{joined(clauses)}."
 
 
 @question(

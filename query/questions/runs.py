@@ -121,14 +121,14 @@ class RunPath(Result):
     def headline(self) -> str:
         """How far it went, and which checkpoint has the lowest validation loss."""
         last = self.checkpoints[-1]
-        parts = [f"{self.run}: {counted(len(self.checkpoints), 'checkpoint')} of {self.base}"]
+        clauses = [f"{self.run}: {counted(len(self.checkpoints), 'checkpoint')} of {self.base}"]
         if last.distance is not None:
-            parts.append(f"the last one is {decimal(100 * last.distance, 2)} % of the base's norm away from it")
+            clauses.append(f"the last one is {decimal(100 * last.distance, 2)} % of the base's norm away from it")
         with_loss = [checkpoint for checkpoint in self.checkpoints if checkpoint.eval_loss is not None]
         if len(with_loss) > 1:
             best = min(with_loss, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.place))
-            parts.append(f"{best.model} has the lowest validation loss ({best.eval_loss:.4g})")
-        return f"{'; '.join(parts)}."
+            clauses.append(f"{best.model} has the lowest validation loss ({best.eval_loss:.4g})")
+        return f"{'; '.join(clauses)}."
 
 
 def _command(call: Invocation, run: Annotated[str | None, RUN] = None, *, base: str | None) -> None:

@@ -217,10 +217,10 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     """The answer of ``show`` for the model with this id. Raises AtlasError if there is none."""
-    listed = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
-    if not listed:
+    rows_of_model = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
+    if not rows_of_model:
         raise AtlasError(f"The atlas contains no model {model_id}.", "")
-    facts, other_models = listed[0], 0
+    facts, other_models = rows_of_model[0], 0
     weights = atlas.rows(
         "SELECT * EXCLUDE (model_id, record_key, row_space, token_codes), "
         "(SELECT count(*) FROM records AS other WHERE other.initialisation = records.initialisation "
@@ -290,8 +290,8 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         if facts["copy_evidence"] != CHECKSUM:
             notes.append(Text("Its norms are estimates. ", deepening(atlas, facts["base"], [facts["model"]])))
     passed_over = facts.get("passed_over") or []
-    if parts := [part for part in passed_over if not part.endswith(".")]:
-        notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
+    if unread_parts := [part for part in passed_over if not part.endswith(".")]:
+        notes.append(f"Parts of the adapter were not read: {'; '.join(unread_parts)}.")
     notes += [part for part in passed_over if part.endswith(".")]  # sentences on its settings
     facts["is_like_none"] = None
     if facts["neighbours"]:

@@ -144,13 +144,16 @@ class Neighbour:
     @property
     def main_reasons(self) -> Annotated[dict[str, list[str]], Shown(in_details=False), Spread()]:
         """The three largest contributions of families and of layers."""
-        return {name: parts[:_REASONS_SHOWN] for name, parts in self.reasons.items()}
+        return {name: texts[:_REASONS_SHOWN] for name, texts in self.reasons.items()}
 
     @property
     def reasons(self) -> Annotated[dict[str, list[str]], Shown(), Detail(), Spread()]:
         """All contributions of families and of layers."""
         contributions = self.because or {}
-        return {name: [f"{key} {part:.2f}" for key, part in parts.items()] for name, parts in contributions.items()}
+        return {
+            name: [f"{key} {contribution:.2f}" for key, contribution in by_key.items()]
+            for name, by_key in contributions.items()
+        }
 
     @property
     def background_floor(
@@ -597,17 +600,17 @@ def _contributions(
     index = atlas.index(base, representation)
     sorted_ids = np.array(sorted(ids), dtype=np.int64)
     if index.masks.blocks:
-        parts = vector.parts(index.table(sorted_ids))
+        block_products = vector.parts(index.table(sorted_ids))
     else:  # of unit norm as a whole
         blocks = VectorTable(vector.inputs, len(keys)), VectorTable(index.table(sorted_ids).inputs, len(keys))
-        parts = blocks[0].products(blocks[1])
+        block_products = blocks[0].products(blocks[1])
     reasons: dict[int, dict[str, dict[str, float]]] = {}
-    for model_id, products in zip(sorted_ids.tolist(), parts.tolist(), strict=True):
+    for model_id, products in zip(sorted_ids.tolist(), block_products.tolist(), strict=True):
         families: Counter[str] = Counter()
         layers: Counter[str] = Counter()
-        for key, part in zip(keys, products, strict=True):
-            families[key.family_key] += part
-            layers[key.layer_key] += part
+        for key, contribution in zip(keys, products, strict=True):
+            families[key.family_key] += contribution
+            layers[key.layer_key] += contribution
         reasons[model_id] = {"families": dict(families.most_common()), "layers": dict(layers.most_common())}
     return reasons
 

@@ -305,8 +305,8 @@ class _Question:
         if answer.get("large"):
             raise _too_much()
         if "error" in answer:
-            parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
-            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in parts))
+            hint_parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
+            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in hint_parts))
             raise AtlasError(answer["error"], hint)
         return answer
 

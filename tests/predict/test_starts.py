@@ -168,7 +168,7 @@ def test_a_note_says_that_some_had_no_vote(starts_are_confounded):
         "zoe/m", "base", "zoe", vector=models.table.take([0]), head=models.heads[0], start=starts[0], **facts
     )
     found = predict_target(target, models, k=10)
-    assert any(note.startswith("Adapters that began at the same random numbers have no vote") for note in found.notes)
+    assert any(note.startswith("Adapters that began at the same random numbers do not vote") for note in found.notes)
     voters = {voter.model for voter in found.voters}
     assert not voters & {model for model, start in zip(models.models, starts, strict=True) if start == starts[0]}
 

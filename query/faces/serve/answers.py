@@ -60,21 +60,21 @@ def answer_type(
         own_fields: types of keys that the result does not have.
     """
     columns_by_key = {column.key: column for column in columns(result)} if is_dataclass(result) else {}
-    parts = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
-    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own_fields))  # type: ignore[operator]
+    types_by_key = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
+    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | types_by_key | dict(own_fields))  # type: ignore[operator]
 
 
 def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
     """The type of a row; keys that some rows lack are not required."""
-    parts: dict[str, Any] = {}
+    types_by_key: dict[str, Any] = {}
     for column in columns(row):
         if column.marker(Shown) is not None or (keys is not None and column.key not in keys):
             continue
         described_type = _described(column, None)
         condition: If | None = column.marker(If)
         is_required = condition is None or condition.in_tables
-        parts[column.key] = described_type if is_required else NotRequired[described_type]
-    return TypedDict(row.__name__, parts)  # type: ignore[operator]
+        types_by_key[column.key] = described_type if is_required else NotRequired[described_type]
+    return TypedDict(row.__name__, types_by_key)  # type: ignore[operator]
 
 
 def _described(column: Column, keys: Sequence[str] | None) -> Any:
@@ -84,19 +84,19 @@ def _described(column: Column, keys: Sequence[str] | None) -> Any:
 
 def _json_type(type_: Any, keys: Sequence[str] | None = None) -> Any:
     """The type of a value in JSON: data classes are rows, tuples are lists, and times are texts."""
-    parts = get_args(type_)
+    type_arguments = get_args(type_)
     origin = get_origin(type_)
     if origin is Annotated:
-        return _json_type(parts[0], keys)
+        return _json_type(type_arguments[0], keys)
     if isinstance(type_, type) and is_dataclass(type_):
         return row_type(type_, keys)
     if origin in (Union, UnionType):
-        return reduce(or_, [_json_type(part, keys) for part in parts])
+        return reduce(or_, [_json_type(type_argument, keys) for type_argument in type_arguments])
     if origin in (tuple, list, Sequence):
-        inner = [part for part in parts if part is not ...]
-        return list[reduce(or_, [_json_type(part, keys) for part in inner])]  # type: ignore[misc]
+        inner = [type_argument for type_argument in type_arguments if type_argument is not ...]
+        return list[reduce(or_, [_json_type(type_argument, keys) for type_argument in inner])]  # type: ignore[misc]
     if origin in (dict, Mapping):
-        return dict[str, _json_type(parts[1], keys)]  # type: ignore[misc]
+        return dict[str, _json_type(type_arguments[1], keys)]  # type: ignore[misc]
     if isinstance(type_, type) and issubclass(type_, date):
         return str
     return type_ if type_ in (str, int, float, bool, NoneType) else Any

@@ -346,14 +346,14 @@ class Tools:
             self._opened.refresh()
         return self._opened
 
-    def _answer(self, kind: type[A], result: Result | None, **parts: Any) -> A:
-        """An answer of ``parts``, rounded, and the keys of every answer; ``summary`` is the headline of the result.
+    def _answer(self, kind: type[A], result: Result | None, **keys: Any) -> A:
+        """An answer with ``keys``, rounded, and the keys of every answer; ``summary`` is the headline of the result.
 
         Notes contain calls of tools; a note whose call is not a tool has a command, for the user of the agent.
         """
         notes = [] if result is None else [self._for_agents(note) or for_command_line(note) for note in result.notes]
         usual_keys = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
-        answer = {**usual_keys, "shortened": [], **parts}
+        answer = {**usual_keys, "shortened": [], **keys}
         rounded = {
             name: list(value) if isinstance(value := answer[name], Exact) else answers.rounded(as_plain(value))
             for name in kind.__annotations__

@@ -180,45 +180,47 @@ def _models_for(
 
         # Before the texts run: it may be wrong.
         allowed_ids = np.asarray(asked_condition(atlas.connection, where).model_ids(), dtype=np.int64)
-    parts: list[_ScoredModels] = []
+    by_base: list[_ScoredModels] = []
     notes: list[str] = []
     for name in atlas.bases() if base is None else [base]:
         try:
-            parts.append(_scored_models(atlas, name, texts, reference_texts, allowed_ids, device))
+            by_base.append(_scored_models(atlas, name, texts, reference_texts, allowed_ids, device))
         except AtlasError as error:
             if base is not None:
                 raise
             notes.append(f"{name} is left out: {error.message}")
-    if not parts:
+    if not by_base:
         raise AtlasError(f"No base of this atlas can run these texts: {'; '.join(notes)}", "")
     # Names decide ties. They are read only for the first models.
     first: list[tuple[float, int, _ScoredModels, int]] = []
-    for part in parts:
-        ids, z = part.models.ids, part.z
-        order = part.compared[np.lexsort((ids[part.compared], -z[part.compared]))][: k + _MOST_TIES]
-        first += [(float(z[column]), int(ids[column]), part, column) for column in order.tolist()]
+    for scored_base in by_base:
+        ids, z = scored_base.models.ids, scored_base.z
+        order = scored_base.compared[np.lexsort((ids[scored_base.compared], -z[scored_base.compared]))][
+            : k + _MOST_TIES
+        ]
+        first += [(float(z[column]), int(ids[column]), scored_base, column) for column in order.tolist()]
     facts = _facts(atlas, [model_id for _, model_id, _, _ in first])
     first.sort(key=lambda row: (-row[0], facts[row[1]]["model"]))
-    compared_count = sum(len(part.compared) for part in parts)
+    compared_count = sum(len(scored_base.compared) for scored_base in by_base)
     rows = [
         LikelyModel(
             rank,
             score=score,
-            p_value=float(part.p[column]),
-            expected_by_chance=float(part.p[column] * compared_count),
-            by_vocabulary=_or_none(part.cosines[0][0, column]),
-            by_vectors=_or_none(part.cosines[1][0, column]),
-            base=part.base if base is None else None,
+            p_value=float(scored_base.p[column]),
+            expected_by_chance=float(scored_base.p[column] * compared_count),
+            by_vocabulary=_or_none(scored_base.cosines[0][0, column]),
+            by_vectors=_or_none(scored_base.cosines[1][0, column]),
+            base=scored_base.base if base is None else None,
             **facts[model_id],
         )
-        for rank, (score, model_id, part, column) in enumerate(first[:k], start=1)
+        for rank, (score, model_id, scored_base, column) in enumerate(first[:k], start=1)
     ]
-    for part in parts:
-        prefix = f"{part.base}: " if base is None else ""
-        notes += [f"{prefix}{note}" for note in part.notes]
-    p = np.concatenate([part.p[part.compared] for part in parts])
+    for scored_base in by_base:
+        prefix = f"{scored_base.base}: " if base is None else ""
+        notes += [f"{prefix}{note}" for note in scored_base.notes]
+    p = np.concatenate([scored_base.p[scored_base.compared] for scored_base in by_base])
     return LikelyModels(
-        texts.name, base or f"{len(parts)} bases", len(texts), compared_count, standing_out(p, FALSE_DISCOVERIES),
+        texts.name, base or f"{len(by_base)} bases", len(texts), compared_count, standing_out(p, FALSE_DISCOVERIES),
         tuple(rows), (*texts.notes, *notes),
     )  # fmt: skip
 
@@ -338,7 +340,10 @@ def _scored(
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
     sets = [reader.features_of(file_texts) for file_texts in texts]
-    features = Features(np.concatenate([part.blocks for part in sets]), np.concatenate([part.rates for part in sets]))
+    features = Features(
+        np.concatenate([feature_set.blocks for feature_set in sets]),
+        np.concatenate([feature_set.rates for feature_set in sets]),
+    )
     groups = [features] if null is not None else [features, reader.reference()]
     (by_vocabulary, *reference_by_vocabulary), (by_vectors, *reference_by_vectors) = (
         models.by_vocabulary(groups, reader.pooled_rates()),

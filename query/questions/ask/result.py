@@ -145,10 +145,12 @@ class TextsOfModel(Rows[LikelyTexts]):
         short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
             return f"No match: none of these files resembles the training text of {self.model} clearly enough."
-        parts = sorted((row for row in self.files if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
+        largest_shares = sorted(
+            (row for row in self.files if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0)
+        )
         on_card = (
-            f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in parts[:5])}."
-            if len(parts) > 1
+            f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in largest_shares[:5])}."
+            if len(largest_shares) > 1
             else ""
         )
         return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{on_card}"

@@ -92,14 +92,16 @@ def compared(
     rows = []
     is_named = np.array([name is not None for name in names], dtype=bool)
     for among, measures in (("all", ("ari", "ami")), ("clustered", MEASURES)):
-        part = np.flatnonzero(is_named if among == "all" else is_named & (clusters >= 0))
-        codes = codes_of([names[row] for row in part.tolist()])
-        owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
-        numbers = _four_measures(clusters[part], codes, owner_codes, draws, rng)
+        rows_compared = np.flatnonzero(is_named if among == "all" else is_named & (clusters >= 0))
+        codes = codes_of([names[row] for row in rows_compared.tolist()])
+        owner_codes = codes_of(
+            rows_compared.tolist() if owners is None else [owners[row] for row in rows_compared.tolist()]
+        )
+        numbers = _four_measures(clusters[rows_compared], codes, owner_codes, draws, rng)
         against = "labels" if owners is None else "sweeps"
         for measure in measures:
             values, p = numbers.get(measure, (None, None))
-            rows.append(replace(_row(labels, measure, among, values, len(part), against), p_value=p))
+            rows.append(replace(_row(labels, measure, among, values, len(rows_compared), against), p_value=p))
     return rows
 
 
@@ -216,24 +218,29 @@ def compared_across(
     among pairs of models on one dataset, do those in one cluster share a task? Names are permuted within groups, those
     of an author's sweeps in one group together.
     """
-    part = np.array([i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp)
-    separate = _outliers_apart(clusters[part])
-    codes, group = codes_of([names[row] for row in part.tolist()]), codes_of([groups[row] for row in part.tolist()])
+    rows_compared = np.array(
+        [i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp
+    )
+    separate = _outliers_apart(clusters[rows_compared])
+    codes, group = (
+        codes_of([names[row] for row in rows_compared.tolist()]),
+        codes_of([groups[row] for row in rows_compared.tolist()]),
+    )
 
     def pairs(*partitions: Integers) -> float:
         """Pairs of models that are together in all ``partitions``, from different groups (or from one)."""
         pairs_within = _pairs(*partitions, group)
         return _pairs(*partitions) - pairs_within if authors is None else pairs_within
 
-    one_group = np.zeros(len(part), dtype=np.intp)
+    one_group = np.zeros(len(rows_compared), dtype=np.intp)
     all_pairs, same_cluster = pairs(one_group), pairs(separate)
     has_pairs = pairs(codes) > 0 and (authors is None or pairs(codes) < all_pairs)
     if not (_is_informative(separate) and codes.max(initial=0) and has_pairs):
-        return _row(labels, "ari", among, None, len(part), "sweeps"), 0
+        return _row(labels, "ari", among, None, len(rows_compared), "sweeps"), 0
     if authors is None:
         sweeps = AuthorRuns(group, codes.tolist())
     else:
-        units = codes_of([(authors[row], groups[row]) for row in part.tolist()])
+        units = codes_of([(authors[row], groups[row]) for row in rows_compared.tolist()])
         sweeps = AuthorRuns(units, codes.tolist(), group)
     sweep_labels = codes[sweeps.first]
     values = np.empty(1 + draws)
@@ -243,7 +250,7 @@ def compared_across(
         expected_pairs = same_cluster * same_name / all_pairs
         room = (same_cluster + same_name) / 2 - expected_pairs
         values[draw] = (both_same - expected_pairs) / room if room > _TIE else 0.0
-    return _row(labels, "ari", among, values, len(part), "sweeps"), sweeps.ways
+    return _row(labels, "ari", among, values, len(rows_compared), "sweeps"), sweeps.ways
 
 
 def silhouette_of(
@@ -261,14 +268,16 @@ def silhouette_of(
     ``compared``; p is that of the mean silhouette of the sweeps' mean vectors, each counting as one.
     """
     sizes = Counter(names)
-    part = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
-    groups = codes_of([names[row] for row in part.tolist()])
+    rows_compared = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
+    groups = codes_of([names[row] for row in rows_compared.tolist()])
     among, against = "clustered" if labels == "clusters" else "all", "labels" if owners is None else "sweeps"
-    if len(part) == 0 or groups.max() == 0:
-        return _row(labels, "silhouette", among, None, len(part), against)
-    vectors = points[part]
+    if len(rows_compared) == 0 or groups.max() == 0:
+        return _row(labels, "silhouette", among, None, len(rows_compared), against)
+    vectors = points[rows_compared]
     observed = float(silhouettes(vectors, groups).mean())
-    owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+    owner_codes = codes_of(
+        rows_compared.tolist() if owners is None else [owners[row] for row in rows_compared.tolist()]
+    )
     runs = AuthorRuns(owner_codes, groups.tolist())
     sweep_labels = groups[runs.first]
 
@@ -276,7 +285,7 @@ def silhouette_of(
         return runs.permuted(sweep_labels, rng)
 
     values = np.fromiter(shuffled_silhouettes(vectors, groups, draws, rng, lambda: permuted()[runs.of_model]), float)
-    row = _row(labels, "silhouette", among, values, len(part), against)
+    row = _row(labels, "silhouette", among, values, len(rows_compared), against)
     p = row.p_value
     if labels == "clusters":
         p = None

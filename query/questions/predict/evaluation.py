@@ -178,8 +178,11 @@ class CrossValidation:
 def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
 
-    def joined(parts: Sequence[Columns]) -> Columns:
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    def joined(folds_of_columns: Sequence[Columns]) -> Columns:
+        return {
+            name: np.concatenate([columns_of_fold[name] for columns_of_fold in folds_of_columns])
+            for name in folds_of_columns[0]
+        }
 
     def with_none(features: Features) -> Reals:
         """(rows, answers + 1): the truth with its share outside the answers."""
@@ -209,8 +212,8 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(
         rows=np.concatenate(groups),
-        scores={name: joined(parts) for name, parts in scores.items()},
-        hidden={name: joined(parts) for name, parts in hidden_scores.items()},
+        scores={name: joined(folds_of_columns) for name, folds_of_columns in scores.items()},
+        hidden={name: joined(folds_of_columns) for name, folds_of_columns in hidden_scores.items()},
         covered=np.concatenate(covered),
         is_calibrated=all(calibrated),
     )

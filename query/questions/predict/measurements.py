@@ -94,11 +94,11 @@ def way_in_words(way: str) -> str:
         if way == kind.name:
             return f"the {kind.name} alone: {kind.reason}"
     optional = [kind.name for kind in EVIDENCE if kind.is_optional]
-    parts = [
+    clauses = [
         f"without the {name}" if way == WITHOUT + name else f"with the {name} of models that have one"
         for name in optional
     ]
-    return ", ".join([f"{joined(kind.name for kind in EVIDENCE if not kind.is_optional)} together", *parts])
+    return ", ".join([f"{joined(kind.name for kind in EVIDENCE if not kind.is_optional)} together", *clauses])
 
 
 def evidence_of(features: Features, row: int) -> list[str]:

@@ -36,8 +36,8 @@ class OwnPlaces:
         step = max(1, _BLOCK // max(1, self.count))
         flat_places = []
         for start in range(0, self.count, step):
-            part = slice(start, start + step)
-            rows, columns = np.nonzero(owner_of[order[part]] == owners[part, None])
+            tile = slice(start, start + step)
+            rows, columns = np.nonzero(owner_of[order[tile]] == owners[tile, None])
             flat_places.append((rows + start) * (self.count + 1) + columns)
         # One ascending array for all lists: the positions in list f are offset by f · (n + 1).
         self.places: Integers = np.concatenate([np.zeros(0, dtype=np.intp), *flat_places])
@@ -202,8 +202,8 @@ class LabelledOrder:
         turns = np.argsort(cost, kind="stable")
         hits, start = np.minimum(by_others, other_matches).astype(np.float64), 0
         for end in [*(_SHARES * len(turns)).astype(np.intp).tolist(), len(turns)]:
-            part = turns[start:end]
-            hits[part] = self._hits(kinds, scored[part], by_others[part], other_matches[part])
+            block = turns[start:end]
+            hits[block] = self._hits(kinds, scored[block], by_others[block], other_matches[block])
             reached = float((hits / limits - chance).mean())
             if reached < least - _ROUNDING:
                 return False
@@ -267,9 +267,9 @@ class LabelledOrder:
         hits = np.empty(len(rows), dtype=np.intp)
         many = np.bincount(kinds[rows], weights=np.minimum(limits, len(kinds) - limits)) > 8000
         for kind in np.flatnonzero(many):
-            part = np.flatnonzero(kinds[rows] == kind)
+            of_kind = np.flatnonzero(kinds[rows] == kind)
             matching = self.share[kind].take(kind_of)
-            hits[part] = count_matches(self.order, rows[part], limits[part], totals[part], marked(matching))
+            hits[of_kind] = count_matches(self.order, rows[of_kind], limits[of_kind], totals[of_kind], marked(matching))
         remaining = np.flatnonzero(~many[kinds[rows]])
         hits[remaining] = count_matches(self.order, rows[remaining], limits[remaining], totals[remaining], is_match)
         return hits

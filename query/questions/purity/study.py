@@ -232,8 +232,8 @@ def null_distribution(trial: LabelledOrder, draws: int | None, rng: np.random.Ge
     reached, draw_count, values = 0, 0, np.zeros(0)
     if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
         arrangements = sweeps.every(carried)
-        parts = iter(lambda: list(islice(arrangements, step)), [])
-        values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
+        batches = iter(lambda: list(islice(arrangements, step)), [])
+        values = np.concatenate([trial.excesses(np.array(batch)) for batch in batches])
         reached, draw_count, is_exact = int((values >= observed).sum()), outcomes, True
     elif is_small:
         target = _DRAWS if draws is None else draws
@@ -384,11 +384,11 @@ def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
     hits = np.zeros(limits.shape, dtype=np.intp)
 
-    def count_hits(part: Integers) -> None:
-        hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
+    def count_hits(block: Integers) -> None:
+        hits[block] = _hits_without(trial, units, block, limits[block], int(widths[block].max()))
 
     nonempty = np.flatnonzero(widths)
-    map_parts(count_hits, (nonempty[part] for part in by_width(widths[nonempty], _BLOCK)))
+    map_parts(count_hits, (nonempty[block] for block in by_width(widths[nonempty], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
         scored = unit_numbers[limits[:, unit] > 0]
