@@ -318,16 +318,19 @@ def _shares(
     if tokenizer is None:
         return None, [Text("the shares of the files are not known: ", reason)]
     length = kept_tokens(longest_input(atlas, resolved.base, evidence), evidence.pairs) or USUAL_LONGEST
-    counted = [token_counts(file_texts.texts, tokenizer, evidence, length) for file_texts in texts]
+    counts_and_coverage = [token_counts(file_texts.texts, tokenizer, evidence, length) for file_texts in texts]
     is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)
-    met = np.where(is_open, np.nan, met_probabilities(evidence))
+    met_probability = np.where(is_open, np.nan, met_probabilities(evidence))
     other_codes = models.codes[(models.is_share == evidence.is_share) & (models.ids != (resolved.model_id or -1))]
     shares = shares_of(
-        [counts for counts, _ in counted], [share for _, share in counted], met, other_rates(other_codes)
+        [counts for counts, _ in counts_and_coverage],
+        [share for _, share in counts_and_coverage],
+        met_probability,
+        other_rates(other_codes),
     )
     if shares is None:
         return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
-    if (met_share := float(np.nanmean(met))) > 0.9:
+    if (met_share := float(np.nanmean(met_probability))) > 0.9:
         return shares, [f"the model met {percent(met_share)} of the tokens that were read, so the shares are rough"]
     return shares, []
 

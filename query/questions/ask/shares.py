@@ -42,13 +42,13 @@ class Shares:
     Attributes:
         shares: (files,)
         low, high: (files,) the ends of 95 % intervals.
-        other: about this share of the tokens that were met is better explained by other text.
+        other_share: about this share of the tokens that were met is better explained by other text.
     """
 
     shares: Floats
     low: Floats
     high: Floats
-    other: float
+    other_share: float
 
 
 def token_counts(
@@ -84,16 +84,18 @@ def other_rates(codes: NDArray[np.uint8]) -> Floats:
     return rates / rates.sum()
 
 
-def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats, other: Floats) -> Shares | None:
+def shares_of(
+    counts: Sequence[csr_array], covered: Sequence[float], met_probability: Floats, background_rates: Floats
+) -> Shares | None:
     """The shares of files with these token ``counts`` (texts, rows); None if a file has no token that was read.
 
-    ``covered``: see ``token_counts``. ``met`` (rows,): the probability that each token was met, NaN for one that is not
-    known. ``other`` (rows,): the rates of other text.
+    ``covered``: see ``token_counts``. ``met_probability`` (rows,): the probability that each token was met, NaN if it
+    is not known. ``background_rates`` (rows,): the rates of other text.
     """
-    is_known = ~np.isnan(met)
-    if not is_known.any() or not np.nansum(met) or any(not file_counts.sum() for file_counts in counts):
+    is_known = ~np.isnan(met_probability)
+    if not is_known.any() or not np.nansum(met_probability) or any(not file_counts.sum() for file_counts in counts):
         return None
-    known_met = np.nan_to_num(met)
+    known_met = np.nan_to_num(met_probability)
     coverage = np.maximum(np.array(covered), 1e-9)
     random = np.random.default_rng(0)
 
@@ -103,7 +105,7 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
             file_counts.sum(axis=0) if weights is None else weights[file] @ file_counts
             for file, file_counts in enumerate(counts)
         ]
-        table = np.stack([*(row / max(row.sum(), 1e-12) for row in rows), other], axis=1)
+        table = np.stack([*(row / max(row.sum(), 1e-12) for row in rows), background_rates], axis=1)
         return (1 - _FLOOR) * table + _FLOOR / len(table)
 
     def as_shares(tokens: Floats) -> Floats:
@@ -132,7 +134,7 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
     )
 
 
-def _most_likely(rates: Floats, met: Floats, weights: Floats, start: Floats, steps: int) -> Floats:
+def _most_likely(rates: Floats, met_probability: Floats, weights: Floats, start: Floats, steps: int) -> Floats:
     """(components,) numbers of tokens of each component. ``weights`` (rows,) of the rows' likelihoods."""
     tokens = start
     weighted = rates * weights[:, None]
@@ -140,5 +142,5 @@ def _most_likely(rates: Floats, met: Floats, weights: Floats, start: Floats, ste
     for _ in range(steps):
         expected = np.maximum(rates @ tokens, 1e-12)
         # The mean of a Poisson number that is not zero, over the mean of any.
-        tokens = tokens * (weighted.T @ (met / -np.expm1(-expected))) / total
+        tokens = tokens * (weighted.T @ (met_probability / -np.expm1(-expected))) / total
     return tokens
