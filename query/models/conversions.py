@@ -66,7 +66,7 @@ def conversion_of(atlas: AtlasReader, indexed: IndexedModel) -> Conversion:
     conversion = stored_conversion(atlas, indexed.model_id)
     if conversion is None:
         raise AtlasError(
-            f"{indexed.model} is a conversion, and this atlas does not contain its source.",
+            f"{indexed.model} is a conversion whose source is not recorded in this atlas.",
             Text("Look for its source: ", Call("lineage", indexed.model, fresh=True)),
         )
     return conversion

@@ -93,7 +93,7 @@ class ShownModel(Result, Mapping[str, Any]):
         "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
         "claimed_by": "Where the base is named: the card, a tag, config.json or the model's name.",
         "conversion": (
-            "The row of the table conversions, for a GGUF, AWQ …: its format, its source, the verdict, and the "
+            "The row of the table conversions (for GGUF, AWQ …): its format, its source, the verdict, and the "
             "differences."
         ),
         "path": "The models from the base to this one, according to their claims.",

@@ -121,7 +121,7 @@ class Neighbour:
     is_shrunk: Annotated[bool, Hidden()] = False
     because: Annotated[
         dict[str, dict[str, float]] | None,
-        Doc("Contributions of the families and of the layers of matrices to the similarity; either sum to it."),
+        Doc("Contributions of families and of layers of matrices to the similarity; each of the two sums to it."),
         If(),
         Data(),
     ] = field(default=None, compare=False)

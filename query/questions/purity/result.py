@@ -101,7 +101,7 @@ class WithinScore:
     The other fields are as in PurityScore.
     """
 
-    within: Annotated[str, Doc("The habit within which labels were exchanged: head, language, author …")]
+    within: Annotated[str, Doc("Labels were exchanged among models that are equal in this: head, language, author …")]
     strata: Annotated[int, Doc("Number of different values of it.")]
     movable: Annotated[int, Doc("Number of models whose label can become another.")]
     chance: Annotated[float | None, CHANCE] = None
