@@ -74,7 +74,7 @@ def print_result(
     file: Path | None = None,
     theme: ThemeName | None = None,
     rows: list[dict[str, Any]] | None = None,
-    document: Any = None,
+    whole: Any = None,
     table: Any = None,
 ) -> None:
     """Print a result in the format ``output``, then its notes on stderr.
@@ -86,7 +86,7 @@ def print_result(
         file: the file of its picture, which is printed, too; it is written if there is a ``theme``.
         theme: the colours of the picture.
         rows: for CSV and JSON lines, instead of ``result.to_rows()``.
-        document: for JSON, instead of ``result.to_json()``.
+        whole: for JSON, instead of ``result.to_json()``.
         table: for a table, instead of ``result.table()``.
     """
     if file is not None and theme is not None:
@@ -101,7 +101,7 @@ def print_result(
         emit({**content, **extra} if isinstance(content, dict) else content, output,
              columns=result.COLUMNS if content == [] else None, optional_columns=result.OPTIONAL_COLUMNS)  # fmt: skip
     elif output == "json":
-        answer = result.to_json() if document is None else document
+        answer = result.to_json() if whole is None else whole
         if isinstance(answer, dict):
             if isinstance(answer.get("notes"), list):
                 answer = answer | {"notes": [for_command_line(note) for note in answer["notes"]]}
