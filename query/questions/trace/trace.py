@@ -334,8 +334,9 @@ def _on_texts(token_limit: int | None) -> tuple[str | Text, ...]:
         + unknown
         + ". “Certainly not used” means that no "
         "training step that changed a number of the embedding had the text as it is written here, at the start of an "
-        "input. A step whose learning rate was zero, or nearly, leaves no trace; and a changed text may have been "
-        "used. A possible text was not necessarily used.",
+        "input. A step that left the embedding as it was (frozen, or at a rate of nearly zero) leaves no trace, nor "
+        "does a row that was written anew afterwards; and a changed text may have been used. A possible text was not "
+        "necessarily used.",
     )
 
 
