@@ -131,10 +131,19 @@ class AtlasFolder:
                 what = "is not an atlas: it is a file, and an atlas is a folder"
             else:
                 what = f"{'is not an atlas' if self.root.exists() else 'does not exist'} (no atlas.duckdb there)"
-            made = Call("build", "roberta-base", limit=50)
             raise AtlasError(
                 f"{self.root} {what}.",
-                Text("Give ", Call(atlas="DIR"), ", try ", Call(atlas=DEMO), ", or make one: ", made),
+                Text(
+                    "Give ",
+                    Call(atlas="DIR"),
+                    ", try ",
+                    Call(atlas=DEMO),
+                    ", or make one: ",
+                    Call("build", "roberta-base", limit=50),
+                    ". Without an atlas, ",
+                    Call("scan", "PLACE"),
+                    " says what files and folders hold.",
+                ),
             )
         return self
 

@@ -18,7 +18,7 @@ WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, Typ
 
 
 # Functions of the library for building an atlas; every other name of a call is a question of one.
-BUILDING = ("build", "add", "deepen", "find_starts")
+BUILDING = ("build", "add", "deepen", "find_starts", "scan")
 
 
 class Call:

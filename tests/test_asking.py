@@ -208,6 +208,13 @@ def test_a_failed_model_is_found_by_the_end_of_its_id(tmp_path, monkeypatch, cap
             assert (code, out, len(err.splitlines())) == (1, "", 1)
             assert "bob/late" in err
             assert "The Hub does not have it either" in err
+            assert "No file has this name either" in ask(question, "late.safetensors")[2]
+
+
+def test_where_no_run_is_there_a_note_says_which_checkpoints_a_build_reads(small_atlas):
+    with Atlas(small_atlas) as opened:
+        assert not opened.runs().runs
+        assert "--checkpoints all" in " ".join(opened.runs().notes)
 
 
 def test_what_was_assumed_about_an_adapter_is_said_apart_from_what_was_not_read(small_atlas, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from scripts.bench import __main__ as bench
-from scripts.bench import vectors
+from scripts.bench import trees, vectors
 from scripts.bench.measure import NotMeasuredError, Repeats, Table, interleaved, made_once
 
 
@@ -167,3 +167,10 @@ def test_weightwatcher_gives_the_singular_values():
     pytest.importorskip("weightwatcher")
     matrix = torch.randn(60, 100, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(vectors.by_weightwatcher(matrix).double(), torch.linalg.svdvals(matrix.double()), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_unchanged_folder_is_made_and_measured(tmp_path):
+    """The measurement makes an atlas by the parts of a build, whose arguments change."""
+    (table,) = trees.measure_unchanged(tmp_path, 4)
+    assert table.rows[0][0] == 4

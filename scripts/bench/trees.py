@@ -150,20 +150,20 @@ def measure_unchanged(work: Path, count: int = UNCHANGED) -> list[Table]:
             write_lora(tree / f"{number % 100:02}" / f"run{number:05}", number, 1, 1, 48)
         build(tree, atlas.root, "--limit", "1")
         # The others get records like its own with other vectors, which is quicker than reading them.
-        options, store = BuildOptions.parse(sources=str(tree)), RecordStore(atlas)
+        options, store = BuildOptions(sources=str(tree)), RecordStore(atlas)
         with atlas.locked("bench"):
             trees = Trees(atlas, options, Watcher())
-            trees.read()
             (stored,) = stored_bases(atlas)
             facts = facts_of_stored(stored, Listing(atlas.listing(BASE)))
-            places = trees.sort([facts]).places(facts.id)
+            _, models = trees.sorted_models([facts])
+            places = models.places(facts.id)
             planned = Build(atlas, facts, options, places=places, with_hub=False).plan()
-            record = next(store.read(one.entry.record_key) for one in planned if one.entry.record_key)
+            record = next(store.read(entry.record_key) for entry in planned if entry.record_key)
             draw = np.random.default_rng(0)
-            for number, one in enumerate(planned):
-                if one.unit is not None:
+            for number, entry in enumerate(planned):
+                if entry.unit is not None:
                     deltas = tuple(_with_other_vectors(delta, draw) for delta in record.deltas)
-                    store.write(replace(record, identity=one.unit.identity, deltas=deltas))
+                    store.write(replace(record, identity=entry.unit.identity, deltas=deltas))
                 if number % 1000 == 999:
                     say(f"{number + 1} records")
         build(tree, atlas.root)
