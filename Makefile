@@ -1,4 +1,4 @@
-# make demo: train small models and build an atlas of them. make notebook: write docs/atlas.ipynb again from that atlas.
+# make demo: train small models and build an atlas of them. make notebook: write docs/guide/atlas.ipynb again from that atlas.
 # make test: the checks and the faster tests. make slow: the slower tests. make studies: whole studies (half an hour).
 # make reproduce: the study of four bases, about 25 minutes.
 # Each target makes its environment (.venv) on first use, unless a virtual environment is active or PYTHON=… is given.

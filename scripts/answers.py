@@ -1,4 +1,4 @@
-"""Writes ``docs/answers.md``: the keys of every answer, from the fields of their classes.
+"""Writes ``docs/reference/answers.md``: the keys of every answer, from the fields of their classes.
 
     python -m scripts.answers
 
@@ -15,7 +15,7 @@ from query.contract.glossary import answers_of
 from query.contract.registry import OURS, commands
 from query.contract.results import Column, Data, Detail, If, OnRequest, Result, Shown, columns, row_class_in
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "answers.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "answers.md"
 _HEAD = """\
 # Keys of answers
 
