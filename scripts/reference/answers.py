@@ -1,25 +1,18 @@
-"""Writes ``docs/reference/answers.md``: the keys of every answer, from the fields of their classes.
-
-    python -m scripts.answers
-
-Run it after a change of a field of an answer, or of its description.
-"""
+"""The keys of every answer, from the fields of their classes."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from pathlib import Path
 from typing import Any
 
 from query.contract.glossary import answers_of
 from query.contract.registry import OURS, commands
 from query.contract.results import Column, Data, Detail, If, OnRequest, Result, Shown, columns, row_class_in
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "answers.md"
 _HEAD = """\
 # Keys of answers
 
-Written by `python -m scripts.answers` from the fields of the classes, which `query COMMAND --help`, `query help WORD` and the
+Written by `python -m scripts.reference` from the fields of the classes, which `query COMMAND --help`, `query help WORD` and the
 schemas of the agents' tools show, too. In Python, each key is an attribute of the same name (`class` is `class_`). A list of
 rows is what `--format csv` and `jsonl` print, and JSON where the answer is a list; the object is JSON elsewhere, and
 `to_dict()` always.
@@ -89,7 +82,3 @@ def _remark(column: Column, headings: Container[str]) -> str:
     ]
     said = "; ".join(filter(None, remarks))
     return f" *({said})*" if said else ""
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
