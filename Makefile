@@ -50,10 +50,10 @@ studies: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PYTHON) -m scripts.bench
 
-# The site, in site/: a warning is an error. To read it while it changes: mkdocs serve
+# The site, in site/: a warning is an error. To read it while it changes: zensical serve
 docs: $(INSTALLED)
 	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[docs]'
-	$(PYTHON) -m mkdocs build --strict --quiet
+	$(PYTHON) -m zensical build --strict
 
 # Python compiles what is used, when it is used; pip would compile every file of every package first (a minute).
 $(INSTALLED): pyproject.toml constraints.txt
