@@ -53,8 +53,8 @@ class Centring:
     ) -> None:
         self.tables, self.vectors = tables, vectors
         self.base, self.name = vectors.base, vectors.name
-        stored = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
-        self.stored = fixed or stored or Centre({})
+        stored_centre = None if vectors.is_new else read_centre(tables.connection, self.base, self.name)
+        self.stored = fixed or stored_centre or Centre({})
         self.models = {
             row[0]: _Model(*row[1:])
             for row in tables.rows(
@@ -92,11 +92,11 @@ class Centring:
             self._write(centre)
         if centre.groups:
             self.vectors.centre = centre.version
-        for chosen, ids, vectors in new.chunks():
+        for chunk, ids, vectors in new.chunks():
             centred = np.zeros_like(vectors)  # also of models that are no longer listed
             for group, rows in self._by_group(ids):
                 centred[rows] = centre.centred(vectors[rows], group)
-            new.replace(chosen, centred)
+            new.replace(chunk, centred)
 
     def _moved(self) -> Centre:
         """The centre with the groups that are ``due`` recomputed."""
@@ -112,11 +112,11 @@ class Centring:
             for take in (mean.compare, mean.add):
                 for _, ids, vectors in new.chunks():
                     take(ids, vectors)
-        moved = {
+        new_centres = {
             name: replace(mean.centre(), datasets=len({self.models[member].data for member in self.members[name]}))
             for name, mean in means.items()
         }
-        return Centre({**self.stored.groups, **moved})
+        return Centre({**self.stored.groups, **new_centres})
 
     def _by_group(self, ids: Ids) -> Iterator[tuple[str, NDArray[np.intp]]]:
         """The positions in ``ids`` of the models of each group; without models that are not listed."""
@@ -136,19 +136,19 @@ class Centring:
                     [self.base, self.name, group],
                 )
             key = {"base": self.base, "representation": self.name, "vector_group": group}
-            stored = centre.groups[group]
+            mean = centre.groups[group]
             self.tables.insert(
                 "internal.centres",
                 [
                     {
                         **key,
                         "block": number,
-                        "models": stored.models,
+                        "models": mean.models,
                         "votes": float(votes),
-                        "datasets": stored.datasets,
+                        "datasets": mean.datasets,
                         "numbers": block.tolist(),
                     }
-                    for number, (block, votes) in enumerate(zip(stored.blocks, stored.votes, strict=True))
+                    for number, (block, votes) in enumerate(zip(mean.blocks, mean.votes, strict=True))
                 ],
             )
             self.tables.insert(

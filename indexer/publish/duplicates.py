@@ -30,7 +30,7 @@ _STANDARD_ERRORS = 4.0
 
 @dataclass(frozen=True)
 class Upload:
-    """What decides whether two models are duplicates, and which of them came first."""
+    """The facts by which duplicates are found and ordered: hashes of a model's files, and its date."""
 
     model_id: int
     created: datetime | None
@@ -45,10 +45,10 @@ class UnionFind:
 
     def __init__(self, uploads: Sequence[Upload]) -> None:
         self._leader = {upload.model_id: upload.model_id for upload in uploads}
-        seen: dict[tuple[str, ...], int] = {}
+        first_by_hashes: dict[tuple[str, ...], int] = {}
         for upload in uploads:
             if upload.file_hashes:
-                self.join(upload.model_id, seen.setdefault(upload.file_hashes, upload.model_id))
+                self.join(upload.model_id, first_by_hashes.setdefault(upload.file_hashes, upload.model_id))
 
     def find(self, model_id: int) -> int:
         """The representative of the group of a model."""
@@ -57,9 +57,9 @@ class UnionFind:
             model_id = self._leader[model_id]
         return model_id
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, first: int, second: int) -> None:
         """Merge two groups."""
-        self._leader[self.find(other)] = self.find(one)
+        self._leader[self.find(second)] = self.find(first)
 
 
 def find_duplicates(
@@ -71,10 +71,10 @@ def find_duplicates(
     matrix, differ by at most ``within``. Unique models are not in the result.
     """
     groups = UnionFind(uploads)
-    known = {upload.model_id for upload in uploads}
-    for one, other, difference in differences:
-        if difference <= within and one in known and other in known:
-            groups.join(one, other)
+    ids = {upload.model_id for upload in uploads}
+    for model_id, other_id, difference in differences:
+        if difference <= within and model_id in ids and other_id in ids:
+            groups.join(model_id, other_id)
     members: dict[int, list[Upload]] = {}
     for upload in uploads:
         members.setdefault(groups.find(upload.model_id), []).append(upload)
@@ -129,38 +129,38 @@ def renew_duplicates(tables: Tables, store: RecordStore, base: str, within: floa
         "JOIN fine_tunes USING (model_id) WHERE base = ? AND NOT is_copy AND signature IS NOT NULL ORDER BY model_id",
         [base],
     )
-    near = set()
-    places = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
-    for mine, others in alike(signatures_from([row[2] for row in rows]), places) if rows else ():
-        for one, other in zip(mine.tolist(), others.tolist(), strict=True):
-            first, second = rows[min(one, other)], rows[max(one, other)]
+    near_pairs = set()
+    touched_rows = np.flatnonzero(np.isin([row[0] for row in rows], model_ids))
+    for row_numbers, other_numbers in alike(signatures_from([row[2] for row in rows]), touched_rows) if rows else ():
+        for number, other_number in zip(row_numbers.tolist(), other_numbers.tolist(), strict=True):
+            first, second = rows[min(number, other_number)], rows[max(number, other_number)]
             # An estimated and an exact norm differ, whatever the models are, and so do estimates from other rows.
             if first[3] is None or second[3] is None:  # an adapter whose strength is not known
-                near.add((first[0], second[0], first[1], second[1]))
+                near_pairs.add((first[0], second[0], first[1], second[1]))
                 continue
             is_near = first[5] != second[5] or relative_difference(first[3], second[3]) <= within
             if first[6] != second[6]:
                 is_near |= abs(first[3] - second[3]) <= _STANDARD_ERRORS * math.hypot(first[7], second[7])
             if is_near or norms_fit(first[3], second[3], first[4]):
-                near.add((first[0], second[0], first[1], second[1]))
+                near_pairs.add((first[0], second[0], first[1], second[1]))
     # They are compared matrix by matrix, except within a group: reading records is slow.
-    groups, found = UnionFind(uploads), []
-    read = lru_cache(maxsize=64)(store.read)
-    for model_id, other_id, first_key, second_key in sorted(near):
+    groups, differences = UnionFind(uploads), []
+    read_record = lru_cache(maxsize=64)(store.read)
+    for model_id, other_id, first_key, second_key in sorted(near_pairs):
         if groups.find(model_id) == groups.find(other_id):
             continue
         try:
-            difference = difference_of(read(first_key), read(second_key))
+            difference = difference_of(read_record(first_key), read_record(second_key))
         except AtlasError:  # `index verify` reports a damaged record; it must not stop the publish
             continue
-        found.append({"model_id": model_id, "other_id": other_id, "difference": difference})
+        differences.append({"model_id": model_id, "other_id": other_id, "difference": difference})
         if difference <= within:
             groups.join(model_id, other_id)
-    tables.insert("internal.compared_deltas", found)
+    tables.insert("internal.compared_deltas", differences)
     compared = tables.rows("SELECT model_id, other_id, difference FROM internal.compared_deltas ORDER BY ALL")
     first_of = find_duplicates(uploads, compared, within)
     changes = []
-    for model_id in (one.model_id for one in uploads):
+    for model_id in (upload.model_id for upload in uploads):
         first_id = first_of.get(model_id)
         repeated = None if first_id == model_id else first_id
         changes.append({"model_id": model_id, "duplicate_group": first_id, "duplicate_of": repeated})
@@ -177,23 +177,23 @@ def renew_initialisations(tables: Tables, base: str, matrices: int, fresh: Colle
         "WHERE base = ? AND row_space IS NOT NULL ORDER BY model_id",
         [base],
     )
-    new = [place for place, row in enumerate(rows) if row[0] in fresh]
-    if not new:
+    new_rows = [index for index, row in enumerate(rows) if row[0] in fresh]
+    if not new_rows:
         return
     ids = [row[0] for row in rows]
     groups: list[int | None] = [row[1] for row in rows]
     is_known = np.array([model_id not in fresh for model_id in ids])
     sketches = from_texts([row[2] for row in rows], matrices)
     changed = set()
-    for place, agreements in zip(new, agreement(sketches[new], sketches), strict=True):
+    for index, agreements in zip(new_rows, agreement(sketches[new_rows], sketches), strict=True):
         best = int(np.where(is_known, agreements, -1).argmax())
-        is_known[place] = True
-        if best == place or agreements[best] < ALIKE:
+        is_known[index] = True
+        if best == index or agreements[best] < ALIKE:
             continue
         group = groups[best]
         if group is None:  # either id may still name the former group of a model that was read again
-            group = next((number for number in (ids[best], ids[place]) if number not in groups), None)
-        changed |= {number for number in (place, best) if groups[number] != group}
-        groups[place] = groups[best] = group
+            group = next((number for number in (ids[best], ids[index]) if number not in groups), None)
+        changed |= {number for number in (index, best) if groups[number] != group}
+        groups[index] = groups[best] = group
     rows_changed = [{"model_id": ids[number], "initialisation": groups[number]} for number in sorted(changed)]
     tables.update("records", {"initialisation": "INTEGER"}, rows_changed)

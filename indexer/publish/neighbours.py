@@ -1,6 +1,7 @@
 """The table neighbours: exact nearest neighbours. A publish updates only the lists that change.
 
-Similarities are computed in tiles, for new models also which existing lists they enter; near ties are computed again.
+Similarities are computed in tiles. The same pass finds the existing lists that new models enter. Near ties are computed
+again.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ class Pairs:
     similarity: NDArray[np.float32]
 
     @classmethod
-    def together(cls, parts: Iterable[Pairs]) -> Pairs:
+    def together(cls, pair_sets: Iterable[Pairs]) -> Pairs:
         """Concatenate the pairs of all parts."""
-        parts = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *parts]
+        pair_sets = [cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)), *pair_sets]
         return cls(
-            np.concatenate([part.owner for part in parts]),
-            np.concatenate([part.neighbour for part in parts]),
-            np.concatenate([part.similarity for part in parts]),
+            np.concatenate([pairs.owner for pairs in pair_sets]),
+            np.concatenate([pairs.neighbour for pairs in pair_sets]),
+            np.concatenate([pairs.similarity for pairs in pair_sets]),
         )
 
     def first(self, k: int, exact: Exact) -> tuple[Pairs, NDArray[np.int32]]:
@@ -99,8 +100,8 @@ def nearest(
                     if is_output:
                         are_pairs = similarities > -np.inf
                         similarities = np.where(are_pairs, similarities, -np.inf)
-                    chosen = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
-                    similarities[chosen != is_output] = -np.inf
+                    compares_output = by_output(table.groups[:, None], index.adapters.codes(ids)[None, :])
+                    similarities[compares_output != is_output] = -np.inf
                 nearest_lists.take(similarities, ids)
                 if edges is not None:
                     rows, columns = np.nonzero(similarities >= edges)
@@ -124,16 +125,16 @@ class _Columns:
         ids = self.vectors.ids
         edges = np.full(len(ids), np.inf, dtype=np.float32)
         if len(owners):
-            places = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
-            has_list = owners[places] == ids
+            owner_rows = np.searchsorted(owners, ids).clip(max=len(owners) - 1)
+            has_list = owners[owner_rows] == ids
             # Not −inf, which marks pairs that are not neighbours.
-            edges[has_list] = np.maximum(last[places[has_list]] - NEAR, _NOT_FULL)
+            edges[has_list] = np.maximum(last[owner_rows[has_list]] - NEAR, _NOT_FULL)
         return edges
 
     def tiles(
         self, ids: Ids, matrix: NDArray[np.float32], edges: NDArray[np.float32] | None
     ) -> Iterator[tuple[Ids, NDArray[np.float32], NDArray[np.float32] | None]]:
-        """Some columns at a time: their ids, their similarities with (n, d) vectors, and their edges.
+        """Yield the columns in tiles: their ids, their similarities with (n, d) vectors, and their edges.
 
         −inf for a model with itself; ``ids`` (n,) ascending are those of the vectors.
         """
@@ -145,11 +146,11 @@ class _Columns:
         own_columns = positions(self.vectors.ids, ids)
         own_rows = positions(ids, self.vectors.ids[own_columns])
         for start in range(0, len(self.vectors), step):
-            stored = self.vectors.stored[start : start + step]
-            tile = slice(start, start + len(stored))
+            stored_rows = self.vectors.stored[start : start + step]
+            tile = slice(start, start + len(stored_rows))
             # The numbers in a FAISS file are not aligned: NumPy would copy all of them for each product.
-            np.copyto(aligned[: len(stored)], stored)
-            similarities = matrix @ aligned[: len(stored)].T
+            np.copyto(aligned[: len(stored_rows)], stored_rows)
+            similarities = matrix @ aligned[: len(stored_rows)].T
             if self.masks.blocks:
                 similarities /= divisors[:, self.kinds[tile]]
             np.clip(similarities, -1.0, 1.0, out=similarities)
@@ -175,8 +176,8 @@ class _Lists:
         if self._k < count and (edges == _NOT_FULL).any():
             kth = np.partition(similarities, count - self._k, axis=1)[:, count - self._k, None]
             edges = np.maximum(edges, kth - NEAR)
-        rows, places = np.nonzero(similarities >= edges)
-        self._pairs.append(Pairs(rows, neighbours[places], similarities[rows, places]))
+        rows, columns = np.nonzero(similarities >= edges)
+        self._pairs.append(Pairs(rows, neighbours[columns], similarities[rows, columns]))
         self._count += len(rows)
         most = SLACK * self._k * len(self._ids)
         if self._count > most:
@@ -186,12 +187,12 @@ class _Lists:
                 self._keep(nearest_pairs)
 
     def _keep(self, pairs: Pairs) -> None:
-        """Keep what may be among the k nearest; from now on, other pairs must be as similar as the k-th of a list."""
+        """Keep the pairs that may be among the k nearest; later pairs must be as similar as the k-th of a list."""
         order = np.lexsort((-pairs.similarity, pairs.owner))
-        owner, everyone = pairs.owner[order], np.arange(len(self._ids))
-        starts, stops = np.searchsorted(owner, everyone, "left"), np.searchsorted(owner, everyone, "right")
-        full = np.flatnonzero(stops - starts >= self._k)
-        self._edges[full, 0] = pairs.similarity[order[starts[full] + self._k - 1]] - NEAR
+        owner, owners = pairs.owner[order], np.arange(len(self._ids))
+        starts, stops = np.searchsorted(owner, owners, "left"), np.searchsorted(owner, owners, "right")
+        full_owners = np.flatnonzero(stops - starts >= self._k)
+        self._edges[full_owners, 0] = pairs.similarity[order[starts[full_owners] + self._k - 1]] - NEAR
         rows = np.flatnonzero(pairs.similarity >= self._edges[pairs.owner, 0])
         self._pairs = [Pairs(pairs.owner[rows], pairs.neighbour[rows], pairs.similarity[rows])]
         self._count = len(rows)
@@ -228,7 +229,7 @@ def renew_neighbours(
             "AND neighbour_id IN (SELECT model_id FROM listed)",
             [representation],
         )["model_id"]
-    again = np.union1d(added, np.setdiff1d(naming, removed))
+    recomputed = np.union1d(added, np.setdiff1d(naming, removed))
     # The lists that are not recomputed. A model without neighbours has no rows yet.
     unchanged = tables.arrays(
         "SELECT owners.model_id::BIGINT AS model_id, CASE WHEN count(similarity) < ? THEN -2 "
@@ -237,13 +238,15 @@ def renew_neighbours(
         "GROUP BY ALL ORDER BY ALL",
         [NEIGHBOURS, base, representation],
     )
-    stays = np.isin(unchanged["model_id"], again, invert=True)
+    is_unchanged = np.isin(unchanged["model_id"], recomputed, invert=True)
     lists, found_entering = [], []
-    for chosen, existing in (
-        (added, (unchanged["model_id"][stays], unchanged["last"][stays])),
-        (np.setdiff1d(again, added), None),
+    for owner_ids_of_pass, existing in (
+        (added, (unchanged["model_id"][is_unchanged], unchanged["last"][is_unchanged])),
+        (np.setdiff1d(recomputed, added), None),
     ):
-        queries = (index.rows(chosen[start : start + step]) for start in range(0, len(chosen), step))
+        queries = (
+            index.rows(owner_ids_of_pass[start : start + step]) for start in range(0, len(owner_ids_of_pass), step)
+        )
         new_lists, entering = nearest(index, queries, NEIGHBOURS, existing)
         lists.append(new_lists)
         found_entering.append(entering)
@@ -251,7 +254,7 @@ def renew_neighbours(
     changed = Pairs.together(found_entering)
     if len(changed.owner):
         with tables.listed(np.unique(changed.owner)):
-            old = tables.arrays(
+            former_lists = tables.arrays(
                 "SELECT model_id::BIGINT AS owner, neighbour_id::BIGINT AS neighbour, similarity FROM neighbours "
                 "WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
                 [representation],
@@ -260,16 +263,16 @@ def renew_neighbours(
         def exact(owners: Ids, near: Ids) -> NDArray[np.float64]:
             new_lists = np.empty(len(owners))
             for start in range(0, len(owners), step):
-                some = slice(start, start + step)
-                owner_ids, row = np.unique(owners[some], return_inverse=True)
-                new_lists[some] = index.exact(index.table(owner_ids), row, near[some])
+                tile = slice(start, start + step)
+                owner_ids, row = np.unique(owners[tile], return_inverse=True)
+                new_lists[tile] = index.exact(index.table(owner_ids), row, near[tile])
             return new_lists
 
-        longer, _ = Pairs.together([Pairs(**old), changed]).first(NEIGHBOURS, exact)
+        longer, _ = Pairs.together([Pairs(**former_lists), changed]).first(NEIGHBOURS, exact)
         entered = np.unique(longer.owner[np.isin(longer.neighbour, changed.neighbour)])
         is_changed = np.isin(longer.owner, entered)
         changed = Pairs(longer.owner[is_changed], longer.neighbour[is_changed], longer.similarity[is_changed])
-    with tables.listed(np.unique(np.concatenate([again, removed, changed.owner]))):
+    with tables.listed(np.unique(np.concatenate([recomputed, removed, changed.owner]))):
         tables.run(
             "DELETE FROM neighbours WHERE representation = ? AND model_id IN (SELECT model_id FROM listed)",
             [representation],

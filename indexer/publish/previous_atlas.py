@@ -1,6 +1,6 @@
 """The atlas as it was published before: its models, representations and ranks, for a rebuild or another publish.
 
-The database may be missing, damaged or of another schema; what has the columns of today is used.
+The database may be missing, damaged or of another schema; only tables with today's columns are used.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class PreviousAtlas:
         its base is left; one whose record is ``unread`` (of another version) is not counted, because it is kept.
         """
         after = {(entry.base, entry.listed.id): entry.record_key is not None for entry in entries}
-        had, has = Counter(base for (base, _), key in self.models.items() if key), Counter[str]()
-        has.update(base for (base, _), is_indexed in after.items() if is_indexed)
+        records_before, records_after = Counter(base for (base, _), key in self.models.items() if key), Counter[str]()
+        records_after.update(base for (base, _), is_indexed in after.items() if is_indexed)
         return [
             (base, model)
             for (base, model), key in self.models.items()
@@ -93,7 +93,7 @@ class PreviousAtlas:
                 key is not None
                 and key not in unread
                 and not after[base, model]
-                and (key not in damaged or (had[base] and not has[base]))
+                and (key not in damaged or (records_before[base] and not records_after[base]))
             )
         ]
 
@@ -108,14 +108,14 @@ def known_models(
     models: dict[str, ListedModel] = {}
     now = datetime.now(UTC)
     rows = _rows_of(earlier, "fine_tunes", f"SELECT {_MODEL_COLUMNS} FROM fine_tunes ORDER BY model_id")
-    missing = [row for row in rows if row["base"] == base and row["model"] not in listed]
+    unlisted_rows = [row for row in rows if row["base"] == base and row["model"] not in listed]
     values: dict[str, dict[int, list[str]]] = {"tag": {}, "raw": {}}
     # Datasets that the files beside the weights name are in the record.
     tables = (("tags", "tag", ""), ("model_datasets", "raw", "WHERE source <> 'training' "))
-    for table, column, only in tables if missing else ():
-        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} {only}ORDER BY ALL"):
+    for table, column, condition in tables if unlisted_rows else ():
+        for row in _rows_of(earlier, table, f"SELECT DISTINCT model_id, {column} FROM {table} {condition}ORDER BY ALL"):
             values[column].setdefault(row["model_id"], []).append(row[column])
-    for row in missing:
+    for row in unlisted_rows:
         card = {
             "license": row["licence"],
             "license_name": row["licence_name"],

@@ -20,12 +20,12 @@ _IDENTITY_FIELDS = ("base", "subject", "model", "commit", "base_commit", "probe"
 def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Callable[[str], None]) -> bool:
     """Update the rows of one base to match the files. Returns whether anything changed; damaged files are reported."""
     store = ProfileStore(folder)
-    published = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
+    is_complete_by_digest = dict(tables.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", [base]))
     digests = list(store.digests())
-    gone = sorted(set(published) - set(digests))
+    removed = sorted(set(is_complete_by_digest) - set(digests))
     profiles: dict[str, Profile] = {}
     for digest in digests:
-        if published.get(digest):  # a complete profile never changes
+        if is_complete_by_digest.get(digest):  # a complete profile never changes
             continue
         try:
             profile = store.read(digest)
@@ -36,7 +36,7 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
             say(f"The profile {digest} belongs to a different model. {HINT} It is skipped.")
         elif profile.identity.base == base:
             profiles[digest] = profile
-    for digest in [*gone, *(profiles.keys() & published)]:
+    for digest in [*removed, *(profiles.keys() & is_complete_by_digest)]:
         tables.run(
             "DELETE FROM profile_layers WHERE profile_id IN (SELECT profile_id FROM profiles WHERE profile_key = ?)",
             [digest],
@@ -69,4 +69,4 @@ def renew_profile_tables(folder: AtlasFolder, tables: Tables, base: str, say: Ca
         layer_rows += layers
     tables.insert("profiles", rows)
     tables.insert("profile_layers", layer_rows)
-    return bool(gone or profiles)
+    return bool(removed or profiles)

@@ -59,12 +59,12 @@ def publish(
     """
     import duckdb
 
-    chosen = list(publications)
+    publication_list = list(publications)
 
     def run(limit: int | None) -> None:
         superseded: list[str] = []
         with staged_publish(folder, from_scratch=from_scratch, memory=limit) as tables:
-            for publication in chosen:
+            for publication in publication_list:
                 publisher = _Publisher(folder, tables, publication, say)
                 publisher.run(representations)
                 superseded += publisher.superseded
@@ -104,59 +104,61 @@ class _Publisher:
 
     def run(self, representations: Sequence[str]) -> None:
         self._base_row()
-        before = {
+        former_rows = {
             model: (model_id, fingerprint, record_key)
             for model, model_id, fingerprint, record_key in self.tables.rows(
                 "SELECT model, model_id, fingerprint, record_key FROM fine_tunes WHERE base = ?", [self.base]
             )
         }
-        ids = self._assign_ids({model: row[0] for model, row in before.items()})
+        ids = self._assign_ids({model: row[0] for model, row in former_rows.items()})
         renewed = self.publication.renewed
-        changed = [
+        changed_entries = [
             entry
             for entry in self.publication.entries
-            if before.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint or entry.listed.id in renewed
+            if former_rows.get(entry.listed.id, (0, None, None))[1] != entry.fingerprint or entry.listed.id in renewed
         ]
         reread = [
             entry
-            for entry in changed
-            if before.get(entry.listed.id, (0, "", None))[2] != entry.record_key
+            for entry in changed_entries
+            if former_rows.get(entry.listed.id, (0, "", None))[2] != entry.record_key
             or entry.listed.id in renewed
-            or entry.tracked is not None  # which may be what has changed
+            or entry.tracked is not None  # the training of a tracked model may have changed
         ]
-        withdrawn = [before[model][0] for model in self.publication.withdrawn if model in before]
+        withdrawn = [former_rows[model][0] for model in self.publication.withdrawn if model in former_rows]
         stale = [ids[entry.listed.id] for entry in reread] + withdrawn
         touched = with_duplicates(self.tables, stale)
         self.tables.delete((*_RECORD_TABLES, *_LISTING_TABLES), withdrawn)
-        self._listing_tables(changed, ids)
+        self._listing_tables(changed_entries, ids)
         reread = [entry for entry in reread if entry.listed.id not in self.unlisted]
         has_new_profiles = renew_profile_tables(self.folder, self.tables, self.base, self.say)
         with VectorUpdates(self.folder, self.tables, self.publication, representations, self.say) as updates:
             of_records = [update for update in updates.all if not update.representation.from_tables]
             # A representation that is new in an atlas needs all records, the others only the new ones.
-            all_needed = [update for update in of_records if update.is_new and before and update not in updates.offered]
+            all_needed = [
+                update for update in of_records if update.is_new and former_rows and update not in updates.offered
+            ]
             self._record_tables(reread, ids, updates, [update for update in of_records if update not in all_needed])
-            if before:
+            if former_rows:
                 all_needed += [update for update in updates.offered if update.is_new and updates.is_wanted(update)]
-            everyone = set(ids.values())
-            lost, of_lost = self._unpublish(updates.read_records(dict.fromkeys(all_needed, everyone)))
+            all_ids = set(ids.values())
+            unpublished, of_lost = self._unpublish(updates.read_records(dict.fromkeys(all_needed, all_ids)))
             # Before the centre is computed, because duplicates share one vote.
             within = Thresholds().duplicate_within
-            if changed or withdrawn or lost:
+            if changed_entries or withdrawn or unpublished:
                 renew_duplicates(self.tables, self.store, self.base, within, touched | of_lost)
-            if changed or withdrawn or lost:
+            if changed_entries or withdrawn or unpublished:
                 renew_runs(self.tables, self.base)
-            gone = [*stale, *lost]
+            removed = [*stale, *unpublished]
             while True:  # once, unless records turn out to be damaged
-                lost, of_lost = self._unpublish(updates.read_moving(gone))
-                if not lost:
+                unpublished, of_lost = self._unpublish(updates.read_moving(removed))
+                if not unpublished:
                     break
-                gone += lost
+                removed += unpublished
                 renew_duplicates(self.tables, self.store, self.base, within, of_lost)
                 renew_runs(self.tables, self.base)
-            fresh = {ids[entry.listed.id] for entry in reread}
-            renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), fresh)
-            updates.publish(gone, ids.values(), has_new_profiles)
+            reread_ids = {ids[entry.listed.id] for entry in reread}
+            renew_initialisations(self.tables, self.base, len(self.publication.base.layout.matrices), reread_ids)
+            updates.publish(removed, ids.values(), has_new_profiles)
         for kind in ANSWERS:
             renew_answers(kind, self.tables, self.folder, self.base)
         if self.publication.rejected_rows is not None:
@@ -171,34 +173,36 @@ class _Publisher:
         if self.publication.build is not None:
             (build_id,) = self.tables.first("SELECT coalesce(max(build_id), 0) + 1 FROM builds") or (1,)
             self.tables.insert("builds", [{"build_id": build_id, "base": self.base, **self.publication.build}])
-            self.superseded = self._superseded({model: key for model, (_, _, key) in before.items() if key})
+            self.superseded = self._superseded({model: key for model, (_, _, key) in former_rows.items() if key})
 
     def _superseded(self, former: Mapping[str, str]) -> list[str]:
-        """Records of former names, and those in whose place the ``former`` generation names a better one.
+        """Digests of records of former names, and of records that a better one of the ``former`` generation replaces.
 
-        ``former``: by model, the key of its record. As FAISS files, records stay while readers of the former generation
-        may ask for them.
+        ``former``: by model, the key of its record. Like FAISS files, records stay while readers of the former
+        generation may need them.
         """
-        named = {key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")}
+        published_keys = {
+            key for (key,) in self.tables.rows("SELECT record_key FROM fine_tunes WHERE record_key IS NOT NULL")
+        }
         digests = []
-        for header in self.store.headers(excluded=named.union(former.values())):
+        for header in self.store.headers(excluded=published_keys.union(former.values())):
             identity = header.identity
             if identity.base != self.base:
                 continue
             if identity.model in self.publication.withdrawn:
                 digests.append(header.digest)
-            elif (other := self.store.header(former.get(identity.model, ""))) is not None:
+            elif (former_header := self.store.header(former.get(identity.model, ""))) is not None:
                 alike = ("commit", "base_commit")
-                is_same = all(getattr(identity, name) == getattr(other.identity, name) for name in alike)
-                is_same = is_same and identity.spec.rank == other.identity.spec.rank
-                if is_same and current_record([header, other], identity.commit) is other:
+                is_same = all(getattr(identity, name) == getattr(former_header.identity, name) for name in alike)
+                is_same = is_same and identity.spec.rank == former_header.identity.spec.rank
+                if is_same and current_record([header, former_header], identity.commit) is former_header:
                     digests.append(header.digest)
         return digests
 
     def _base_row(self) -> None:
         columns = ", ".join(LICENCE_COLUMNS)
-        before = self.tables.first(f"SELECT aliases, {columns} FROM bases WHERE base = ?", [self.base])
-        published, *texts = before or ((), *(None for _ in LICENCE_COLUMNS))
+        former_row = self.tables.first(f"SELECT aliases, {columns} FROM bases WHERE base = ?", [self.base])
+        published, *texts = former_row or ((), *(None for _ in LICENCE_COLUMNS))
         licence = self.publication.licence or Licence.of_row(dict(zip(LICENCE_COLUMNS, texts, strict=True)))
         aliases = sorted({*self.publication.aliases, *published} - {self.base})
         row = row_of_base(self.publication.base) | {"aliases": aliases} | row_of_licence(licence)
@@ -235,8 +239,8 @@ class _Publisher:
                 except InvalidValue as why:
                     self.unlisted[entry.listed.id] = why
                     continue
-                for table, waiting in rows.items():
-                    waiting.extend(rows_by_table[table])
+                for table, batch in rows.items():
+                    batch.extend(rows_by_table[table])
             self._insert_all(rows)
         # Separately, because last_seen changes on every crawl and other columns do not.
         listed = [entry.listed for entry in self.publication.entries]
@@ -262,8 +266,8 @@ class _Publisher:
             except InvalidValue as why:
                 self._skip(entry.listed.id, model_id, why)
                 continue
-            for table, waiting in rows.items():
-                waiting.extend(rows_by_table[table])
+            for table, batch in rows.items():
+                batch.extend(rows_by_table[table])
             updates.add(of_new, model_id, vectors_of_model, is_sampled=rows_by_table["records"][0]["read"] == "sample")
             if len(rows["deltas"]) > _DELTAS_AT_ONCE:
                 self._insert_all(rows)
@@ -293,16 +297,16 @@ class _Publisher:
             },
         )
 
-    def _unpublish(self, lost: Mapping[int, tuple[str, InvalidValue]]) -> tuple[list[int], set[int]]:
+    def _unpublish(self, rejected: Mapping[int, tuple[str, InvalidValue]]) -> tuple[list[int], set[int]]:
         """Skip models whose record turned out not to fit; returns their ids, and those of them and their duplicates."""
-        touched = with_duplicates(self.tables, list(lost))
-        self._delete_of_records(list(lost))
-        for model_id, (model, why) in lost.items():
+        touched = with_duplicates(self.tables, list(rejected))
+        self._delete_of_records(list(rejected))
+        for model_id, (model, why) in rejected.items():
             self._skip(model, model_id, why, again=True)
-        return list(lost), touched
+        return list(rejected), touched
 
     def _skip(self, model: str, model_id: int, why: InvalidValue, *, again: bool = False) -> None:
-        """Note that a model's record is not published. ``again``: the next publish tries it, without a fingerprint."""
+        """Note that a record is not published. ``again``: drop the fingerprint, so the next publish retries."""
         self.skipped[model] = why
         self.tables.run(
             "UPDATE fine_tunes SET status = 'skipped', reason = 'does_not_fit', detail = ?, record_key = NULL, "
@@ -315,6 +319,6 @@ class _Publisher:
         self.tables.delete((*_RECORD_TABLES, _OF_BOTH), model_ids, {_OF_BOTH: _FROM_RECORDS})
 
     def _insert_all(self, rows: dict[str, list[Row]]) -> None:
-        for table, waiting in rows.items():
-            self.tables.insert(table, waiting)
-            waiting.clear()
+        for table, batch in rows.items():
+            self.tables.insert(table, batch)
+            batch.clear()

@@ -58,11 +58,11 @@ _WEIGHT_RANKS = [f"weight_rank_{percent}" for percent in RANK_THRESHOLDS]
 
 @dataclass(frozen=True)
 class Entry:
-    """One (model, base) pair and its state: a record, a failure, or neither yet; and what a build is to do about it.
+    """One (model, base) pair, its state (a record, a failure, or neither yet), and the work that a build has left.
 
-    ``unit``: what there is to do, None for nothing. ``lacks``: why its record, which stays until there is a better
-    one, does not do: "version" (an earlier one), "spectra" (it has none), "rows" (it is a sample), or "". ``missed``:
-    how the last attempt at the current commit failed, if the record is that of an earlier commit.
+    ``unit``: that work, None if there is none. ``lacks``: why the record must be replaced: "version" (an earlier one),
+    "spectra" (it has none), "rows" (it is a sample), or "". It stays until there is a better one. ``missed``: how the
+    last attempt at the current commit failed, if the record is that of an earlier commit.
     """
 
     listed: ListedModel
@@ -87,7 +87,7 @@ class Entry:
 
     @property
     def tracked(self) -> Any:
-        """What a tracking server says of its training, as its listing row has it; None if none does."""
+        """The training that a tracking server reports, from the listing row; None without a report."""
         return self.listed.row.get(TRACKED) if self.listed.claimed_by == BY_FOLDER else None
 
     @property
@@ -101,7 +101,7 @@ class Entry:
     def fingerprint(self) -> str:
         """Digest of everything that its rows are made from."""
         listed = self.listed
-        parts = [
+        contents = [
             listed.row,
             [listed.relation, listed.claimed_by, listed.parent, listed.deleted_at_hub, str(listed.first_seen)],
             listed.path,
@@ -109,7 +109,7 @@ class Entry:
             asdict(self.outcome) if self.outcome else None,
         ]
         # NaN is allowed here: a hostile row must not stop a publish.
-        text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+        text = json.dumps(contents, sort_keys=True, separators=(",", ":"), default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
@@ -148,7 +148,7 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
         try:
             facts = facts_of(listed.row)
         except MalformedRow:
-            # The listing keeps only rows with a usable id; whatever else is wrong is in rejected_listing_rows.
+            # The listing keeps only rows with a usable id; other faults are in rejected_listing_rows.
             facts = facts_of({"id": listed.id})
         run = run_of(listed.id, listed.row)
         row = (
@@ -182,17 +182,17 @@ def valid_listing_rows(model_id: int, entry: Entry) -> dict[str, list[Row]]:
                 "fingerprint": entry.fingerprint,
             }
         )
-        claims = [{name: getattr(one, name) for name in _CLAIM_FIELDS} for one in facts.datasets]
-        results = [{name: getattr(one, name) for name in _RESULT_FIELDS} for one in facts.evaluations]
-    fine_tune, odd = with_nulls("fine_tunes", row)
-    notes = [f"{column}: does not fit" for column in odd]
+        claims = [{name: getattr(claim, name) for name in _CLAIM_FIELDS} for claim in facts.datasets]
+        results = [{name: getattr(result, name) for name in _RESULT_FIELDS} for result in facts.evaluations]
+    fine_tune, unfit_columns = with_nulls("fine_tunes", row)
+    notes = [f"{column}: does not fit" for column in unfit_columns]
     rows = {"fine_tunes": [fine_tune]}
     of_tables: dict[str, list[Row]] = {
         "tags": [{"tag": tag} for tag in facts.tags], "model_datasets": claims, "evaluations": results
     }  # fmt: skip
-    for table, found in of_tables.items():
-        rows[table] = valid_rows(table, [{"model_id": model_id} | one for one in found])
-        if len(rows[table]) < len(found):
+    for table, stated_rows in of_tables.items():
+        rows[table] = valid_rows(table, [{"model_id": model_id} | stated_row for stated_row in stated_rows])
+        if len(rows[table]) < len(stated_rows):
             notes.append(f"{table}: a row does not fit")
     if notes:
         fine_tune["oddities"] = [*(fine_tune["oddities"] or ()), *notes]
@@ -276,21 +276,26 @@ def rows_of_record(
     fused = [
         {
             "model_id": model_id,
-            "stack": whole.parts[0].stack,
-            "layer": whole.parts[0].layer,
-            "family": whole.family,
-            "families": [part.family for part in whole.parts],
-            "out_features": whole.shape[0],
-            "in_features": whole.shape[1],
-            "norm": math.hypot(*(norms[part] for part in whole.parts)),
+            "stack": matrix.parts[0].stack,
+            "layer": matrix.parts[0].layer,
+            "family": matrix.family,
+            "families": [part.family for part in matrix.parts],
+            "out_features": matrix.shape[0],
+            "in_features": matrix.shape[1],
+            "norm": math.hypot(*(norms[part] for part in matrix.parts)),
         }
-        | ranks(whole)
-        for whole in record.fused_matrices
+        | ranks(matrix)
+        for matrix in record.fused_matrices
     ]
     adapter_bases = []
-    if (named := record.adapter_base) is not None:
-        found = {"named": named.named, "verdict": named.verdict, "resolved_base": named.parent, "why": named.why}
-        adapter_bases = [{"model_id": model_id} | found]
+    if (adapter_base := record.adapter_base) is not None:
+        verdict = {
+            "named": adapter_base.named,
+            "verdict": adapter_base.verdict,
+            "resolved_base": adapter_base.parent,
+            "why": adapter_base.why,
+        }
+        adapter_bases = [{"model_id": model_id} | verdict]
     claims = [
         {"model_id": model_id} | {name: getattr(claim, name) for name in _CLAIM_FIELDS}
         for claim in record.dataset_claims
@@ -305,7 +310,7 @@ def rows_of_record(
 
 
 def _change_columns(record: Record) -> Row:
-    """What was done to the base's weights."""
+    """The kind of change to the base's weights, as columns."""
     change = change_of(record)
     return {
         "change": change and change.kind,
@@ -356,7 +361,7 @@ def record_rows(
 ) -> tuple[dict[str, list[Row]], dict[str, Vector]]:
     """The rows of a stored record by table, and its vectors for those of ``representations`` that it holds, by name.
 
-    ``tracked``: what a tracking server says of the training, as the listing row has it.
+    ``tracked``: the training that a tracking server reports, from the listing row.
 
     Raises InvalidValue if the record cannot be read, has other matrices than the base, or does not fit the tables.
     """
@@ -372,18 +377,18 @@ def record_rows(
         record = replace(record, training=with_tracked(record.training, tracked))
         rows = rows_of_record(model_id, record_key, record, base.file_hashes)
         vectors: dict[str, Vector] = {}
-        for one in representations:
-            if not one.is_held_by(record) or not one.is_defined_for(base):
+        for representation in representations:
+            if not representation.is_held_by(record) or not representation.is_defined_for(base):
                 continue
-            if why := one.mismatch(record, base):
+            if why := representation.mismatch(record, base):
                 raise InvalidValue(why)
-            vector = np.asarray(one.vector(record), dtype=np.float32)
-            length = one.expected_length(record) or vector.size
+            vector = np.asarray(representation.vector(record), dtype=np.float32)
+            length = representation.expected_length(record) or vector.size
             if vector.shape != (length,) or not length or length > MOST_NUMBERS:
-                raise InvalidValue(f"its vector {one.tag} has the shape {vector.shape}, not {(length,)}")
+                raise InvalidValue(f"its vector {representation.tag} has the shape {vector.shape}, not {(length,)}")
             if not np.isfinite(vector).all():
-                raise InvalidValue(f"its vector {one.tag} is not finite")
-            vectors[one.name] = vector
+                raise InvalidValue(f"its vector {representation.tag} is not finite")
+            vectors[representation.name] = vector
         rows["records"][0]["signature"] = signature_of(vectors[DEFAULT]) if DEFAULT in vectors else None
         for table, rows_of_table in rows.items():
             check_rows(table, rows_of_table)
@@ -391,7 +396,7 @@ def record_rows(
 
 
 @contextmanager
-def _as_invalid(what: str) -> Iterator[None]:
+def _as_invalid(subject: str) -> Iterator[None]:
     """Raise errors of values of the wrong kind as InvalidValue."""
     try:
         yield
@@ -399,4 +404,4 @@ def _as_invalid(what: str) -> Iterator[None]:
         raise
     except WRONG_KINDS as error:
         reason = printable(str(error).partition("\n")[0], 200)
-        raise InvalidValue(f"{what} is malformed ({type(error).__name__}: {reason})") from error
+        raise InvalidValue(f"{subject} is malformed ({type(error).__name__}: {reason})") from error

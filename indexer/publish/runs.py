@@ -1,7 +1,7 @@
 """Checkpoints of one training run: which models of a base belong together, and in which order.
 
-They are known by what their source says of their folder or file, by the name of a repository without its number, by the
-id that a tool gave the run, and by the start of its log, which checkpoints of one run share.
+Four facts identify a run: the folder or file that the source reports, the repository's name without its number, the id
+that a tool gave the run, and the start of its log, which all checkpoints of a run share.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FEWEST_ENTRIES = 2
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """What tells which run a model is of, and how far that had come.
+    """The facts that identify a model's run and its position in the run.
 
-    ``key``: of its folder or file; ``number``: in the name; ``run_id``: by a tool; ``log``: the first entries of its
-    log.
+    ``key``: of its folder or file; ``number``: that in its name; ``run_id``: given by a tool; ``log``: its first
+    entries.
     """
 
     model_id: int
@@ -73,7 +73,7 @@ def runs_of(models: Sequence[RunCheckpoint]) -> list[list[RunCheckpoint]]:
 
 
 def _log_of(text: str | None) -> Sequence[Any]:
-    """The start of a log, as JSON that somebody may have written; () for anything else."""
+    """The start of a log, from untrusted JSON; () if it is malformed."""
     try:
         log = json.loads(text or "[]")
     except ValueError:
@@ -83,7 +83,7 @@ def _log_of(text: str | None) -> Sequence[Any]:
 
 
 def _pairs(models: Sequence[RunCheckpoint]) -> Iterator[tuple[RunCheckpoint, RunCheckpoint]]:
-    """Pairs of models of one author and one run; each model is in few."""
+    """Pairs of models of one author and one run; each model is in a few pairs only."""
     first_of: dict[tuple[str, str, Any], RunCheckpoint] = {}
     by_start: dict[tuple[str, Any], list[RunCheckpoint]] = {}
     for model in models:
@@ -94,14 +94,14 @@ def _pairs(models: Sequence[RunCheckpoint]) -> Iterator[tuple[RunCheckpoint, Run
                     yield first, model
         if model.log:
             same_start = by_start.setdefault((model.author, tuple(model.log[0])), [])
-            yield from ((other, model) for other in same_start if _is_same_log(other.log, model.log))
+            yield from ((earlier, model) for earlier in same_start if _is_same_log(earlier.log, model.log))
             same_start.append(model)
 
 
-def _is_same_log(log: Sequence[Any], other: Sequence[Any]) -> bool:
-    common = min(len(log), len(other))
-    has_gradient = log[0][2] is not None and other[0][2] is not None
-    return list(log[:common]) == list(other[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
+def _is_same_log(log: Sequence[Any], other_log: Sequence[Any]) -> bool:
+    common = min(len(log), len(other_log))
+    has_gradient = log[0][2] is not None and other_log[0][2] is not None
+    return list(log[:common]) == list(other_log[:common]) and (common >= _FEWEST_ENTRIES or has_gradient)
 
 
 def _in_order(run: Sequence[RunCheckpoint]) -> list[RunCheckpoint]:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 BLOATED_BYTES = 64 << 20
 _BLOATED_SHARE = 0.5
 
-# The smallest memory limit that DuckDB gets. What does not fit is spilled to disk, but blocks in use cannot be.
+# The smallest memory limit that DuckDB gets. Other data is spilled to disk, but blocks in use cannot be.
 LEAST_MEMORY = 128 << 20
 
 HINT = "run `index rebuild`, which rebuilds it from the listing and the records"
@@ -69,7 +69,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
     if memory is not None:
         settings.append(f"SET memory_limit = '{max(memory, LEAST_MEMORY) >> 10}KiB'")
     # The FAISS files that the databases before and after name; None if they are unknown, so that all files stay.
-    named = None if folder.database.exists() else frozenset[str]()
+    faiss_files = None if folder.database.exists() else frozenset[str]()
     kept_ids: dict[tuple[str, str], int] = {}
     next_id = 1
     try:
@@ -77,10 +77,10 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             copy_file(folder.database, copy, through_links=True)
             if from_scratch:
                 statements = ["SELECT model, base, model_id FROM fine_tunes", "SELECT next_model_id FROM atlas_info"]
-                with earlier_database(copy) as earlier:  # what can be read of a database of any schema
+                with earlier_database(copy) as earlier:  # the readable tables of a database of any schema
                     files = earlier(["representations"], ["SELECT faiss_file FROM representations"])
                     rows, info_rows = earlier(("fine_tunes", "atlas_info"), statements) or ([], [])
-                named = (
+                faiss_files = (
                     None
                     if files is None
                     else frozenset(row["faiss_file"] for table_rows in files for row in table_rows)
@@ -103,7 +103,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
                 catalog.refuse(folder.database, catalog_report)
                 use(connection)
                 catalog.replace_differing(connection, catalog_report)
-                named = _named_files(connection)
+                faiss_files = _named_files(connection)
             connection.execute("BEGIN")
             yield Tables(connection, kept_ids)
             connection.execute(
@@ -112,7 +112,7 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
             )
             connection.execute("COMMIT")
             connection.execute("CHECKPOINT")
-            named = None if named is None else named | _named_files(connection)
+            faiss_files = None if faiss_files is None else faiss_files | _named_files(connection)
             block_size, total, free = connection.execute(
                 "SELECT block_size, total_blocks, free_blocks FROM pragma_database_size() "
                 "WHERE database_name = current_database()"
@@ -125,8 +125,8 @@ def staged_publish(folder: AtlasFolder, *, from_scratch: bool = False, memory: i
     finally:
         # Remove unused FAISS files, also after a failure: on a full disk the next publish needs the space. Files of
         # the previous generation stay, because its readers may be opening them.
-        for path in folder.root.glob("*.faiss") if named is not None else ():
-            if path.name not in (named or ()):
+        for path in folder.root.glob("*.faiss") if faiss_files is not None else ():
+            if path.name not in (faiss_files or ()):
                 path.unlink(missing_ok=True)
         copy.unlink(missing_ok=True)
         copy.with_name(copy.name + ".wal").unlink(missing_ok=True)
@@ -162,15 +162,17 @@ def _named_files(connection: duckdb.DuckDBPyConnection) -> frozenset[str]:
     return frozenset(name for (name,) in names)
 
 
-def note_checksum(folder: AtlasFolder, coming: Path) -> None:
-    """Note the checksum of the next database, ``coming``; that of the current one stays valid. Raises OSError."""
-    paths = [folder.database, coming] if folder.database.is_file() and damage(folder) is None else [coming]
+def note_checksum(folder: AtlasFolder, next_database: Path) -> None:
+    """Note the checksum of ``next_database``; that of the current one stays valid. Raises OSError."""
+    paths = (
+        [folder.database, next_database] if folder.database.is_file() and damage(folder) is None else [next_database]
+    )
     rows = [{"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in paths]
     write_atomically(folder.checksums, add_checksum(canonical_json({"databases": rows})))
 
 
 def damage(folder: AtlasFolder) -> str | None:
-    """What is wrong with the database file as a whole, as a sentence; None if it is intact, or was just pulled."""
+    """A sentence on the fault of the database file as a whole; None if it is intact, or was just pulled."""
     if not folder.checksums.is_file():
         return None
     noted: set[tuple[int, str]] = set()

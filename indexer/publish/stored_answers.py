@@ -36,9 +36,10 @@ class AnswerKind:
     """One kind of stored answer: its table, and the command that computes it.
 
     ``columns``: keys of a line that are columns of the table; the other keys name the models and their records.
-    ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers. ``select``: the lines
-    that the tables of a published atlas add up to, with the base. ``status``: of the models that have such answers;
-    ``key``: the column of ``fine_tunes`` by which an answer is current, ``names``: keys that are names of other models.
+    ``texts``: keys whose values are texts or null. ``numbers``: keys whose values are numbers. ``select``: a statement
+    that makes the lines, with the base, from the tables of a published atlas. ``status``: that of models with such
+    answers; ``key``: the column of ``fine_tunes`` by which an answer is current, ``names``: keys that are names of
+    other models.
     """
 
     table: str
@@ -157,8 +158,10 @@ def forget_answers(folder: AtlasFolder, base: str, model: str) -> None:
                 continue
             lists = {name: line[name] for name in ("same", "models") if model in line.get(name, ())}
             if lists:
-                less = line | {name: [model_id for model_id in ids if model_id != model] for name, ids in lists.items()}
-                tables.put("answers", number, kind, child, _text(less))
+                shortened = line | {
+                    name: [model_id for model_id in ids if model_id != model] for name, ids in lists.items()
+                }
+                tables.put("answers", number, kind, child, _text(shortened))
 
     database = base_database(folder.listing(base))
     if database.exists():
@@ -213,7 +216,7 @@ class _Reader:
         self.database = base_database(folder.listing(base))
         self.file = LineReader(folder.exported(kind.table, base), _MOST_BYTES)
         self.problems = self.file.problems
-        self.is_damaged = False  # whether the database turned out to be
+        self.is_damaged = False  # whether the database is damaged
 
     def lines(self) -> Iterator[tuple[int, Line]]:
         """The answers that can be read, with their numbers."""
@@ -287,7 +290,7 @@ def renew_answers(kind: AnswerKind, tables: Tables, folder: AtlasFolder, base: s
     )
     reader = _Reader(kind, folder, base)
     lines = list(reader.checked())
-    if reader.is_damaged:  # until `index rebuild` mends it, what is published stays
+    if reader.is_damaged:  # the published rows stay until `index rebuild` repairs the database
         tables.run(
             f"DELETE FROM {kind.table} WHERE NOT EXISTS (SELECT 1 FROM fine_tunes WHERE "
             f'fine_tunes.model_id = {kind.table}.model_id AND fine_tunes."{kind.key}" = {kind.table}."{kind.key}")'

@@ -65,8 +65,10 @@ class Tables:
         self.run(f"CREATE OR REPLACE TEMP TABLE updates (model_id INTEGER{types})")
         self.insert("updates", rows)
         values = ", ".join(f"{name} = updates.{name}" for name in columns)
-        differs = " OR ".join(f"updates.{name} IS DISTINCT FROM {table}.{name}" for name in columns)
-        self.run(f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({differs})")
+        condition = " OR ".join(f"updates.{name} IS DISTINCT FROM {table}.{name}" for name in columns)
+        self.run(
+            f"UPDATE {table} SET {values} FROM updates WHERE updates.model_id = {table}.model_id AND ({condition})"
+        )
         self.run("DROP TABLE updates")
 
     def delete(
@@ -75,7 +77,7 @@ class Tables:
         model_ids: Sequence[int] | NDArray[np.int64],
         only: Mapping[str, str] | None = None,
     ) -> None:
-        """Delete the rows of some models; of a table in ``only`` those for which its condition holds."""
+        """Delete the rows of some models; in a table of ``only``, just those that meet its condition."""
         if not len(model_ids):
             return
         with self.listed(model_ids):

@@ -1,6 +1,6 @@
 """The new vectors of a publish: for every representation of a base, from the records into its file.
 
-With them change the lists of neighbours and, if the centre moves, the null distributions of similarity.
+The lists of neighbours are updated in the same step, and the null distributions of similarity if the centre moves.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class VectorUpdates:
     """The new vectors of one base within a publish. They wait in files that are removed on exit.
 
     ``all``: the vectors of every representation. ``added``: representations to publish besides the default and those
-    published before. ``offered``: those that were not asked for, but are published as soon as a model has such a vector
-    and one is in a group that they are offered to.
+    published before. ``offered``: optional representations. Each is published as soon as a model has such a vector and
+    a model is in a group that it is offered to.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class VectorUpdates:
         publication = self.publication
         matrices = len(publication.base.layout.matrices)
         with ExitStack() as files:
-            asked = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
-            for name in in_order([*asked, *offered()]):
+            names = dict.fromkeys([DEFAULT, *(name for (name,) in published), *self._added])
+            for name in in_order([*names, *offered()]):
                 representation = representation_named(name).with_words(publication.base.words)
                 vectors = PublishedVectors(
                     self.folder.root,
@@ -80,7 +80,7 @@ class VectorUpdates:
                     representation.blocks_among(matrices),
                 )
                 files.enter_context(vectors.new)
-                if name not in asked:
+                if name not in names:
                     self.offered.append(vectors)
                 self.all.append(vectors)
             self._files = files.pop_all()
@@ -90,13 +90,18 @@ class VectorUpdates:
         self._files.close()
 
     def add(
-        self, updates: Iterable[PublishedVectors], model_id: int, found: Mapping[str, Vector], *, is_sampled: bool
+        self,
+        updates: Iterable[PublishedVectors],
+        model_id: int,
+        vectors_by_name: Mapping[str, Vector],
+        *,
+        is_sampled: bool,
     ) -> None:
         """Add the vectors of one model, by representation, to those of ``updates`` that its record holds."""
         for vectors in updates:
             vectors.read.add(model_id)
-            if vectors.name in found:
-                vectors.new.add(model_id, found[vectors.name])
+            if vectors.name in vectors_by_name:
+                vectors.new.add(model_id, vectors_by_name[vectors.name])
             else:
                 self._without[vectors.name, is_sampled] += 1
 
@@ -106,7 +111,7 @@ class VectorUpdates:
         Returns the models whose record cannot be published, by id, with their name and the reason; none of their
         vectors is added.
         """
-        lost: dict[int, tuple[str, InvalidValue]] = {}
+        rejected: dict[int, tuple[str, InvalidValue]] = {}
         signatures: list[Row] = []
         store = RecordStore(self.folder)
         for model_id, model, record_key in self.tables.rows(
@@ -114,22 +119,26 @@ class VectorUpdates:
             "ORDER BY model_id",
             [self.base],
         ):
-            needed = [one for one, wanted in updates.items() if model_id in wanted and model_id not in one.read]
+            needed = [
+                vectors
+                for vectors, model_ids in updates.items()
+                if model_id in model_ids and model_id not in vectors.read
+            ]
             if not needed:
                 continue
             try:
-                made, found = record_rows(
-                    model_id, record_key, self.publication.base, store, [one.representation for one in needed]
+                rows, vectors_by_name = record_rows(
+                    model_id, record_key, self.publication.base, store, [vectors.representation for vectors in needed]
                 )
             except InvalidValue as why:
-                lost[model_id] = (model, why)
+                rejected[model_id] = (model, why)
                 continue
-            self.add(needed, model_id, found, is_sampled=made["records"][0]["read"] == "sample")
-            if any(one.name == DEFAULT for one in needed):
-                signatures.append({"model_id": model_id, "signature": made["records"][0]["signature"]})
+            self.add(needed, model_id, vectors_by_name, is_sampled=rows["records"][0]["read"] == "sample")
+            if any(vectors.name == DEFAULT for vectors in needed):
+                signatures.append({"model_id": model_id, "signature": rows["records"][0]["signature"]})
         if signatures:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
-        return lost
+        return rejected
 
     def read_moving(self, stale: Collection[int]) -> dict[int, tuple[str, InvalidValue]]:
         """Read the records of all models of the representations whose centre moves; returns as ``read_records``.
@@ -139,22 +148,22 @@ class VectorUpdates:
         moving: dict[PublishedVectors, Container[int]] = {}
         for vectors in self._wanted():
             if vectors.representation.centred:
-                given = self.publication.centres.get(vectors.name)
-                found = self._centrings[vectors.name] = Centring(self.tables, vectors, stale, given)
-                if found.due and len(found.staying):
-                    moving[vectors] = set(found.staying.tolist())
+                centre = self.publication.centres.get(vectors.name)
+                centring = self._centrings[vectors.name] = Centring(self.tables, vectors, stale, centre)
+                if centring.due and len(centring.staying):
+                    moving[vectors] = set(centring.staying.tolist())
         if not moving:
             return {}
-        lost = self.read_records(moving)
-        for vectors in moving if not lost else ():
+        rejected = self.read_records(moving)
+        for vectors in moving if not rejected else ():
             self.say(
                 f"{self.base}, {vectors.name}: the centre of the full fine-tunes moves, because they have grown by "
                 f"half: all {len(vectors.new.ids):,} vectors are rewritten"
             )
-        return lost
+        return rejected
 
     def _wanted(self) -> list[PublishedVectors]:
-        return [one for one in self.all if one not in self.offered or self.is_wanted(one)]
+        return [vectors for vectors in self.all if vectors not in self.offered or self.is_wanted(vectors)]
 
     def is_wanted(self, vectors: PublishedVectors) -> bool:
         """Whether offered vectors are to be published; once they are, they stay."""
@@ -201,14 +210,14 @@ class VectorUpdates:
 
     def _has_outgrown_null(self, representation: str) -> bool:
         """Whether some group has grown by half since its null distribution was computed."""
-        before = dict(
+        former_counts = dict(
             self.tables.rows(
                 "SELECT vector_group, models FROM internal.null_groups WHERE base = ? AND representation = ?",
                 [self.base, representation],
             )
         )
-        now = _labelled_groups(self.tables, self.base)
-        return any(count >= max(1, GROWTH * before.get(group, 0)) for group, count in now.items())
+        current_counts = _labelled_groups(self.tables, self.base)
+        return any(count >= max(1, GROWTH * former_counts.get(group, 0)) for group, count in current_counts.items())
 
 
 def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
@@ -225,15 +234,18 @@ def _labelled_groups(tables: Tables, base: str) -> dict[str, int]:
 def renew_null_similarity(tables: Tables, base: str, representation: str, index: VectorIndex) -> None:
     """Rewrite the null distributions: similarities of unrelated models, per pair of groups with enough such pairs.
 
-    Unrelated models are by different authors (of one author's models: of different runs) and name datasets, none in
-    common. Models that name none are skipped, because they may share one, and so are copies, models unrelated to the
-    base and duplicates.
+    Unrelated models are by different authors (of different runs, if all models are by one author) and name datasets,
+    none in common. Models that name none are skipped, because they may share one, and so are copies, models unrelated
+    to the base and duplicates.
     """
     key = {"base": base, "representation": representation}
     for table in ("null_similarity", "internal.null_groups"):
         tables.run(f"DELETE FROM {table} WHERE base = $base AND representation = $representation", key)
     counts_now = _labelled_groups(tables, base)
-    tables.insert("internal.null_groups", [key | {"vector_group": one, "models": n} for one, n in counts_now.items()])
+    tables.insert(
+        "internal.null_groups",
+        [key | {"vector_group": first_group, "models": n} for first_group, n in counts_now.items()],
+    )
     rows = tables.rows(
         "SELECT model_id, vector_group, author, datasets, model FROM models WHERE base = ? AND NOT is_copy "
         "AND NOT is_unrelated AND duplicate_of IS NULL AND NOT is_earlier_checkpoint AND len(datasets) > 0 "
@@ -247,39 +259,39 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
         ids = np.array([row[0] for row in rows if row[1] == group], dtype=np.int64)
         chosen = np.intersect1d(drawn(ids, base, group), index.ids, assume_unique=True)
         samples[group] = (chosen, index.table(chosen))
-    for place, one in enumerate(GROUPS):
-        for other in GROUPS[place:]:
-            (first_ids, first), (second_ids, second) = samples[one], samples[other]
+    for group_number, first_group in enumerate(GROUPS):
+        for second_group in GROUPS[group_number:]:
+            (first_ids, first), (second_ids, second) = samples[first_group], samples[second_group]
             if not len(first) or not len(second):
                 continue
             counts = are_unrelated([facts[i] for i in first_ids.tolist()], [facts[i] for i in second_ids.tolist()])
-            if one == other:
+            if first_group == second_group:
                 counts = np.triu(counts, 1)
             similarities = first.similarities(second)
             # A similarity above all of these gets the smallest share, so the largest must be those that a search gives.
             largest = similarities[counts].max(initial=-np.inf)
-            mine, theirs = np.nonzero(counts & (similarities >= largest - NEAR))
-            similarities[mine, theirs] = first.pairs(mine, second, theirs)
+            first_rows, second_rows = np.nonzero(counts & (similarities >= largest - NEAR))
+            similarities[first_rows, second_rows] = first.pairs(first_rows, second, second_rows)
             names = [facts[i][0] for i in (*first_ids.tolist(), *second_ids.tolist())]
-            groups, (left, right) = author_groups(names), np.nonzero(counts)
-            found = Background.of(
-                np.clip(similarities[left, right], -1.0, 1.0),
-                (groups[left], groups[len(first) + right]),
+            groups, (firsts, seconds) = author_groups(names), np.nonzero(counts)
+            background = Background.of(
+                np.clip(similarities[firsts, seconds], -1.0, 1.0),
+                (groups[firsts], groups[len(first) + seconds]),
             )
-            if found is None:
+            if background is None:
                 continue
-            count = len(found.shares)
+            count = len(background.shares)
             tables.insert_columns(
                 "null_similarity",
                 {
                     "base": [base] * count,
                     "representation": [representation] * count,
-                    "one_group": [one] * count,
-                    "other_group": [other] * count,
-                    "pairs": [found.pairs] * count,
-                    "similarity": found.similarities,
-                    "share": found.shares,
-                    "share_high": [None] * count if found.highest is None else found.highest,
+                    "one_group": [first_group] * count,
+                    "other_group": [second_group] * count,
+                    "pairs": [background.pairs] * count,
+                    "similarity": background.similarities,
+                    "share": background.shares,
+                    "share_high": [None] * count if background.highest is None else background.highest,
                 },
             )
 

@@ -63,20 +63,20 @@ class NewVectors:
         self.ids.append(model_id)
         self.changed.append(changed_blocks(unit[None, :], max(self.blocks, 1))[0])
 
-    def rows(self, places: Iterable[int]) -> Floats:
-        """The vectors at these places (n, d)."""
+    def rows(self, indices: Iterable[int]) -> Floats:
+        """The vectors at these indices (n, d)."""
         assert self._file is not None
         self._file.flush()
-        return read_rows(self._file, 0, places, self.length, "<f4")
+        return read_rows(self._file, 0, indices, self.length, "<f4")
 
     def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
-        """Places, ids and vectors, some at a time."""
+        """Indices, ids and vectors, a block at a time."""
         for start in range(0, len(self.ids), rows_of_block(self.length)):
             chosen = slice(start, min(start + rows_of_block(self.length), len(self.ids)))
             yield chosen, np.array(self.ids[chosen], np.int64), self.rows(range(chosen.start, chosen.stop))
 
     def replace(self, chosen: slice, vectors: Floats) -> None:
-        """Put other vectors at these places; those that are zero now will not be published."""
+        """Replace the vectors at these indices; zero vectors are not published."""
         assert self._file is not None
         self._file.flush()
         self._file.seek(4 * self.length * chosen.start)
@@ -95,8 +95,8 @@ _TABLES = ("representations", "internal.vector_masks")
 class PublishedVectors:
     """The published vectors of one (base, representation), and how a publish changes them.
 
-    ``new``: collects the new vectors, of ``blocks`` of unit norm each (0: of unit norm as a whole); ``read``: the
-    models whose record was read for them, also those that have no vector. ``centre``: version of the centre that was
+    ``new``: collects the new vectors, whose ``blocks`` have unit norm (0: the whole vector has); ``read``: the models
+    whose record was read for them, also those that have no vector. ``centre``: version of the centre that was
     subtracted. ``vector_length``: the length asked for, approximately; None leaves it unchanged. ``is_new``: there are
     no former vectors that could stay.
     """
@@ -115,15 +115,15 @@ class PublishedVectors:
         self.name = representation.name
         published = read_published(tables.connection, base, self.name)
         # A representation that is added later has vectors of the length asked for before.
-        like = published or read_published(tables.connection, base, DEFAULT)
-        self.budget_before = like.budget if like is not None else None
+        published_before = published or read_published(tables.connection, base, DEFAULT)
+        self.budget_before = published_before.budget if published_before is not None else None
         self.budget = vector_length or self.budget_before
         self.representation = representation.of_length(self.budget)
         # Vectors of different versions, ranks or lengths cannot be compared: recompute all of them from the records.
         former_vectors = published
         if published is not None:
-            before = (published.version, published.rank, representation.of_length(published.budget))
-            if before != (representation.version, rank, self.representation):
+            former_form = (published.version, published.rank, representation.of_length(published.budget))
+            if former_form != (representation.version, rank, self.representation):
                 former_vectors = None
             elif published.count and published.length != (representation.length or published.length):
                 former_vectors = None  # the base has other words: its tokenizer can be read now
@@ -150,8 +150,8 @@ class PublishedVectors:
         Returns all vectors, the ids with a new vector, and the ids whose former vector is no longer valid; None if
         nothing changes.
         """
-        places = {model_id: row for row, model_id in enumerate(self.new.ids) if self.new.changed[row].any()}
-        added = _ids(places)
+        row_of = {model_id: row for row, model_id in enumerate(self.new.ids) if self.new.changed[row].any()}
+        added = _ids(row_of)
         staying = self.staying(stale)
         removed = np.setdiff1d(self.former.ids, staying) if self.former is not None else staying
         if not (self.is_new or self.budget != self.budget_before or len(added) or len(removed)):
@@ -162,28 +162,28 @@ class PublishedVectors:
             length = self.before.file.length
         factory = SINGLE if self.centre is None else HALF
         ids = np.union1d(staying, added)
-        rows = self._rows(ids, places, length, factory)
+        rows = self._rows(ids, row_of, length, factory)
         file = write_index(self.root, self.base, self.name, ids, length, rows, factory)
-        masks = self._masks(staying, places)
+        masks = self._masks(staying, row_of)
         self._write(file, masks)
         return VectorIndex(OpenVectors(self.root, file, masks)), added, removed
 
-    def _rows(self, ids: Ids, places: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
-        """The vectors of ``ids``, some at a time: at their ``places`` among the new ones, or else the former ones."""
+    def _rows(self, ids: Ids, row_of: dict[int, int], length: int, factory: str) -> Iterator[NDArray[np.floating]]:
+        """The vectors of ``ids``, a block at a time: row ``row_of[id]`` of the new vectors, else the former one."""
         step = max(1, _BYTES_AT_ONCE // (4 * length))
         for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            positions = np.array([places.get(model_id, -1) for model_id in some.tolist()])
+            block_ids = ids[start : start + step]
+            positions = np.array([row_of.get(model_id, -1) for model_id in block_ids.tolist()])
             is_new = positions >= 0
-            parts = []
+            rows_in_parts = []
             if is_new.any():
-                parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
+                rows_in_parts.append(stored_form(self.new.rows(positions[is_new].tolist()), factory))
             if not is_new.all():
                 assert self.former is not None
-                parts.append(self.former.read(some[~is_new]))
+                rows_in_parts.append(self.former.read(block_ids[~is_new]))
             # Nearly all blocks are of one kind.
             order = np.argsort(np.concatenate([np.flatnonzero(is_new), np.flatnonzero(~is_new)]))
-            yield parts[0] if len(parts) == 1 else np.concatenate(parts)[order]
+            yield rows_in_parts[0] if len(rows_in_parts) == 1 else np.concatenate(rows_in_parts)[order]
 
     def _masks(self, staying: Ids, rows: dict[int, int]) -> Masks:
         """The changed blocks of the vectors that stay and of the new ones; none while no centre is known."""

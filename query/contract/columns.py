@@ -9,7 +9,7 @@ from typing import Annotated
 
 from query.contract.results import Doc
 
-# What fields of several answers mean, where their types or formats differ.
+# Meanings that fields of several answers share although their types or formats differ.
 EXPECTED_BY_CHANCE = Doc(
     "How many of the models searched would score as high, or be as similar, by chance: p_value (of ask) or "
     "background (of similar) times their number. If it is well below 1, chance is an unlikely explanation."
@@ -29,9 +29,9 @@ SIMILARITY = Doc(
 )
 LAYER_OR_FAMILY = Doc("The layer, or the family of matrices.")
 SIMILARITY_ERROR = Doc(
-    "How far the similarity may move as models are added to the atlas: what all full fine-tunes share is "
-    "subtracted from their vectors, and is better known from more authors and data sets. 0 for two adapters, from"
-    " which nothing is subtracted."
+    "How far the similarity may move as models are added to the atlas: the common part of all full fine-tunes "
+    "is subtracted from their vectors, and is estimated better with more authors and data sets. 0 for two adapters, "
+    "whose vectors are not centred."
 )
 BACKGROUND = Doc(
     "Share of pairs of unrelated models (other authors, no dataset in common) that are at least as similar, from "
@@ -57,7 +57,7 @@ WEIGHT_BYTES = Doc("Bytes of its weight files.")
 COLOUR_GROUP = Doc("The group that gives the point its colour.")
 VOTING_MODELS = Doc("The models that voted for it, the largest vote first.")
 MADE_FROM = Doc(
-    "What the prediction is made from: together, vectors, head or vocabulary; without_vocabulary is vectors and "
+    "The evidence for the prediction: together, vectors, head or vocabulary; without_vocabulary is vectors and "
     "head; majority and chance are baselines."
 )
 NO_INTERVAL = Doc("Why there is no interval: too_few_authors; else empty.")

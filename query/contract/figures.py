@@ -218,8 +218,8 @@ def checked_output(path: str | Path, formats: tuple[str, ...] = FORMATS) -> Path
     """Check a path before any work is done for it. Raises AtlasError for another suffix or a missing folder."""
     out = Path(path)
     if out.suffix.lower() not in formats:
-        *others, last = formats
-        kinds = f"{', '.join(others)} or {last}" if others else last
+        *first_formats, last = formats
+        kinds = f"{', '.join(first_formats)} or {last}" if first_formats else last
         raise BadArgument(f"{out} does not end in {kinds}.", f"Name it, for example, {out.stem}{formats[0]}")
     if not out.parent.is_dir():
         raise AtlasError(f"There is no folder {out.parent}.", "Make it first.")

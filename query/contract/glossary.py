@@ -1,4 +1,4 @@
-"""Meanings: of words and kinds of change, of fields from the classes of answers, of tables from schema.sql."""
+"""Meanings of words and kinds of change, of fields (from the classes of answers) and of tables (from schema.sql)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from indexer.records.kinds.meanings import MEANINGS
 from query.contract.registry import commands
 from query.contract.results import Column, Doc, Result, answer_classes, columns, row_class_in
 
-# What several fields mean.
-_COMMENT = Doc("What it holds.")
+# Meanings that several fields share.
+_COMMENT = Doc("Its contents.")
 
 _OBJECTS = (
     "SELECT * FROM ("
@@ -109,10 +109,10 @@ def explained(word: str) -> list[dict[str, str]]:
             {"word": word, "where": ", ".join(tables), "meaning": meaning} for meaning, tables in meanings.items()
         ]
     if not explanations:
-        near = nearest(lowered, dict.fromkeys([*words(), *all_keys]))
+        similar_words = nearest(lowered, dict.fromkeys([*words(), *all_keys]))
         raise AtlasError(
             f"{word!r} is not explained here.",
-            f"Did you mean {' or '.join(near)}?" if near else "All words: query help",
+            f"Did you mean {' or '.join(similar_words)}?" if similar_words else "All words: query help",
         )
     return explanations
 
@@ -151,8 +151,8 @@ def schema(name: str | None = None) -> list[dict[str, Any]]:
     macros = [row for row in objects if row["name"].lower() == name.lower()]
     if macros:
         return [{"column": "", "type": macro["kind"], "comment": macro["comment"]} for macro in macros]
-    near = nearest(name, [row["name"] for row in objects])
-    hint = f"Did you mean {' or '.join(near)}?" if near else "See all: query schema"
+    similar_names = nearest(name, [row["name"] for row in objects])
+    hint = f"Did you mean {' or '.join(similar_names)}?" if similar_names else "See all: query schema"
     raise AtlasError(f"There is no table, view or macro {name!r}.", hint)
 
 

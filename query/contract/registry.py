@@ -7,11 +7,11 @@ in this package as in any other that is installed beside it::
     similar = "query.questions.similar:similar"
     "predict.predict_many" = "query.questions.predict.predict:predict_many"
 
-``similar`` is a command of `query`, a method of Atlas and, if its decorator says so, a tool of agents. A name before a
-dot is the command that asks it, together with other functions; the method has the name after the dot.
+``similar`` is a command of `query`, a method of Atlas and, if its decorator has ``agents``, a tool of agents. A name
+before a dot is a command that several functions share; the method has the name after the dot.
 
-The decorator :func:`question` adds what signature and docstring do not say. Nothing here imports a question: names are
-known from the entry points, and the sentence that `query --help` prints is read in the source.
+The decorator :func:`question` adds the rest of the description. Nothing here imports a question: names are known from
+the entry points, and the sentence that `query --help` prints is read in the source.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Invocation(Protocol):
         """The atlas, opened."""
 
     def opened_if_there(self) -> AbstractContextManager[Any]:
-        """The same; None where none was named and the default folder does not exist."""
+        """As ``opened``; None if no atlas was named and the default folder does not exist."""
 
     def ask(self, **arguments: Any) -> None:
         """Ask the question and print the answer."""
@@ -91,7 +91,7 @@ class Invocation(Protocol):
     def names_on_stdin(self) -> list[str]:
         """The models that were named on stdin."""
 
-    def show_many(self, found: Iterable[Any], count: int, rows_of: Callable[..., list[dict[str, Any]]]) -> None:
+    def show_many(self, answers: Iterable[Any], count: int, rows_of: Callable[..., list[dict[str, Any]]]) -> None:
         """Print the rows of many answers, each at once."""
 
     def refuse(self, sentence: str) -> NoReturn:
@@ -103,15 +103,15 @@ class Invocation(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """What is known of a question besides its signature and docstring.
+    """The description of a question beyond its signature and docstring.
 
     Attributes:
         example: a command line, without the name of the program.
         agents: how agents see it; None if they do not.
         documents: further formats (``--format``) in which the command writes its answer; the first is its default.
-        command: what the command does, if that is more than to ask and to print; see ``query.faces.cli.asking``. Its
+        command: the function of the command, if it does more than ask and print; see ``query.faces.cli.asking``. Its
             described arguments are options of the command alone, and its docstring follows that of the function in
-    ``--help``.
+            ``--help``.
     """
 
     example: str = ""
@@ -161,12 +161,12 @@ class Entry:
 
     @property
     def about(self) -> str:
-        """What it is, in an error message."""
+        """Its name in error messages."""
         return f"The question {self.name!r} of the package {self.package}"
 
     @property
     def record(self) -> Question:
-        """What its decorator says. Raises as ``load`` does."""
+        """The description that its decorator made. Raises as ``load`` does."""
         record: Question = getattr(self.load(), _RECORD)
         return record
 
@@ -204,11 +204,11 @@ def _docstring_in_source(module: str, function: str) -> str | None:
     except (OSError, UnicodeDecodeError):  # in an archive, or in another encoding
         return None
     # Parsing whole files would take a tenth of a second for all questions.
-    found = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
-    if found is None:
+    match = re.search(rf"^def {function}\(.*?(?=^[^\s)#]|\Z)", source, re.MULTILINE | re.DOTALL)
+    if match is None:
         return None
     try:
-        return ast.get_docstring(ast.parse(found[0]).body[0])  # type: ignore[arg-type]
+        return ast.get_docstring(ast.parse(match[0]).body[0])  # type: ignore[arg-type]
     except SyntaxError:
         return None
 
@@ -224,25 +224,27 @@ def questions() -> Mapping[str, Entry]:
     the installed metadata of this package lists none.
     """
     entries: dict[str, Entry] = {}
-    read = list(_entries())
-    if not any(entry.package == OURS for entry in read):
+    entries_found = list(_entries())
+    if not any(entry.package == OURS for entry in entries_found):
         raise AtlasError(
             "The installed metadata of vectors-in-the-wild is older than its code and lists no question.",
             "Install it again, in the folder of the project: pip install -e .",
         )
     owners = dict.fromkeys(RESERVED, OURS)
-    for entry in sorted(read, key=lambda entry: entry.package != OURS):
+    for entry in sorted(entries_found, key=lambda entry: entry.package != OURS):
         names = {entry.name, entry.command}
-        others = {owners.get(name, entry.package) for name in names} - {entry.package}
-        if others or entry.name in entries:
-            _say_once(f"{entry.about} is left out: {', '.join(others or {entry.package})} has one of this name.")
+        other_packages = {owners.get(name, entry.package) for name in names} - {entry.package}
+        if other_packages or entry.name in entries:
+            _say_once(
+                f"{entry.about} is left out: {', '.join(other_packages or {entry.package})} has one of this name."
+            )
             continue
         entries[entry.name] = entry
         owners |= dict.fromkeys(names, entry.package)
     return entries
 
 
-# Names of commands and attributes of Atlas that are no questions, and what scripts find there of ``AtlasReader``.
+# Names of commands and attributes of Atlas that are no questions, and attributes of ``AtlasReader`` for scripts.
 RESERVED = frozenset({
     "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of", "database",
     "delta_keys", "find", "folder", "from_folders", "generation", "help", "index", "is_outdated", "is_published",
@@ -252,7 +254,7 @@ RESERVED = frozenset({
 
 
 def commands() -> dict[str, list[Entry]]:
-    """The questions that each command asks; the first gives its help and its example."""
+    """The questions of each command; the first provides its help and its example."""
     by_command: dict[str, list[Entry]] = {}
     for entry in questions().values():
         by_command.setdefault(entry.command, []).append(entry)
@@ -275,12 +277,12 @@ def _entries() -> Iterator[Entry]:
     """The questions that installed packages name, as they name them."""
     for line in entry_points(GROUP):
         command, _, method = line.name.rpartition(".")
-        found = _PLACE.fullmatch(line.place.partition("[")[0].strip())  # without the extras that it needs
-        if found is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
+        match = _PLACE.fullmatch(line.place.partition("[")[0].strip())  # without the extras that it needs
+        if match is None or not _NAME.fullmatch(method) or not _NAME.fullmatch(command or method):
             text = f"{line.name} = {line.place}"
             _say_once(f"The package {line.package} names a question in a way that cannot be read: {text[:200]}")
             continue
-        yield Entry(method, command or method, found[1], found[2], line.package)
+        yield Entry(method, command or method, match[1], match[2], line.package)
 
 
 _said: set[str] = set()

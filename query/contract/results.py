@@ -52,7 +52,7 @@ ThemeName = Literal["light", "dark"]
 
 @dataclass(frozen=True)
 class Doc:
-    """What a field means, with its unit or range. A property whose type has one is a key of the answer, too."""
+    """The meaning of a field, with its unit or range. A property whose type has one is a key of the answer, too."""
 
     text: str
 
@@ -138,13 +138,13 @@ class Format:
     """How tables show the value.
 
     Args:
-        write: gets the value, then the values of the fields ``others`` of the same row; returns what is shown.
-        others: names of fields.
+        write: gets the value, then those of ``other_fields`` of the same row; returns the text of the cell.
+        other_fields: names of fields.
         in_details: whether tables with details use ``write``, too; if not, they have the value unchanged.
     """
 
-    def __init__(self, write: Callable[..., Any], *others: str, in_details: bool = True) -> None:
-        self.write, self.others, self.in_details = write, others, in_details
+    def __init__(self, write: Callable[..., Any], *other_fields: str, in_details: bool = True) -> None:
+        self.write, self.other_fields, self.in_details = write, other_fields, in_details
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Column:
     @cached_property
     def key(self) -> str:
         """Its name in JSON, CSV and tables: without the underscore after a word that Python reserves."""
-        named: Key | None = self.marker(Key)
-        return self.name.removesuffix("_") if named is None else named.name
+        marker: Key | None = self.marker(Key)
+        return self.name.removesuffix("_") if marker is None else marker.name
 
     @property
     def doc(self) -> str:
@@ -201,7 +201,7 @@ class Column:
         value = getattr(row, self.name)
         form = self._form if table else None
         if form is not None and (form.in_details or not details):
-            return form.write(value, *(getattr(row, other) for other in form.others))
+            return form.write(value, *(getattr(row, field_name) for field_name in form.other_fields))
         if self._rounded is not None and value is not None:
             return round(value, self._rounded.digits)
         return plain(value, table=table, details=details, requested=requested)
@@ -290,11 +290,11 @@ def _columns(class_: Hashable) -> tuple[Column, ...]:
     ordered = sorted(
         columns_by_name.values(), key=lambda column: order.index(column.name) if column.name in order else len(order)
     )
-    for moved in [column for column in ordered if column.marker(After) is not None]:
-        names = ["", *(column.name for column in ordered if column is not moved)]
-        if moved.marker(After).name in names:  # else it stays where it is
-            ordered.remove(moved)
-            ordered.insert(names.index(moved.marker(After).name), moved)
+    for column_to_move in [column for column in ordered if column.marker(After) is not None]:
+        names = ["", *(column.name for column in ordered if column is not column_to_move)]
+        if column_to_move.marker(After).name in names:  # else it stays where it is
+            ordered.remove(column_to_move)
+            ordered.insert(names.index(column_to_move.marker(After).name), column_to_move)
     return tuple(column for column in ordered if column.marker(Hidden) is None)
 
 
@@ -638,17 +638,17 @@ class Answered(Generic[Row]):
     error: str | None = None
 
 
-def answered(asked: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
+def answered(subjects: Iterable[str], ask: Callable[[str], Row]) -> Iterator[Answered[Row]]:
     """Ask about one model (or text …) after the other; any error is the outcome of its question."""
-    for subject in asked:
+    for subject in subjects:
         try:
             answer = ask(subject)
         except (AtlasError, ModelError) as error:
             text = error.text if isinstance(error, AtlasError) else f"{error.detail.rstrip('.')}."
             yield Answered(subject, error=text)
         except Exception as error:
-            if (missing := missing_extra(error)) is not None:
-                yield Answered(subject, error=str(missing))
+            if (missing_package := missing_extra(error)) is not None:
+                yield Answered(subject, error=str(missing_package))
                 continue
             yield Answered(subject, error=f"It could not be asked: {type(error).__name__}: {tidy(str(error), 200)}.")
         else:
@@ -701,7 +701,7 @@ def _series(frames: ModuleType, values: list[Any], kind: str | None) -> Any:
         return frames.Series(values, dtype=kind)
     if any(isinstance(value, list | dict) for value in values):
         return frames.Series(values, dtype=object)
-    present = {type(value) for value in values if value is not None}
-    is_missing = len(present) and any(value is None for value in values)
-    nullable = {int: "Int64", bool: "boolean"}.get(next(iter(present))) if is_missing and len(present) == 1 else None
+    types = {type(value) for value in values if value is not None}
+    is_missing = len(types) and any(value is None for value in values)
+    nullable = {int: "Int64", bool: "boolean"}.get(next(iter(types))) if is_missing and len(types) == 1 else None
     return frames.Series(values, dtype=nullable) if nullable else frames.Series(values)

@@ -62,7 +62,7 @@ def _column(values: list[Any], type_name: str) -> pyarrow.Array:
     """A column of the type with DuckDB's name ``type_name``, else of the type of its values, else JSON as text."""
     import pyarrow as pa
 
-    plain = {
+    plain_types = {
         "BOOLEAN": pa.bool_(), "TINYINT": pa.int8(), "SMALLINT": pa.int16(), "INTEGER": pa.int32(),
         "BIGINT": pa.int64(), "UTINYINT": pa.uint8(), "USMALLINT": pa.uint16(), "UINTEGER": pa.uint32(),
         "UBIGINT": pa.uint64(), "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "VARCHAR": pa.string(),
@@ -72,10 +72,10 @@ def _column(values: list[Any], type_name: str) -> pyarrow.Array:
     try:
         if type_name in from_text:
             return pa.array(values, pa.string()).cast(from_text[type_name])
-        if type_name in plain:
-            return pa.array(values, plain[type_name])
-        if type_name == f"{element}[]" and element in plain:
-            return pa.array(values, pa.list_(plain[element]))
+        if type_name in plain_types:
+            return pa.array(values, plain_types[type_name])
+        if type_name == f"{element}[]" and element in plain_types:
+            return pa.array(values, pa.list_(plain_types[element]))
         array = pa.array(values)
         return array if not pa.types.is_null(array.type) else array.cast(pa.string())
     except (pa.ArrowException, OverflowError):

@@ -1,1 +1,1 @@
-"""What asks the questions: the terminal, Python, agents, the browser, the report."""
+"""The faces of the questions: the terminal, Python, agents, the browser, the report."""

@@ -82,8 +82,8 @@ def as_method(name: str, function: Callable[Concatenate[AtlasReader, P], R]) -> 
 
     @wraps(function)
     def method(self: Atlas, *args: Any, **kwargs: Any) -> R:
-        (_, *positional), named = plain_call(function, (self, *args), kwargs)
-        return self._generations.asked(function, *positional, **named)
+        (_, *positional), keywords = plain_call(function, (self, *args), kwargs)
+        return self._generations.asked(function, *positional, **keywords)
 
     method.__name__, method.__qualname__ = name, f"Atlas.{name}"
     method.__signature__ = plain_signature(function)  # type: ignore[attr-defined]
@@ -94,12 +94,14 @@ def as_method(name: str, function: Callable[Concatenate[AtlasReader, P], R]) -> 
 def plain_signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a question as a method, without the descriptions of its arguments."""
     signature = inspect.signature(function)
-    plain = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     for parameter in list(signature.parameters.values())[1:]:
         annotation = annotation_of(function, parameter.annotation)
         annotation = annotation.__origin__ if hasattr(annotation, "__metadata__") else annotation
-        plain.append(parameter.replace(annotation=annotation))
-    return signature.replace(parameters=plain, return_annotation=annotation_of(function, signature.return_annotation))
+        parameters.append(parameter.replace(annotation=annotation))
+    return signature.replace(
+        parameters=parameters, return_annotation=annotation_of(function, signature.return_annotation)
+    )
 
 
 def documented(function: Callable[..., Any]) -> str:
@@ -110,8 +112,8 @@ def documented(function: Callable[..., Any]) -> str:
     ]
     if not lines or "\n\nArgs:\n" in text:
         return text
-    about, *sections = re.split(r"\n\n(?=(?:Note|Returns|Raises):\n)", text, maxsplit=1)
-    return "\n\n".join([about, "\n".join(["Args:", *lines]), *sections])
+    summary, *sections = re.split(r"\n\n(?=(?:Note|Returns|Raises):\n)", text, maxsplit=1)
+    return "\n\n".join([summary, "\n".join(["Args:", *lines]), *sections])
 
 
 class OpenAtlas:

@@ -73,8 +73,8 @@ class ModelVectors(Result):
     def headline(self) -> str:
         """The number of vectors, and their length."""
         of_blocks = f", in {self.blocks} blocks" if self.blocks else ""
-        what = f"{counted(len(self), 'vector')} of {self.base}, {self.representation}"
-        return f"{what}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
+        subject = f"{counted(len(self), 'vector')} of {self.base}, {self.representation}"
+        return f"{subject}: {self.matrix.shape[1]:,} numbers each{of_blocks}"
 
     def similarity(self, models: Sequence[str] | None = None) -> NDArray[np.float32]:
         """The similarities (m, n), from -1 to 1, of ``models`` (default: all) to every model, as in ``query similar``.
@@ -83,13 +83,13 @@ class ModelVectors(Result):
         """
         if models is None and len(self) > MOST_COMPARED:
             raise AtlasError(f"A table of {len(self):,} × {len(self):,} similarities is too large.", "Name `models`.")
-        places = {name: place for place, name in enumerate(self.models)}
-        unknown = [name for name in models or () if name not in places]
+        index_of = {name: index for index, name in enumerate(self.models)}
+        unknown = [name for name in models or () if name not in index_of]
         if unknown:
             raise AtlasError(f"{unknown[0]} has no {self.representation!r} vector.", "Names are in `models`.")
         table = VectorTable(self.matrix, self.blocks, self.outputs, self.groups)
-        chosen = table if models is None else table.take([places[name] for name in models])
-        return np.asarray(chosen.similarities(table), dtype=np.float32)
+        query_table = table if models is None else table.take([index_of[name] for name in models])
+        return np.asarray(query_table.similarities(table), dtype=np.float32)
 
     @property
     def rows(self) -> list[VectorOf]:
@@ -131,10 +131,10 @@ class ModelVectors(Result):
         facts = {name: str(value) for name, value in self.to_dict().items()}
         if file.suffix.lower() == ".npz":
             names = {"model": self.models, "author": self.authors, "relation": self.relations}
-            named = {name: np.array(values, dtype=str) for name, values in names.items()}
-            first = np.array([";".join(one) for one in self.datasets], dtype=str)
-            about = {name: np.array(value) for name, value in self.to_dict().items() if name != "models"}
-            np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **named, **about)  # type: ignore[arg-type]
+            name_columns = {name: np.array(values, dtype=str) for name, values in names.items()}
+            first = np.array([";".join(model_datasets) for model_datasets in self.datasets], dtype=str)
+            scalars = {name: np.array(value) for name, value in self.to_dict().items() if name != "models"}
+            np.savez(target, model_id=self.ids, matrix=self.matrix, datasets=first, **name_columns, **scalars)  # type: ignore[arg-type]
         else:
             import pyarrow as pa
 
@@ -178,18 +178,18 @@ def model_vectors(atlas: AtlasReader, base: Base = None, representation: Represe
     vectors = index.vectors()
     select = "SELECT model_id, model, author, relation, datasets FROM models WHERE base = ?"
     rows = {row["model_id"]: row for row in atlas.rows(select, [canonical])}
-    known = [row for one in vectors.ids.tolist() if (row := rows.get(one)) is not None]
-    kept = np.isin(vectors.ids, [row["model_id"] for row in known])
-    table = index.table(vectors.ids[kept])
+    model_rows = [row for model_id in vectors.ids.tolist() if (row := rows.get(model_id)) is not None]
+    is_indexed = np.isin(vectors.ids, [row["model_id"] for row in model_rows])
+    table = index.table(vectors.ids[is_indexed])
     return ModelVectors(
         base=canonical,
         representation=representation,
-        ids=vectors.ids[kept],
-        models=tuple(row["model"] for row in known),
-        authors=tuple(row["author"] for row in known),
-        relations=tuple(row["relation"] for row in known),
-        datasets=tuple(tuple(row["datasets"]) for row in known),
-        matrix=vectors.matrix if kept.all() else vectors.matrix[kept],
+        ids=vectors.ids[is_indexed],
+        models=tuple(row["model"] for row in model_rows),
+        authors=tuple(row["author"] for row in model_rows),
+        relations=tuple(row["relation"] for row in model_rows),
+        datasets=tuple(tuple(row["datasets"]) for row in model_rows),
+        matrix=vectors.matrix if is_indexed.all() else vectors.matrix[is_indexed],
         blocks=vectors.blocks,
         outputs=table.outputs,
         groups=table.groups,

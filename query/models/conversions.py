@@ -1,4 +1,4 @@
-"""Conversions (GGUF, AWQ …) and their sources: as the atlas keeps them, or read for a question."""
+"""Conversions (GGUF, AWQ …) and their sources: from the atlas, or read for a question."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _LISTS = ("claimed", "differing", "also", "notes")
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion, and what was found of it; ``source_id``: its source, if that is a model of the atlas.
+    """A conversion and the ``match`` that was computed for it; ``source_id``: its source, if that is in the atlas.
 
     ``answered_at``: when a stored answer was computed; None if it was read now.
     """
 
     model: str
-    found: ConversionSource
+    match: ConversionSource
     source_id: int | None
     model_id: int | None = None
     answered_at: datetime | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What ``show`` says of it: columns of the table ``conversions``."""
-        found = self.found
-        values = {name: getattr(found, name) for name in _COLUMNS}
-        lists = {name: list(getattr(found, name)) for name in _LISTS}
-        return values | lists | {"rows_compared": found.rows, "answered_at": self.answered_at}
+        """The facts that ``show`` prints: columns of the table ``conversions``."""
+        match = self.match
+        values = {name: getattr(match, name) for name in _COLUMNS}
+        lists = {name: list(getattr(match, name)) for name in _LISTS}
+        return values | lists | {"rows_compared": match.rows, "answered_at": self.answered_at}
 
 
 def stored_conversion(atlas: AtlasReader, model_id: int) -> Conversion | None:
@@ -57,25 +57,25 @@ def stored_conversion(atlas: AtlasReader, model_id: int) -> Conversion | None:
 def _of_row(row: Mapping[str, Any]) -> Conversion:
     values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
     values |= {name: tuple(row[name]) for name in _LISTS}
-    found = ConversionSource(base=row["base"], rows=row["rows_compared"], **values)
-    return Conversion(row["model"], found, row["source_id"], row["model_id"], row["answered_at"])
+    match = ConversionSource(base=row["base"], rows=row["rows_compared"], **values)
+    return Conversion(row["model"], match, row["source_id"], row["model_id"], row["answered_at"])
 
 
-def conversion_of(atlas: AtlasReader, known: IndexedModel) -> Conversion:
+def conversion_of(atlas: AtlasReader, indexed: IndexedModel) -> Conversion:
     """A conversion that the atlas lists, by its stored answer. Raises AtlasError if there is none."""
-    stored = stored_conversion(atlas, known.model_id)
-    if stored is None:
+    conversion = stored_conversion(atlas, indexed.model_id)
+    if conversion is None:
         raise AtlasError(
-            f"{known.model} is a conversion, and this atlas does not say of which model.",
-            Text("Look for its source: ", Call("lineage", known.model, fresh=True)),
+            f"{indexed.model} is a conversion whose source is not recorded in this atlas.",
+            Text("Look for its source: ", Call("lineage", indexed.model, fresh=True)),
         )
-    return stored
+    return conversion
 
 
 def read_conversion(
-    atlas: AtlasReader, reference: ModelRef, base: str | None, known: IndexedModel | None = None
+    atlas: AtlasReader, reference: ModelRef, base: str | None, indexed: IndexedModel | None = None
 ) -> Conversion:
-    """Read a conversion, and find its source among the models of a base. ``known``: as the atlas lists it.
+    """Read a conversion, and find its source among the models of a base. ``indexed``: as the atlas lists it.
 
     Raises AtlasError if it cannot be read, is none, or is not made from this base.
     """
@@ -93,17 +93,17 @@ def read_conversion(
     matrices = published_matrices(published)
     matrices.check()
     claimed = []
-    if known is not None:
+    if indexed is not None:
         declared = "SELECT DISTINCT parent FROM declared_lineage WHERE model_id = ?"
-        claimed = [row["parent"] for row in atlas.rows(declared, [known.model_id])]
+        claimed = [row["parent"] for row in atlas.rows(declared, [indexed.model_id])]
     try:
-        found = find_conversion(atlas.folder, reference, matrices, models, claimed=claimed)
+        match = find_conversion(atlas.folder, reference, matrices, models, claimed=claimed)
     except ModelError as error:
         raise unreadable(reference.id, error) from error
-    if found is None:
+    if match is None:
         raise AtlasError(f"{reference.id} is no conversion.", "")
     ids = {row["model"]: row["model_id"] for row in rows}
-    return Conversion(reference.id, found, ids.get(found.source or ""), None if known is None else known.model_id)
+    return Conversion(reference.id, match, ids.get(match.source or ""), None if indexed is None else indexed.model_id)
 
 
 def is_of_conversion(error: AtlasError) -> bool:

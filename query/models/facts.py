@@ -87,8 +87,8 @@ def _change(facts: Facts) -> str | None:
     if not facts.get("change") or facts["change_evidence"] == facts.get("detail"):
         return None
     probability = facts["change_probability"]
-    sure = "" if probability is None else f" ({percent(probability)})"
-    return f"{facts['change']}{sure}: {facts['change_evidence']}"
+    certainty = "" if probability is None else f" ({percent(probability)})"
+    return f"{facts['change']}{certainty}: {facts['change_evidence']}"
 
 
 def _is_usual_change(facts: Facts) -> bool:

@@ -1,4 +1,4 @@
-"""The model that a question names: as the atlas holds it, or read on the fly, as a build would, and not stored."""
+"""Finds the model that a question names in the atlas, or reads it on the fly as a build would, without storing it."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def resolve_model(
     if read not in (None, *READS):
         raise BadArgument(f"`read` {read!r} is not one of {', '.join(READS)}.", "")
     reference = model if isinstance(model, ModelRef) else ModelRef.parse(model)
-    known = atlas.find(reference, base) if reference.is_name else None
-    if known is not None and known.status == "indexed":
-        return _indexed(known)
-    if known is not None and known.status == "skipped":
-        if known.reason == CONVERSION:
-            return _source_of(atlas, conversion_of(atlas, known))
-        raise no_record(known, reference.id)
-    if known is not None:  # it could not be read when it was indexed
-        reference, base = replace(reference, id=known.model), base or known.base
+    indexed = atlas.find(reference, base) if reference.is_name else None
+    if indexed is not None and indexed.status == "indexed":
+        return _indexed(indexed)
+    if indexed is not None and indexed.status == "skipped":
+        if indexed.reason == CONVERSION:
+            return _source_of(atlas, conversion_of(atlas, indexed))
+        raise no_record(indexed, reference.id)
+    if indexed is not None:  # it could not be read when it was indexed
+        reference, base = replace(reference, id=indexed.model), base or indexed.base
     try:
         return _read_unindexed(atlas, reference, base, representation, read)
     except AtlasError as error:
@@ -74,26 +74,26 @@ def resolve_model(
 
 
 def _source_of(atlas: AtlasReader, conversion: Conversion) -> ResolvedModel:
-    """The model that answers for a conversion. Raises AtlasError if that is the base, or not known."""
-    what = f"{conversion.model} is {conversion.found.headline}"
+    """The source of a conversion, whose answers stand for it. Raises AtlasError if that is the base, or not known."""
+    statement = f"{conversion.model} is {conversion.match.headline}"
     if conversion.source_id is None:
-        raise AtlasError(f"{what}. A conversion has no vector of its own.", "")
+        raise AtlasError(f"{statement}. A conversion has no vector of its own.", "")
     source = indexed_model(atlas, conversion.source_id)
-    return replace(source, through=f"{what}. The answer is that of {source.name}.")
+    return replace(source, through=f"{statement}. The answer is that of {source.name}.")
 
 
 def indexed_model(atlas: AtlasReader, model_id: int) -> ResolvedModel:
     """The indexed model with this id. Raises AtlasError if there is none."""
-    known = atlas.model(model_id)
-    if known is None or known.status != "indexed":
+    indexed = atlas.model(model_id)
+    if indexed is None or indexed.status != "indexed":
         raise AtlasError(f"The atlas has no record of a model {model_id}.", "")
-    return _indexed(known)
+    return _indexed(indexed)
 
 
-def _indexed(known: IndexedModel) -> ResolvedModel:
+def _indexed(indexed: IndexedModel) -> ResolvedModel:
     return ResolvedModel(
-        known.model, known.base, known.author, known.model_id, known.is_copy, known.vector_group or "",
-        known.initialisation, known.is_unrelated, known.base_cosine, known.read, known.copy_evidence,
+        indexed.model, indexed.base, indexed.author, indexed.model_id, indexed.is_copy, indexed.vector_group or "",
+        indexed.initialisation, indexed.is_unrelated, indexed.base_cosine, indexed.read, indexed.copy_evidence,
     )  # fmt: skip
 
 
@@ -114,14 +114,14 @@ def version_of(atlas: AtlasReader | None, model: str, base: str | None) -> Model
     with suppress(AtlasError):
         return base_of(atlas.base_named(model))
     parsed = ModelRef.parse(model)
-    known = atlas.find(parsed, base) if parsed.is_name else None
-    if known is not None:
-        (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [known.model_id])
-        return ModelVersion.of_atlas(known.model, known.commit, row["relation"], base_of(known.base))
+    indexed = atlas.find(parsed, base) if parsed.is_name else None
+    if indexed is not None:
+        (row,) = atlas.rows("SELECT relation FROM fine_tunes WHERE model_id = ?", [indexed.model_id])
+        return ModelVersion.of_atlas(indexed.model, indexed.commit, row["relation"], base_of(indexed.base))
     return ModelVersion(parsed, parent=None if base is None else base_of(atlas.base_named(base)))
 
 
-# ---- models that the atlas does not hold
+# ---- models that are not in the atlas
 
 
 def _read_unindexed(
@@ -134,37 +134,37 @@ def _read_unindexed(
     described, published_base = describe_unindexed(atlas, reference, base)
     from indexer.records.representations.registry import representation_named
 
-    chosen = representation_named(representation)
-    if chosen.from_tables:
-        raise chosen.absent(reference.id)
-    needs_full = chosen.needs_all_rows and not reference.source.is_remote
+    kind_of_vector = representation_named(representation)
+    if kind_of_vector.from_tables:
+        raise kind_of_vector.absent(reference.id)
+    needs_full = kind_of_vector.needs_all_rows and not reference.source.is_remote
     record = read_described(atlas, described, published_base, read or ("full" if needs_full else SAMPLE))
-    chosen = chosen.with_words(atlas.base_row(record.identity.base)["words"] or ())
-    if not chosen.is_held_by(record) and record.is_sampled:
+    kind_of_vector = kind_of_vector.with_words(atlas.base_row(record.identity.base)["words"] or ())
+    if not kind_of_vector.is_held_by(record) and record.is_sampled:
         raise AtlasError(
             f"Only a sample of rows was read of {record.identity.model}, which gives no {representation!r} vector.",
             Text(f"Read all of it ({size_in_words(record.block_bytes)}): ", Call(read="full")),
         )
     identity = record.identity
     published = atlas.published(identity.base, representation)
-    if chosen.version != published.version:
+    if kind_of_vector.version != published.version:
         raise AtlasError(
-            f"The atlas holds version {published.version} of {representation!r}, this is {chosen.version}.",
+            f"The atlas holds version {published.version} of {representation!r}, this is {kind_of_vector.version}.",
             f"Publish it again: index represent {representation}",
         )
     initialisation = _initialisation(atlas, record)
     vector = vector_of_record(atlas, record, representation)
-    same: IndexedModel | None = None
+    indexed: IndexedModel | None = None
     if not reference.is_name:
-        same = _same_content(atlas, identity.commit, identity.base)
+        indexed = _same_content(atlas, identity.commit, identity.base)
     elif atlas.rows("SELECT 1 FROM fine_tunes WHERE model = ? AND base = ?", [identity.model, identity.base]):
-        same = atlas.find(ModelRef(identity.model), identity.base)
+        indexed = atlas.find(ModelRef(identity.model), identity.base)
     verdict = "" if record.adapter_base is None else record.adapter_base.verdict
     return ResolvedModel(
         name=identity.model,
         base=identity.base,
         author=author_of(identity.model),
-        model_id=same.model_id if same is not None else None,
+        model_id=indexed.model_id if indexed is not None else None,
         is_copy=vector is None,
         group=record.vector_group,
         initialisation=initialisation,
@@ -178,7 +178,7 @@ def _read_unindexed(
 
 
 def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None) -> tuple[Described, PublishedBase]:
-    """What a model that is not indexed says of itself, and the base to compare it with. Raises AtlasError."""
+    """The description of a model that is not indexed, and the base to compare it with. Raises AtlasError."""
     source = reference.source
     if reference.is_name and reference.revision is None:
         # A base, or a bare name that resembles one in the atlas: the Hub is not asked.
@@ -214,13 +214,13 @@ def known_bases_of(atlas: AtlasReader) -> list[KnownBase]:
 
     rows = atlas.rows("SELECT base, aliases FROM bases ORDER BY base")
     if not rows:
-        raise AtlasError("This atlas knows no base.", Text("Add one: ", Call("build", "ID")))
-    named = {row["base"]: tuple(row["aliases"]) for row in rows}
-    return [known for known in known_bases(atlas.folder, named) if known.base in named]
+        raise AtlasError("This atlas has no base.", Text("Add one: ", Call("build", "ID")))
+    aliases = {row["base"]: tuple(row["aliases"]) for row in rows}
+    return [known_base for known_base in known_bases(atlas.folder, aliases) if known_base.base in aliases]
 
 
 def identify_model(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
-    """Compare a model, of which up to 10 MB are read, with bases. Raises AtlasError if it cannot be read."""
+    """Read up to 10 MB of a model and compare it with bases. Raises AtlasError if it cannot be read."""
     source = reference.source
     if reference.is_name and (why := source.unreachable()):
         hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
@@ -240,11 +240,11 @@ def weight_hashes(base: PublishedBase) -> tuple[str | None, ...]:
     return ()
 
 
-def names_another_model(named: str, model: str, base: str) -> bool:
-    """Whether what an adapter's file names is a model, and not this base."""
+def names_another_model(named_base: str, model: str, base: str) -> bool:
+    """Whether the name in an adapter's file is that of a model other than this base."""
     from indexer.deltas import single
 
-    return single.names_another_model(named, model, base)
+    return single.names_another_model(named_base, model, base)
 
 
 def names_base(described: Described, base: str) -> bool:
@@ -276,18 +276,18 @@ def _initialisation(atlas: AtlasReader, record: Record) -> int | None:
     """
     from indexer.records.row_space import ALIKE, agreement, as_text, from_texts, row_space_of
 
-    mine = row_space_of(record)
-    if mine is None:
+    row_space = row_space_of(record)
+    if row_space is None:
         return None
     rows = atlas.rows(
         "SELECT coalesce(initialisation, model_id) AS initialisation, row_space FROM records "
         "JOIN fine_tunes USING (model_id) WHERE base = ? AND model <> ? AND row_space IS NOT NULL",
         [record.identity.base, record.identity.model],
     )
-    texts = [as_text(mine), *(row["row_space"] for row in rows)]
+    texts = [as_text(row_space), *(row["row_space"] for row in rows)]
     sketches = from_texts(texts, len(record.deltas))
-    found = agreement(sketches[:1], sketches[1:])[0]
-    return rows[int(found.argmax())]["initialisation"] if len(found) and found.max() >= ALIKE else None
+    agreements = agreement(sketches[:1], sketches[1:])[0]
+    return rows[int(agreements.argmax())]["initialisation"] if len(agreements) and agreements.max() >= ALIKE else None
 
 
 def model_of_folder(atlas: AtlasReader, reference: ModelRef, base: str | None) -> IndexedModel | None:

@@ -1,4 +1,4 @@
-"""The models of one base that have a vector, side by side: what purity, clusters, maps and votes are computed from."""
+"""The models of one base that have a vector, as columns: the input of purity, clusters, maps and votes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ START = (
 )
 
 
-# What a prediction says of models that are all by one author.
+# A note on predictions from models that are all by one author.
 BY_RUN = "All of these models are by one author, so each run counts as an author: runs of one person are more alike."
 
 
@@ -79,7 +79,7 @@ class LeftOut:
             self.sampled and counted(self.sampled, "sampled model"),
             self.without and f"{self.without:,} without such a vector",
         )
-        return [one for one in words if one]
+        return [clause for clause in words if clause]
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class Head:
     names: frozenset[str] | None = None
 
     def task(self, pipeline_tag: str | None) -> str | None:
-        """What a model does, whatever its text is: the kind of its head and its label names, or their number.
+        """The task of a model, independent of its text: the kind of its head and its label names, or their number.
 
-        Of heads without labels, and where there is no head (as of adapters), it is the Hub's name of the task, if that
-        is one without labels. None if the labels of a classifier are not known.
+        For heads without labels, and for models without a head (adapters), it is the Hub's name of the task, if that
+        task has no labels. None if the labels of a classifier are not known.
         """
         kind = (self.kind or "no head").removeprefix("For")
         if kind == "no head":
@@ -163,14 +163,14 @@ def head_of(
 
 def tasks_of(atlas: AtlasReader, population: Population) -> list[str | None]:
     """The task of every model of the population (``Head.task``); None where config and card do not say."""
-    found: dict[int, str | None] = {}
+    tasks: dict[int, str | None] = {}
     for row in atlas.rows(
         "SELECT model_id, pipeline_tag, head_class, label_count, label_names, problem_type FROM models WHERE base = ?",
         [population.base],
     ):
         model_id, pipeline_tag, *head = row.values()
-        found[model_id] = head_of(*head).task(pipeline_tag)
-    return [found.get(int(model_id)) for model_id in population.ids]
+        tasks[model_id] = head_of(*head).task(pipeline_tag)
+    return [tasks.get(int(model_id)) for model_id in population.ids]
 
 
 def read_population(
@@ -179,51 +179,51 @@ def read_population(
     """All models of one base that have a vector, each read once.
 
     ``documented``: only those with a dataset, and their duplicates; most models have no dataset. Raises AtlasError if
-    the representation is not published, or needs all of the matrices of models that were all sampled.
+    the representation is not published, or if it needs whole matrices and all models were sampled.
     """
     canonical = atlas.base_named(base)
     index = atlas.index(canonical, representation)
-    names_one = "base = $1 AND len(datasets) > 0"
-    repeats_one = (
-        f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_one}) "
-        f"OR run_group IN (SELECT run_group FROM models WHERE {names_one})"
+    names_dataset = "base = $1 AND len(datasets) > 0"
+    repeats_such = (
+        f"duplicate_group IN (SELECT duplicate_group FROM models WHERE {names_dataset}) "
+        f"OR run_group IN (SELECT run_group FROM models WHERE {names_dataset})"
     )
     rows = {
         row["model_id"]: row
         for row in atlas.rows(
             'SELECT model_id, model, author, relation, datasets, "read", is_copy, copy_evidence, is_unrelated, '
             "duplicate_group, duplicate_of, run_group, is_earlier_checkpoint FROM models "
-            f"WHERE base = $1{f' AND ({names_one} OR {repeats_one})' if documented else ''}",
+            f"WHERE base = $1{f' AND ({names_dataset} OR {repeats_such})' if documented else ''}",
             [canonical],
         )
     }
     vectors = index.rows(sorted(rows))
     table = index.table(vectors.ids)
-    found = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
+    with_vector = [rows.pop(model_id) for model_id in vectors.ids.tolist()]
     lacking = sum(not row["is_copy"] for row in rows.values())
     sampled = 0
     if not sample_gives(representation):
         sampled = sum(row["read"] == SAMPLE and not row["is_copy"] for row in rows.values())
     without = lacking - sampled
     untrained = sum(row["copy_evidence"] in (UNTRAINED, UNMEASURABLE) for row in rows.values())
-    if sampled and not found:
+    if sampled and not with_vector:
         raise without_a_full_model(atlas, canonical, sampled, f"{representation!r} vectors")
     return Population(
         base=canonical,
         representation=representation,
         vectors=vectors.matrix,
         ids=vectors.ids,
-        models=[row["model"] for row in found],
-        authors=[row["author"] for row in found],
-        datasets=[frozenset(row["datasets"]) for row in found],
-        relations=[row["relation"] for row in found],
-        is_copy=np.array([row["is_copy"] for row in found], dtype=bool),
-        is_unrelated=np.array([row["is_unrelated"] for row in found], dtype=bool),
-        group=_groups(found),
+        models=[row["model"] for row in with_vector],
+        authors=[row["author"] for row in with_vector],
+        datasets=[frozenset(row["datasets"]) for row in with_vector],
+        relations=[row["relation"] for row in with_vector],
+        is_copy=np.array([row["is_copy"] for row in with_vector], dtype=bool),
+        is_unrelated=np.array([row["is_unrelated"] for row in with_vector], dtype=bool),
+        group=_groups(with_vector),
         representative=np.array(
-            [row["duplicate_of"] is None and not row["is_earlier_checkpoint"] for row in found], dtype=bool
+            [row["duplicate_of"] is None and not row["is_earlier_checkpoint"] for row in with_vector], dtype=bool
         ),
-        is_earlier=np.array([row["is_earlier_checkpoint"] for row in found], dtype=bool),
+        is_earlier=np.array([row["is_earlier_checkpoint"] for row in with_vector], dtype=bool),
         # The vectors of copies are zero, and zero vectors are not published.
         left_out=LeftOut(
             copies=len(rows) - sampled - without - untrained, untrained=untrained, sampled=sampled, without=without
@@ -235,25 +235,25 @@ def read_population(
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """The group of each model: of duplicates, and of checkpoints of a run, joined where they have a model in common."""
+    """The group of each model. Groups of duplicates and of checkpoints of a run are joined if they share a model."""
     if not any(row["run_group"] is not None for row in rows):
         return [row["duplicate_group"] for row in rows]
     groups = [[(kind, row[kind]) for kind in ("duplicate_group", "run_group") if row[kind] is not None] for row in rows]
-    names = {name: number for number, name in enumerate(dict.fromkeys(one for each in groups for one in each))}
-    joined = components(list(names.values()), [(names[each[0]], names[each[1]]) for each in groups if len(each) == 2])
-    return [int(joined[names[each[0]]]) if each else None for each in groups]
+    names = {name: number for number, name in enumerate(dict.fromkeys(key for keys in groups for key in keys))}
+    joined = components(list(names.values()), [(names[keys[0]], names[keys[1]]) for keys in groups if len(keys) == 2])
+    return [int(joined[names[keys[0]]]) if keys else None for keys in groups]
 
 
 def notes_on_sampled(atlas: AtlasReader, population: Population) -> tuple[str, ...]:
-    """Notes on the models that have no vector of this representation: sampled ones, and what they would cost."""
-    what = f"{population.representation!r} vectors"
-    notes = note_on_sampled(atlas, population.base, population.left_out.sampled, what)
+    """Notes on the models without a vector of this representation; for sampled ones, the cost of reading the rest."""
+    vectors = f"{population.representation!r} vectors"
+    notes = note_on_sampled(atlas, population.base, population.left_out.sampled, vectors)
     if population.left_out.untrained:
         notes += (f"left out: {', '.join(LeftOut(untrained=population.left_out.untrained).words())}",)
     if count := population.left_out.without:
-        have = "has" if count == 1 else "have"
+        verb = "has" if count == 1 else "have"
         why = representation_named(population.representation).lacking
-        notes += (f"{counted(count, 'model')} {have} no {population.representation} vector: {why}.",)
+        notes += (f"{counted(count, 'model')} {verb} no {population.representation} vector: {why}.",)
     return notes
 
 
@@ -315,20 +315,20 @@ def distinct(population: Population) -> Population:
 
 def own_datasets(names: frozenset[str]) -> tuple[str, ...]:
     """A model's datasets, sorted, without a collection (``glue``) if one of its tasks (``glue/mrpc``) is named too."""
-    return tuple(sorted(name for name in names if not any(other.startswith(f"{name}/") for other in names)))
+    return tuple(sorted(name for name in names if not any(task.startswith(f"{name}/") for task in names)))
 
 
 def leading_datasets(datasets: list[frozenset[str]]) -> list[str | None]:
-    """One dataset for each model: of its own datasets (see above) the one that most models name; ties by name.
+    """One dataset for each model: among its ``own_datasets``, the one that most models name; ties by name.
 
     None for a model that names no dataset.
     """
-    own = [own_datasets(names) for names in datasets]
+    datasets_of_models = [own_datasets(names) for names in datasets]
     counts: dict[str, int] = {}
-    for names in own:
+    for names in datasets_of_models:
         for name in names:
             counts[name] = counts.get(name, 0) + 1
-    return [min(names, key=lambda name: (-counts[name], name), default=None) for names in own]
+    return [min(names, key=lambda name: (-counts[name], name), default=None) for names in datasets_of_models]
 
 
 def relatives(atlas: AtlasReader, model_id: int) -> set[int]:
@@ -371,9 +371,9 @@ def components(members: Sequence[int], pairs: Iterable[tuple[int, int]]) -> Inte
     from scipy.sparse.csgraph import connected_components
 
     edges = list(pairs)
-    nodes = dict.fromkeys([*members, *(one for pair in edges for one in pair)])
-    index = {one: number for number, one in enumerate(nodes)}
-    ends = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
-    graph = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(nodes), len(nodes)))
+    nodes = dict.fromkeys([*members, *(member for pair in edges for member in pair)])
+    index = {member: number for number, member in enumerate(nodes)}
+    node_pairs = np.array([(index[first], index[second]) for first, second in edges], dtype=np.intp).reshape(-1, 2)
+    graph = coo_array((np.ones(len(node_pairs)), (node_pairs[:, 0], node_pairs[:, 1])), (len(nodes), len(nodes)))
     _, numbers = connected_components(graph, directed=False)
-    return np.asarray(numbers[[index[one] for one in members]], dtype=np.intp)
+    return np.asarray(numbers[[index[member] for member in members]], dtype=np.intp)

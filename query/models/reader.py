@@ -187,7 +187,7 @@ class AtlasReader:
         """The row of a base in the table ``bases``, by its canonical id. Raises AtlasError if there is none."""
         rows = self.rows("SELECT * FROM bases WHERE base = ?", [base])
         if not rows:
-            raise AtlasError(f"The atlas names a base {base} that it does not hold.", "Run `index verify`.")
+            raise AtlasError(f"The atlas names a base {base} that it does not contain.", "Run `index verify`.")
         return rows[0]
 
     def delta_keys(self, base: str, representation: str | None = None) -> list[DeltaKey]:

@@ -1,4 +1,4 @@
-"""The model of a question once it is found: its vector, what is noted about it, and errors for unknown names."""
+"""The model that a question is about: its vector, notes on it, and errors for unknown names."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ResolvedModel:
 
     ``vector``: of a model that was read, centred like the published ones; None for a copy of the base. For that of an
     indexed model see ``vector_of``. ``group``: the group whose centre was subtracted. ``read``: sample or full;
-    ``copy_evidence``: what shows that it is a copy, as in the database. ``through``: a sentence on the conversion that
-    was asked about, if the model answers as its source.
+    ``copy_evidence``: the evidence that it is a copy, as in the database. ``through``: a sentence on the conversion
+    that was asked about, if the model answers as its source.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ResolvedModel:
 
     @property
     def as_copy(self) -> str:
-        """What a model without a change is called: a sample does not prove that it is a copy."""
+        """A phrase for a model without a change; a sample does not prove that it is a copy."""
         if self.copy_evidence == UNTRAINED:
             return f"an untrained adapter of {self.base}"
         if self.copy_evidence == UNMEASURABLE:
@@ -76,9 +76,9 @@ class ResolvedModel:
 
     @property
     def evidence(self) -> str:
-        """What shows that it has no change of its own, or is unrelated to its base; empty for other models."""
+        """The evidence that it has no change of its own, or is unrelated to its base; empty for other models."""
         if self.copy_evidence == UNTRAINED:
-            return "it adds zero, as before training: every B is zero, or what stands for it"
+            return "it adds zero, as before training: every B (or its equivalent) is zero"
         if self.copy_evidence == UNMEASURABLE:
             return "its change is smaller than the rounding of float32"
         if self.is_copy:
@@ -122,9 +122,9 @@ def table_of(atlas: AtlasReader, model: ResolvedModel, representation: str) -> V
     if index.outputs is None:
         return VectorTable(vector[None, :], index.masks.blocks)
     output = None
-    other = representation_named(representation).adapters_by
-    if model.record is not None and model.is_adapter and other is not None:
-        output = vector_of_record(atlas, model.record, other)
+    output_representation = representation_named(representation).adapters_by
+    if model.record is not None and model.is_adapter and output_representation is not None:
+        output = vector_of_record(atlas, model.record, output_representation)
     elif model.model_id is not None:
         output = index.outputs.rows([model.model_id]).row(model.model_id)
     group = FULL if output is None else model.group
@@ -143,22 +143,22 @@ def vector_of_record(atlas: AtlasReader, record: Record, representation: str) ->
 
     published = atlas.published(record.identity.base, representation)
     words = atlas.base_row(published.base)["words"] or ()
-    whole = representation_named(representation, published.budget).with_words(words).vector(record)
-    vector = normalised(whole)
+    raw = representation_named(representation, published.budget).with_words(words).vector(record)
+    vector = normalised(raw)
     if vector is None or not published.masks.blocks:
         return vector
     if published.centre is None:
-        return with_unit_blocks(whole[None, :], published.masks.blocks)[0]
+        return with_unit_blocks(raw[None, :], published.masks.blocks)[0]
     centre = atlas.centre(published.base, representation)
     if centre is None:
         return None
-    return centre.centred(whole[None, :], record.vector_group)[0]
+    return centre.centred(raw[None, :], record.vector_group)[0]
 
 
 def unrelated_notes(*models: ResolvedModel) -> tuple[str, ...]:
     """A note for each of the models that is unrelated to its base."""
-    found = (one.unrelated for one in models)
-    return tuple(f"{why}: its change and its neighbours say little about its data" for why in found if why)
+    reasons = (model.unrelated for model in models)
+    return tuple(f"{why}: its change and its neighbours say little about its data" for why in reasons if why)
 
 
 def vector_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
@@ -169,8 +169,8 @@ def vector_notes(atlas: AtlasReader, model: ResolvedModel) -> tuple[str, ...]:
     if model.record is not None:
         rows = [delta.lines for delta in model.record.deltas]
     else:
-        found = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model.model_id])
-        rows = [row["rows_read"] for row in found]
+        deltas = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model.model_id])
+        rows = [row["rows_read"] for row in deltas]
     return (*through, f"The vector of {model.name} is estimated from {rows_in_words(rows)}.")
 
 
@@ -178,9 +178,9 @@ def start_of(atlas: AtlasReader, model: ResolvedModel) -> dict[str, Any] | None:
     """The column ``start`` of a model; None if it is not known."""
     if model.record is not None:
         return start_as_row(model.record)
-    found: dict[str, Any] | None
-    (found,) = (row["start"] for row in atlas.rows("SELECT start FROM records WHERE model_id = ?", [model.model_id]))
-    return found
+    start: dict[str, Any] | None
+    (start,) = (row["start"] for row in atlas.rows("SELECT start FROM records WHERE model_id = ?", [model.model_id]))
+    return start
 
 
 def start_as_row(record: Record) -> dict[str, Any] | None:
@@ -188,32 +188,32 @@ def start_as_row(record: Record) -> dict[str, Any] | None:
     return None if record.start is None else record.start.as_row()
 
 
-def are_same(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool | None:
+def are_same(start: dict[str, Any] | None, other_start: dict[str, Any] | None) -> bool | None:
     """Whether two adapters began at the same random numbers; None if the start of one is not known."""
-    if one is None or other is None or one["seed"] is None or other["seed"] is None:
+    if start is None or other_start is None or start["seed"] is None or other_start["seed"] is None:
         return None
-    return all(one[name] == other[name] for name in ("generator", "seed", "offset"))
+    return all(start[name] == other_start[name] for name in ("generator", "seed", "offset"))
 
 
 def start_in_words(start: dict[str, Any]) -> str:
-    """Where an adapter began, as a person reads it."""
+    """The start of an adapter, in words."""
     if start["seed"] is None:
         return f"from the base's weights ({start['generator']})"
     tool = f", as {start['tool']} draws them" if start["tool"] else ""
-    found = "" if start["found"] == start["modules"] else f", in {start['found']} of {start['modules']} modules"
+    coverage = "" if start["found"] == start["modules"] else f", in {start['found']} of {start['modules']} modules"
     return (
-        f"{start['generator']} numbers of seed {start['seed']} after {start['offset']:,} others{tool}{found}; "
+        f"{start['generator']} numbers of seed {start['seed']} after {start['offset']:,} others{tool}{coverage}; "
         f"A has moved by {start['distance']:.0%} since"
     )
 
 
 def facts_of_record(record: Record) -> dict[str, Any]:
     """Columns of the models view, for a model that was read for this question."""
-    named = [name for claim in record.dataset_claims for name in (claim.dataset, claim.parent) if name]
-    norm, base_norm = (math.hypot(*(getattr(one, name) for one in record.deltas)) for name in ("norm", "base_norm"))
+    claimed = [name for claim in record.dataset_claims for name in (claim.dataset, claim.parent) if name]
+    norm, base_norm = (math.hypot(*(getattr(delta, name) for delta in record.deltas)) for name in ("norm", "base_norm"))
     return {
         "relation": record.identity.relation,
-        "datasets": sorted({*record.card.get("datasets", ()), *named}),
+        "datasets": sorted({*record.card.get("datasets", ()), *claimed}),
         "head_class": record.head.get("architecture_class"),
         "label_count": record.head.get("label_count"),
         "label_names": record.head.get("label_names"),
@@ -262,12 +262,12 @@ def not_there(source: Source, name: str) -> str:
     return f"{source.subject} does not have it either. Check the spelling{source.access}."
 
 
-def no_record(known: IndexedModel, name: str) -> AtlasError:
+def no_record(indexed: IndexedModel, name: str) -> AtlasError:
     """The error for a model that was skipped."""
-    if known.reason == "gated":
-        return AtlasError(f"{known.model} has no record: it is gated.", access_hint(known.model))
+    if indexed.reason == "gated":
+        return AtlasError(f"{indexed.model} has no record: it is gated.", access_hint(indexed.model))
     return AtlasError(
-        f"{known.model} has no record: {known.reason}: {known.detail}.", Text("See: ", Call("show", name))
+        f"{indexed.model} has no record: {indexed.reason}: {indexed.detail}.", Text("See: ", Call("show", name))
     )
 
 
@@ -277,18 +277,18 @@ def unknown_model(atlas: AtlasReader, name: str, hint: str = "") -> AtlasError:
     It says so if the name is that of a base, of a model with another revision, or of one that was listed but not read.
     """
     reference = ModelRef.parse(name)
-    listed = atlas.rows(
+    listed_rows = atlas.rows(
         'SELECT model, "commit" FROM fine_tunes WHERE lower(model) = lower(?) ORDER BY model = ? DESC LIMIT 1',
         [reference.id] * 2,
     )
-    if listed and reference.revision is None:
-        return AtlasError(f"{listed[0]['model']} is listed in this atlas but was not read.", hint)
-    if listed:
-        commit = f"commit {listed[0]['commit'][:12]}" if listed[0]["commit"] else "an unknown commit"
-        message = f"This atlas holds {listed[0]['model']} at {commit}, not at {reference.revision}."
+    if listed_rows and reference.revision is None:
+        return AtlasError(f"{listed_rows[0]['model']} is listed in this atlas but was not read.", hint)
+    if listed_rows:
+        commit = f"commit {listed_rows[0]['commit'][:12]}" if listed_rows[0]["commit"] else "an unknown commit"
+        message = f"This atlas holds {listed_rows[0]['model']} at {commit}, not at {reference.revision}."
         return AtlasError(message, f"Leave @{reference.revision} out.")
-    if (found := base_error(atlas, reference.id)) is not None:
-        return found
+    if (error := base_error(atlas, reference.id)) is not None:
+        return error
     close = ", ".join(nearest(typed_id(name), indexed_names(atlas)))
     return AtlasError(
         f"{name} is not in this atlas" + (f"; closest ids: {close}." if close else "."),

@@ -1,4 +1,4 @@
-"""Sampled models (only some of their rows were read): notes on them, and what reading the rest would cost."""
+"""Sampled models (only some of their rows were read): notes on them, and the cost of reading the rest."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _COPIES = {SAMPLE: LIKE_THE_BASE, UNTRAINED: UNTRAINED_ADAPTER, UNMEASURABLE: UN
 
 
 def flags_in_words(model: Mapping[str, Any]) -> list[str]:
-    """What is odd about a model, from those of its flags that ``model`` has. A sample does not prove a copy."""
+    """The oddities of a model, by the flags that ``model`` has. A sample does not prove a copy."""
     flags = [words for name, words in _FLAGS.items() if model.get(name)]
     return [copy_in_words(model.get("copy_evidence")) if words == COPY else words for words in flags]
 
 
 def copy_in_words(evidence: str | None) -> str:
-    """What a model without a change is, by its ``copy_evidence``."""
+    """A phrase for a model without a change, by its ``copy_evidence``."""
     return _COPIES.get(evidence or "", COPY)
 
 
@@ -46,23 +46,27 @@ def sample_gives(representation: str) -> bool:
     return not representation_named(representation).needs_all_rows
 
 
-def needs_all(atlas: AtlasReader, base: str, models: Sequence[str], what: str, *, spectra: bool = False) -> AtlasError:
-    """The error for a question about ``what`` ("'output' vectors") of sampled models."""
+def needs_all(
+    atlas: AtlasReader, base: str, models: Sequence[str], lacking: str, *, spectra: bool = False
+) -> AtlasError:
+    """The error for a question about ``lacking`` ("'output' vectors") of sampled models."""
     names = " and ".join(models)
     return AtlasError(
-        f"Only a sample of rows was read of {names}, which gives no {what}.",
+        f"Only a sample of rows was read of {names}, which gives no {lacking}.",
         deepening(atlas, base, models, spectra=spectra),
     )
 
 
-def note_on_sampled(atlas: AtlasReader, base: str, count: int, what: str, *, spectra: bool = False) -> tuple[str, ...]:
-    """A note that ``count`` sampled models of ``base`` have no ``what`` and do not count; none if there are none."""
+def note_on_sampled(
+    atlas: AtlasReader, base: str, count: int, lacking: str, *, spectra: bool = False
+) -> tuple[str, ...]:
+    """A note that ``count`` sampled models of ``base`` have no ``lacking`` and do not count; none if there are none."""
     if not count:
         return ()
-    lack = "has" if count == 1 else "have"
+    verb = "has" if count == 1 else "have"
     return (
         Text(
-            f"{counted(count, 'sampled model')} {lack} no {what} and {'does' if count == 1 else 'do'} not count. ",
+            f"{counted(count, 'sampled model')} {verb} no {lacking} and {'does' if count == 1 else 'do'} not count. ",
             deepening(atlas, base, spectra=spectra),
         ),
     )
@@ -70,12 +74,12 @@ def note_on_sampled(atlas: AtlasReader, base: str, count: int, what: str, *, spe
 
 def rows_in_words(rows_read: Iterable[int | None]) -> str:
     """From how many rows of each matrix were read (None: all): "16 to 22 rows of each matrix"."""
-    read = list(rows_read)
-    counts = sorted({count for count in read if count is not None})
+    row_counts = list(rows_read)
+    counts = sorted({count for count in row_counts if count is not None})
     if not counts:
         return "all rows"
     span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    partial = sum(count is not None for count in read)
-    if partial == len(read):
+    partial = sum(count is not None for count in row_counts)
+    if partial == len(row_counts):
         return f"{span} rows of each matrix"
-    return f"{span} rows of {partial} of {len(read)} matrices, all of the others"
+    return f"{span} rows of {partial} of {len(row_counts)} matrices, all of the others"

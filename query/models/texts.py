@@ -24,7 +24,7 @@ from indexer.untrusted import lone_surrogate, shown
 MOST_BYTES = 4 << 30  # of a file
 MOST_STDIN = 256 << 20
 MOST_TEXTS = 10_000  # that are kept by default
-_MOST_KEPT = 256 << 20  # bytes of all texts that are kept; of more, fewer are
+_MOST_KEPT = 256 << 20  # bytes of all texts that are kept; if they are more, every other one is dropped
 LONGEST_LINE = 4 << 20  # bytes; characters of an entry of a JSON list
 LONGEST_TEXT = 100_000  # characters; the rest of a longer text is left out
 _MOST_COLUMN = 2 << 30  # bytes of a row group of a Parquet column, once decompressed
@@ -53,8 +53,8 @@ _CONVERT = {
     name: f"Convert it: iconv -f {name.removesuffix(' text')} -t UTF-8" for name in ("UTF-16 text", "UTF-32 text")
 }
 _NOT_UTF8 = "Convert it, for example: iconv -f LATIN1 -t UTF-8"
-# Of a file of which a larger share of the rows cannot be read, something is wrong with all rows. The first rows that
-# cannot be read are counted before that is judged.
+# If a larger share of its rows cannot be read, the file as a whole is refused. It is judged only after this many
+# unreadable rows, and at its end.
 _MOST_UNREADABLE, _JUDGED_FROM = 0.1, 1_000
 _NAMED = 10  # rows in a note
 _PIECE = 1 << 20
@@ -64,7 +64,8 @@ _PIECE = 1 << 20
 class Texts:
     """Texts of one file, in its order, none of them empty.
 
-    ``total`` is how many the file holds: of many, ``texts`` are evenly spaced ones. ``notes`` says what was left out.
+    ``total``: the number of texts in the file. If there are many, ``texts`` is an evenly spaced sample. ``notes``:
+    remarks on texts that were left out.
     """
 
     name: str
@@ -78,13 +79,14 @@ class Texts:
 
 @dataclass(frozen=True)
 class _Unreadable:
-    """A row that is left out: ``where`` it is ("line 3"), and the error that it would be if the file were refused.
+    """A row that is left out.
 
-    ``is_rare``: it says nothing of the other rows, so that the file is never refused because of it.
+    ``where``: its position ("line 3"). ``error``: raised if the file is refused. ``is_rare``: the fault concerns this
+    row alone, so the file is never refused because of it.
     """
 
     where: str
-    what: str
+    problem: str
     error: AtlasError
     is_rare: bool = False
 
@@ -96,9 +98,9 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     """The texts in a file, or on stdin (``-``), at most ``most``, evenly spaced; None for all that fit into 256 MiB.
 
     A line of a text file is one text; in JSON lines, CSV, TSV and Parquet it is the ``field`` of a row, by default the
-    one called "text", else the only one. The suffix of the name decides; where that says nothing, the content does:
-    Parquet, JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines.
-    Empty texts are left out, and of a text the first 100,000 characters are kept.
+    one called "text", else the only one. The suffix of the name decides; if it is unknown, the content does: Parquet,
+    JSON lines, CSV if a ``field`` is given, else lines. JSON may also be one list, over any number of lines. Empty
+    texts are left out, and texts are cut after 100,000 characters.
 
     Texts that cannot be read are left out as well, with a note, if they are a tenth of all or fewer; one that holds
     half of a surrogate pair always is.
@@ -107,7 +109,7 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
     for a ``field`` that it does not have.
     """
     name = "stdin" if str(path) == STDIN else str(path)
-    kept, left_out = _EvenlySpaced(most), _LeftOut(name)
+    sample, left_out = _EvenlySpaced(most), _LeftOut(name)
     with _opened(path, name) as file:
         start = _start_of(file, name)
         kind = _KNOWN.get(Path(path).suffix.lower(), "") if name != "stdin" else ""
@@ -132,20 +134,20 @@ def read_texts(path: str | Path, field: str | None = None, *, most: int | None =
                 rows = _of_json(file, field, name)
             else:
                 rows = _lines(file, name)
-            _sort(rows, kept, left_out)
+            _sort(rows, sample, left_out)
         except OSError as error:
             raise AtlasError(f"{name} cannot be read: {error.strerror or error}.", _ADVICE) from error
-    texts = kept.texts()
+    texts = sample.texts()
     if not texts:
-        what = "" if field is None else f" in its field {field!r}"
-        raise left_out.errors[0] if left_out.errors else AtlasError(f"{name} holds no text{what}.", _ADVICE)
+        in_field = "" if field is None else f" in its field {field!r}"
+        raise left_out.errors[0] if left_out.errors else AtlasError(f"{name} holds no text{in_field}.", _ADVICE)
     notes = []
-    if len(texts) < kept.count:
-        notes.append(f"{name} holds {kept.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
-    if kept.cut:
-        longer = "1 long text" if kept.cut == 1 else f"{kept.cut:,} long texts"
-        notes.append(f"of {longer} of {name} the first {LONGEST_TEXT:,} characters were used")
-    return Texts(name, tuple(texts), kept.count, (*notes, *left_out.notes()))
+    if len(texts) < sample.count:
+        notes.append(f"{name} holds {sample.count:,} texts; {len(texts):,} of them, evenly spaced, were used")
+    if sample.cut:
+        longer, verb = ("1 long text", "was") if sample.cut == 1 else (f"{sample.cut:,} long texts", "were")
+        notes.append(f"{longer} of {name} {verb} cut after {LONGEST_TEXT:,} characters")
+    return Texts(name, tuple(texts), sample.count, (*notes, *left_out.notes()))
 
 
 def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts:
@@ -153,37 +155,37 @@ def given_texts(texts: Sequence[str], *, most: int | None = MOST_TEXTS) -> Texts
 
     Raises AtlasError if none can be read or all are empty, and BadArgument for something other than texts.
     """
-    kept, left_out = _EvenlySpaced(most), _LeftOut(GIVEN)
+    sample, left_out = _EvenlySpaced(most), _LeftOut(GIVEN)
     for number, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise BadArgument(f"Text {number:,} is {type(text).__name__}, not str.", "Give a list of str.")
-    _sort(((f"text {number:,}", text) for number, text in enumerate(texts, start=1)), kept, left_out)
-    if not kept.count:
+    _sort(((f"text {number:,}", text) for number, text in enumerate(texts, start=1)), sample, left_out)
+    if not sample.count:
         raise left_out.errors[0] if left_out.errors else AtlasError("There is no text.", "Give a few dozen texts.")
-    return Texts(GIVEN, tuple(kept.texts()), kept.count, tuple(left_out.notes()))
+    return Texts(GIVEN, tuple(sample.texts()), sample.count, tuple(left_out.notes()))
 
 
-def _sort(rows: Iterator[_Row], kept: _EvenlySpaced, left_out: _LeftOut) -> None:
-    """Add each text to ``kept``, or to ``left_out``. Raises AtlasError if too many cannot be read."""
-    seen = 0
+def _sort(rows: Iterator[_Row], sample: _EvenlySpaced, left_out: _LeftOut) -> None:
+    """Add each text to ``sample``, or to ``left_out``. Raises AtlasError if too many cannot be read."""
+    count = 0
     for row in rows:
-        seen += 1
+        count += 1
         if isinstance(row, _Unreadable):
             left_out.add(row)
         elif row[1] is not None:
             if (half := lone_surrogate(row[1])) is None:
-                kept.add(row[1])
+                sample.add(row[1])
             else:
-                what = f"holds {half}, half of a surrogate pair, which is no character"
-                left_out.add(_unreadable(left_out.name, row[0], what, "Leave it out.", is_rare=True))
+                problem = f"holds {half}, half of a surrogate pair, which is no character"
+                left_out.add(_unreadable(left_out.name, row[0], problem, "Leave it out.", is_rare=True))
         if left_out.common > _JUDGED_FROM:
-            left_out.check(seen)
-    left_out.check(seen)
+            left_out.check(count)
+    left_out.check(count)
 
 
-def _unreadable(name: str, where: str, what: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
-    of = "" if name == GIVEN else f" of {name}"
-    return _Unreadable(where, what, AtlasError(f"{where[:1].upper()}{where[1:]}{of} {what}.", hint), is_rare)
+def _unreadable(name: str, where: str, problem: str, hint: str, *, is_rare: bool = False) -> _Unreadable:
+    of_file = "" if name == GIVEN else f" of {name}"
+    return _Unreadable(where, problem, AtlasError(f"{where[:1].upper()}{where[1:]}{of_file} {problem}.", hint), is_rare)
 
 
 @dataclass
@@ -193,34 +195,34 @@ class _LeftOut:
     name: str
     count: int = 0
     common: int = 0
-    places: list[str] = field(default_factory=list)
+    positions: list[str] = field(default_factory=list)
     errors: list[AtlasError] = field(default_factory=list)
     first: str = ""
 
     def add(self, row: _Unreadable) -> None:
         self.count += 1
         self.common += not row.is_rare
-        if len(self.places) < _NAMED:
-            self.places.append(row.where)
-        self.first = self.first or f"{row.where} {row.what}"
+        if len(self.positions) < _NAMED:
+            self.positions.append(row.where)
+        self.first = self.first or f"{row.where} {row.problem}"
         if not self.errors or (not row.is_rare and self.common == 1):  # the one that is raised comes first
             self.errors.insert(0, row.error)
 
-    def check(self, seen: int) -> None:
+    def check(self, count: int) -> None:
         """Raise AtlasError if too many of the rows cannot be read."""
-        if self.common > _MOST_UNREADABLE * seen:
+        if self.common > _MOST_UNREADABLE * count:
             raise self.errors[0]
 
     def notes(self) -> list[str]:
-        """What was left out, and why."""
+        """Notes on the rows that were left out, with the reason."""
         if not self.count:
             return []
         if self.count == 1:
             return [f"1 text of {self.name} was left out: {self.first}"]
-        kind = self.places[0].partition(" ")[0]
-        numbers = ", ".join(place.partition(" ")[2] for place in self.places)
-        more = " …" if self.count > len(self.places) else ""
-        return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{more}): {self.first}"]
+        kind = self.positions[0].partition(" ")[0]
+        numbers = ", ".join(position.partition(" ")[2] for position in self.positions)
+        ellipsis = " …" if self.count > len(self.positions) else ""
+        return [f"{self.count:,} texts of {self.name} were left out ({kind}s {numbers}{ellipsis}): {self.first}"]
 
 
 class _EvenlySpaced:
@@ -249,10 +251,10 @@ class _EvenlySpaced:
         self.count += 1
 
     def texts(self) -> list[str]:
-        kept, most = self._kept, self._most
-        if most is None or len(kept) <= most:
-            return kept
-        return [kept[place * len(kept) // most] for place in range(most)]
+        sample, most = self._kept, self._most
+        if most is None or len(sample) <= most:
+            return sample
+        return [sample[index * len(sample) // most] for index in range(most)]
 
 
 def _opened(path: str | Path, name: str) -> IO[bytes]:
@@ -274,14 +276,14 @@ def _start_of(file: IO[bytes], name: str) -> bytes:
     """The first bytes; the file is at its start again. Raises AtlasError if they are not those of text or Parquet."""
     start = file.read(1 << 16)
     file.seek(0)
-    for magic, what in _OTHERS.items():
+    for magic, kind in _OTHERS.items():
         if start.startswith(magic):
-            raise AtlasError(f"{name} is {what}.", _CONVERT.get(what, _ADVICE))
+            raise AtlasError(f"{name} is {kind}.", _CONVERT.get(kind, _ADVICE))
     return start
 
 
 def _lines(file: IO[bytes], name: str) -> Iterator[tuple[str, str] | _Unreadable]:
-    """Where each line is ("line 3", from 1), and its text."""
+    """The position of each line ("line 3", from 1), and its text."""
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
         number += 1
@@ -315,14 +317,16 @@ def _chosen(field: str | None, names: Iterable[str], where: str) -> str:
     fields = list(names)
     if field in fields:
         return str(field)
-    listed = ", ".join(shown(field_name, 40) for field_name in fields[:12]) or "none"
+    names_listed = ", ".join(shown(field_name, 40) for field_name in fields[:12]) or "none"
     if field is not None:
         raise BadArgument(
-            f"{where} has no field {field!r}; its fields are: {listed}.", Text("Name one: ", Call(field="NAME"))
+            f"{where} has no field {field!r}; its fields are: {names_listed}.", Text("Name one: ", Call(field="NAME"))
         )
     if _USUAL_FIELD in fields or len(fields) == 1:
         return _USUAL_FIELD if _USUAL_FIELD in fields else fields[0]
-    raise BadArgument(f"{where} has several fields: {listed}.", Text("Say which holds the text: ", Call(field="NAME")))
+    raise BadArgument(
+        f"{where} has several fields: {names_listed}.", Text("Say which holds the text: ", Call(field="NAME"))
+    )
 
 
 def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:
@@ -351,7 +355,7 @@ def _of_json(file: IO[bytes], field: str | None, name: str) -> Iterator[_Row]:
 
 
 def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
-    """Where each line is that is not empty, and what it holds."""
+    """The position and the value of each line that is not empty."""
     for line in _lines(file, name):
         if isinstance(line, _Unreadable):
             yield line
@@ -363,7 +367,7 @@ def _json_lines(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unrea
 
 
 def _json_list(file: IO[bytes], name: str) -> Iterator[tuple[str, Any] | _Unreadable]:
-    """Where each entry of a JSON list is, and what it holds. Raises AtlasError if the file is not one JSON list.
+    """The position and the value of each entry of a JSON list. Raises AtlasError if the file is not one JSON list.
 
     Parsed as a whole, a list can take 25 times its size in memory.
     """
@@ -392,7 +396,7 @@ class _NotJson(ValueError):
 
 
 class _JsonText:
-    """JSON in UTF-8, of which one value at a time is in memory."""
+    """Reads JSON in UTF-8 with one value at a time in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -400,12 +404,12 @@ class _JsonText:
         self._text, self._at, self._lines_before = "", 0, 0
 
     def following(self) -> str:
-        """The next character that is not blank, which stays; "" at the end."""
+        """The next character that is not blank, without consuming it; "" at the end."""
         while True:
-            rest = len(self._text)
-            while self._at < rest and self._text[self._at] in " \t\n\r":
+            length = len(self._text)
+            while self._at < length and self._text[self._at] in " \t\n\r":
                 self._at += 1
-            if self._at < rest:
+            if self._at < length:
                 return self._text[self._at]
             if not self._read_on():
                 return ""
@@ -429,8 +433,8 @@ class _JsonText:
                 if len(self._text) - self._at > LONGEST_LINE:
                     raise self.error(f"an entry of more than {LONGEST_LINE >> 20} MiB, or not JSON") from error
                 if not self._read_on():  # it is whole, and wrong
-                    at = getattr(error, "pos", self._at)
-                    raise self.error(getattr(error, "msg", str(error)[:80]), at) from error
+                    position = getattr(error, "pos", self._at)
+                    raise self.error(getattr(error, "msg", str(error)[:80]), position) from error
                 continue
             if end == len(self._text) and self._read_on():
                 continue  # the digits of a number may go on
@@ -438,9 +442,9 @@ class _JsonText:
             self._at = end
             return value, is_utf8
 
-    def error(self, why: str, at: int | None = None) -> _NotJson:
+    def error(self, why: str, position: int | None = None) -> _NotJson:
         """The error at this place, or at another one of the text in memory."""
-        line = self._lines_before + self._text.count("\n", 0, self._at if at is None else at) + 1
+        line = self._lines_before + self._text.count("\n", 0, self._at if position is None else position) + 1
         return _NotJson(f"line {line:,}: {why}")
 
     def _read_on(self) -> bool:
@@ -462,13 +466,13 @@ def _of_csv(file: IO[bytes], field: str | None, name: str, separator: str) -> It
         header = next(rows, [])
         if header and len(set(header)) < len(header):
             raise BadArgument(f"{name} names a column twice.", _ADVICE)
-        place = header.index(_chosen(field, header, name)) if header else 0
+        column = header.index(_chosen(field, header, name)) if header else 0
         for row in rows:
             where = f"line {rows.line_num:,}"
-            if len(row) > place and lone_surrogate(row[place]) is not None:
+            if len(row) > column and lone_surrogate(row[column]) is not None:
                 yield _unreadable(name, where, "is not UTF-8", _NOT_UTF8)
-            elif len(row) > place:
-                yield where, row[place]
+            elif len(row) > column:
+                yield where, row[column]
             elif row:
                 raise AtlasError(
                     f"Line {rows.line_num:,} of {name} has {len(row)} columns, not {len(header)}.", _ADVICE
@@ -504,9 +508,9 @@ def _of_parquet(file: IO[bytes], field: str | None, name: str) -> Iterator[str]:
             raise BadArgument(f"The column {column!r} of {name} holds {str(kind)[:60]}, not text.", _ADVICE)
         # Each different text is held once: a file of a kilobyte can repeat one of gigabytes in every row.
         table = parquet.ParquetFile(cast(Any, file), read_dictionary=[column], **limits)
-        place = table.schema.names.index(column)
+        column_number = table.schema.names.index(column)
         for group in range(table.metadata.num_row_groups):
-            if table.metadata.row_group(group).column(place).total_uncompressed_size > _MOST_COLUMN:
+            if table.metadata.row_group(group).column(column_number).total_uncompressed_size > _MOST_COLUMN:
                 raise AtlasError(f"A row group of {name} has more than {_MOST_COLUMN >> 30} GiB of text.", _ADVICE)
         for batch in table.iter_batches(batch_size=1024, columns=[column], use_threads=False):
             rows = batch.column(0)

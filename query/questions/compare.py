@@ -51,12 +51,12 @@ from query.shared.wording import counted, percent, rarity
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# What several fields mean.
+# Meanings that several fields share.
 _FIRST_MODEL = Doc("The first model.")
 _SECOND_MODEL = Doc("The second model.")
 _A_NORM = Doc("Norm of the first model's change there.")
 _B_NORM = Doc("Norm of the second model's change there.")
-_OF_THE_WHOLE = Doc("As above; of the whole alone.")
+_OF_THE_WHOLE = Doc("As above; only in the row for all.")
 
 # The prefix of facts that are settings of the training.
 SETTING = "training."
@@ -333,10 +333,10 @@ def _tokens_in_common(atlas: AtlasReader, first: ResolvedModel, second: Resolved
         return ()
     if tokens_a.codes.shape != tokens_b.codes.shape:
         return ()
-    both, either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
+    both, in_either = int((tokens_a.is_met & tokens_b.is_met).sum()), int((tokens_a.is_met | tokens_b.is_met).sum())
     return (
-        f"Of the {counted(len(tokens_a.rows), 'token')} whose rows were read, {either:,} were in the text of either "
-        f"model and {both:,} in both ({percent(both / max(either, 1))}).",
+        f"{in_either:,} of the {counted(len(tokens_a.rows), 'token')} whose rows were read were in the text of either "
+        f"model and {both:,} in both ({percent(both / max(in_either, 1))}).",
     )
 
 
@@ -360,8 +360,8 @@ def _by_part(
         layers[keys[index].layer_key].append(cosine)
         families[keys[index].family_key].append(cosine)
     of_layers, of_families = (
-        {name: float(np.mean(cosines)) if cosines else None for name, cosines in parts.items()}
-        for parts in (layers, families)
+        {name: float(np.mean(cosines)) if cosines else None for name, cosines in cosines_by_part.items()}
+        for cosines_by_part in (layers, families)
     )
     return of_layers, of_families
 

@@ -1,4 +1,4 @@
-"""Models that are there twice: the same weights, the same after rounding, or nearly the same; and what they take."""
+"""Models that occur twice: the same weights, rounded or nearly the same weights, and the bytes of their files."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Duplicate:
     ]
     distance: Annotated[
         float,
-        Doc("‖δW₁ − δW₂‖ over the larger norm; 0 of equal weights, 0.1 of changes that differ by a tenth."),
+        Doc("‖δW₁ − δW₂‖ over the larger norm; 0 for equal weights, 0.1 for changes that differ by a tenth."),
     ]
     bytes: Annotated[int, WEIGHT_BYTES, Format(size_in_words, in_details=False)]
     author: Annotated[Author, Detail()]
@@ -96,24 +96,23 @@ class Duplicates(Result):
 
     @property
     def bytes(self) -> Annotated[int, Doc("Bytes of the weight files of exact duplicates.")]:
-        """What exact duplicates take."""
+        """The total size of exact duplicates."""
         return sum(model.bytes for model in self.models if model.kind != "near")
 
     @property
     def near_bytes(self) -> Annotated[int, Doc("Bytes of the weight files of near-duplicates.")]:
-        """What near-duplicates take."""
+        """The total size of near-duplicates."""
         return sum(model.bytes for model in self.models if model.kind == "near")
 
     @property
     def headline(self) -> str:
-        """How many there are, and what they take."""
-        near = sum(model.kind == "near" for model in self.models)
-        parts = [
-            f"{counted(len(self.models) - near, 'model')} with the weights of others ({size_in_words(self.bytes)})"
-        ]
+        """The number of repeats, and the bytes of their files."""
+        near_count = sum(model.kind == "near" for model in self.models)
+        exact_count = len(self.models) - near_count
+        clauses = [f"{counted(exact_count, 'model')} with the weights of others ({size_in_words(self.bytes)})"]
         if self.within is not None:
-            parts.append(f"{counted(near, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
-        return f"{joined(parts)}."
+            clauses.append(f"{counted(near_count, 'near-duplicate')} ({size_in_words(self.near_bytes)})")
+        return f"{joined(clauses)}."
 
 
 @question(
@@ -132,9 +131,9 @@ def duplicates(
 ) -> Duplicates:
     """List models with the weights of others, and the bytes that they take; with ``near`` also near-duplicates.
 
-    ``within`` alone asks for near-duplicates, too.
+    ``within`` alone finds near-duplicates, too.
 
-    Of each group one is kept: the earliest upload; of checkpoints of one run the last.
+    One model of each group is kept: the earliest upload, or the last checkpoint of a run.
 
     Raises:
         AtlasError: the base is unknown.
@@ -145,8 +144,10 @@ def duplicates(
     notes: tuple[str, ...] = ()
     if near or within is not None:
         within = NEAR if within is None else within
-        others, notes = _near(atlas, canonical, within)
-        repeated = sorted([*repeated, *others], key=lambda model: (model.base, model.of, model.distance, model.model))
+        near_repeats, notes = _near(atlas, canonical, within)
+        repeated = sorted(
+            [*repeated, *near_repeats], key=lambda model: (model.base, model.of, model.distance, model.model)
+        )
     return Duplicates(tuple(repeated), within, notes)
 
 
@@ -167,15 +168,17 @@ def _conversion(row: Mapping[str, Any]) -> Duplicate:
     )
 
 
-def _duplicate(row: Mapping[str, Any], of: str, of_author: str, kind: DuplicateKind, distance: float) -> Duplicate:
+def _duplicate(
+    row: Mapping[str, Any], original: str, of_author: str, kind: DuplicateKind, distance: float
+) -> Duplicate:
     size = sum(file["size"] or 0 for file in row["weight_files"] or ())
-    return Duplicate(row["base"], row["model"], of, kind, distance, size, row["author"], of_author)
+    return Duplicate(row["base"], row["model"], original, kind, distance, size, row["author"], of_author)
 
 
 def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Duplicate], tuple[str, ...]]:
     """Near-duplicates that are no exact ones, and notes on how they were compared.
 
-    A model that is kept stands for those within the distance of it, not for those within the distance of these.
+    A kept model represents the models within the distance of it, but not the models that are near only these.
     """
     parameters = {"base": base, "least": _LEAST_SIMILAR, "within": within, "most": _MOST_PAIRS}
     pairs = atlas.connection.rows(_PAIRS, parameters)
@@ -189,31 +192,33 @@ def _near(atlas: AtlasReader, base: str | None, within: float) -> tuple[list[Dup
             [ids],
         )
     }
-    distances, unread = _distances(atlas, pairs, models)
-    near: dict[int, dict[int, float]] = {}
+    distances, unread_count = _distances(atlas, pairs, models)
+    distances_by_id: dict[int, dict[int, float]] = {}
     for (first, second), distance in distances.items():
         if distance <= within:
-            near.setdefault(first, {})[second] = near.setdefault(second, {})[first] = distance
-    duplicates, seen = [], set[int]()
-    for kept in sorted(near, key=lambda model_id: _order(models[model_id])):
-        if kept in seen:
+            distances_by_id.setdefault(first, {})[second] = distances_by_id.setdefault(second, {})[first] = distance
+    duplicates, visited = [], set[int]()
+    for original in sorted(distances_by_id, key=lambda model_id: _order(models[model_id])):
+        if original in visited:
             continue
-        seen.add(kept)
-        of, of_author = models[kept]["model"], models[kept]["author"]
-        for model_id, distance in sorted(near[kept].items()):
-            if model_id not in seen:
-                seen.add(model_id)
-                duplicates.append(_duplicate(models[model_id], of, of_author, "near", distance))
+        visited.add(original)
+        original_name, of_author = models[original]["model"], models[original]["author"]
+        for model_id, distance in sorted(distances_by_id[original].items()):
+            if model_id not in visited:
+                visited.add(model_id)
+                duplicates.append(_duplicate(models[model_id], original_name, of_author, "near", distance))
     notes = []
-    if unread:
-        notes.append(f"The records of {counted(unread, 'model')} are not here: these were compared by their vectors.")
+    if unread_count:
+        notes.append(
+            f"The records of {counted(unread_count, 'model')} are not here: these were compared by their vectors."
+        )
     if len(pairs) == _MOST_PAIRS:
         notes.append(f"The {_MOST_PAIRS:,} most similar pairs were compared.")
     return duplicates, tuple(notes)
 
 
 def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Those that are kept come first: the last checkpoint of a run, and the earliest upload."""
+    """A sort key by which models to keep come first: the last checkpoint of a run, and the earliest upload."""
     created = row["created"]
     return (
         row["is_earlier_checkpoint"],
@@ -227,16 +232,16 @@ def _order(row: Mapping[str, Any]) -> tuple[Any, ...]:
 def _distances(
     atlas: AtlasReader, pairs: Sequence[Mapping[str, Any]], models: Mapping[int, Mapping[str, Any]]
 ) -> tuple[dict[tuple[int, int], float], int]:
-    """The distance of each pair, by their ids; and of how many models there is no record."""
+    """The distance of each pair, by their ids; and the number of models without a record."""
     from indexer.records.difference import distance_from, distance_of
     from indexer.records.store import RecordStore
 
-    read = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
+    read_record = lru_cache(maxsize=128)(_reader(RecordStore(atlas.folder)))
     distances, unread = {}, set[int]()
     # In the order of models, so that a record is read few times.
     for row in sorted(pairs, key=lambda row: (row["model_id"], row["neighbour_id"])):
         ids = row["model_id"], row["neighbour_id"]
-        records = [read(models[model_id]["record_key"]) for model_id in ids]
+        records = [read_record(models[model_id]["record_key"]) for model_id in ids]
         unread |= {model_id for model_id, record in zip(ids, records, strict=True) if record is None}
         distance = math.inf
         if records[0] is not None and records[1] is not None:
@@ -252,7 +257,7 @@ def _reader(store: RecordStore) -> Any:
     def read(key: str) -> Any:
         try:
             return store.read(key)
-        except AtlasError:  # a damaged one is for `index verify`
+        except AtlasError:  # `index verify` reports a damaged record
             return None
 
     return read

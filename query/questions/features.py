@@ -102,8 +102,9 @@ class FeatureGrid(Drawn):
     def headline(self) -> str:
         """The number of neurons that respond more to the image found for them than to any image of the probe."""
         return (
-            f"Of {counted(len(self.features), 'neuron')} in {counted(len(self.layers), 'layer')} of {self.model} "
-            f"{_above_probe(self.features)} respond more to the image found for them than to any image of the probe."
+            f"{_above_probe(self.features)} of {counted(len(self.features), 'neuron')} in "
+            f"{counted(len(self.layers), 'layer')} of {self.model} respond more to the image found for them than to "
+            "any image of the probe."
         )
 
     @property
@@ -118,11 +119,11 @@ class FeatureGrid(Drawn):
         for layer in self.layers:
             layer_features = [feature for feature in self.features if feature.layer == layer]
             upper = [_first_quarter(feature.change_by_row) for feature in layer_features]
-            left = [_first_quarter(feature.change_by_column) for feature in layer_features]
+            left_shares = [_first_quarter(feature.change_by_column) for feature in layer_features]
             rows.append(
                 {"layer": layer, "neurons": len(layer_features), "above the best image": _above_probe(layer_features),
                  "change, upper quarter": sum(upper) / len(upper),
-                 "change, left quarter": sum(left) / len(left),
+                 "change, left quarter": sum(left_shares) / len(left_shares),
                  "unchanged": sum(feature.unchanged for feature in layer_features) / len(layer_features),
                  "consistency": sum(feature.consistency for feature in layer_features) / len(layer_features)}
             )  # fmt: skip

@@ -116,13 +116,13 @@ def _bare(delta: DeltaRecord) -> str:
     return delta.key.family.removeprefix("cross_")
 
 
-def _side(delta: DeltaRecord, which: str) -> tuple[NDArray[np.float64] | None, NDArray[np.int64]]:
+def _side(delta: DeltaRecord, axis: str) -> tuple[NDArray[np.float64] | None, NDArray[np.int64]]:
     """The rows of U (or V) that were read (n, r), None if they are not kept; and their numbers (n,)."""
-    if which == "columns":
+    if axis == "columns":
         factor, is_part = delta.v, delta.transposed
     else:
         factor, is_part = (delta.u_rows, not delta.transposed) if delta.u is None else (delta.u, False)
-    length = delta.shape[0 if which == "rows" else 1]
+    length = delta.shape[0 if axis == "rows" else 1]
     if factor is None:
         return None, np.arange(0)
     lines = lines_of(length, delta.lines) if is_part and delta.lines is not None else np.arange(length)

@@ -1,4 +1,4 @@
-"""Which base a model was made from, among those that the atlas knows: an indexed model, a folder, a file, any id."""
+"""Which base of the atlas a model was made from: an indexed model, a folder, a file, any id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NO_BASE = "none"
 # A row for "none of these" is left out below this probability.
 _LEAST_NONE = 0.005
-# What `--require-base` ends with where it cannot be told; 1 if a model is certainly not made from one.
+# The exit status of `--require-base` if it cannot be told; 1 if a model is certainly not made from one.
 UNKNOWN_STATUS = 2
 # An indexed model whose matrices all have been compared with the base's.
 _OF_RECORD = 0.999
@@ -38,7 +38,7 @@ _LARGEST = 0.9999
 
 @dataclass(frozen=True)
 class BaseOfModel:
-    """One base that a model may have been made from; ``base`` is None for none of those that the atlas knows."""
+    """One base that a model may have been made from; ``base`` is None for "none of the bases of the atlas"."""
 
     model: AskedModel
     base: Annotated[str | None, Doc("A base of the atlas; empty in the row for none of them.")]
@@ -55,7 +55,7 @@ class BaseOfModel:
     ]
     evidence: Annotated[
         list[str],
-        Doc("What speaks for it, or against all: weights, shapes, names."),
+        Doc("The evidence for it, or against all bases: weights, shapes, names."),
         Format(lambda words: "; ".join(words)),
     ]
     error: Annotated[str, Doc("Why the model cannot be read."), If()] = ""
@@ -93,8 +93,8 @@ class BasesOfModels(Listed[BaseOfModel]):
             }  # fmt: skip
             kind = kinds.get(best.relation or "", "a fine-tune of")
             return f"{best.model} is {kind} {best.base} ({percent(best.probability or 0.0)})."
-        known = sum(row.base is not None for row in first.values())
-        return f"{known} of {counted(len(first), 'model')} were made from a base known here."
+        identified_count = sum(row.base is not None for row in first.values())
+        return f"{identified_count} of {counted(len(first), 'model')} were made from a base known here."
 
 
 class _BasesOfModel(NamedTuple):
@@ -123,15 +123,15 @@ def _command(
             say(f"{counted(len(unreadable), 'model')} of {len(names):,} could not be read: the column error says why")
             call.fail()
         return
-    wrong = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is False]
+    refused = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is False]
     unknown = [name for name, is_allowed in answer.is_allowed.items() if is_allowed is None]
     bases = " or ".join(required)
-    for name in wrong:
+    for name in refused:
         say(f"{name} is not made from {bases}")
     for name in unknown:
         say(f"it cannot be told whether {name} is made from {bases}")
-    if wrong or unknown:
-        call.fail(1 if wrong else UNKNOWN_STATUS)
+    if refused or unknown:
+        call.fail(1 if refused else UNKNOWN_STATUS)
 
 
 @question(
@@ -182,44 +182,44 @@ def identify(
     """
     names = [models] if isinstance(models, str | Path) else list(models)
     required = [require_base] if isinstance(require_base, str) else list(require_base)
-    allowed = {atlas.base_named(name) for name in required}
+    allowed_bases = {atlas.base_named(name) for name in required}
     bases: list[KnownBase] | None = None
     items: list[BaseOfModel] = []
     is_allowed: dict[str, bool | None] = {}
     for name in dict.fromkeys(map(str, names)):
         try:
             reference = ModelRef.parse(name)
-            known = atlas.find(reference) if reference.is_name and not fresh else None
-            if known is not None and known.status == "indexed":
-                answer = _of_record(atlas, name, known, allowed)
+            indexed = atlas.find(reference) if reference.is_name and not fresh else None
+            if indexed is not None and indexed.status == "indexed":
+                answer = _of_record(atlas, name, indexed, allowed_bases)
             else:
                 bases = known_bases_of(atlas) if bases is None else bases
-                answer = _as_rows(name, identified(atlas, reference, bases), allowed)
+                answer = _as_rows(name, identified(atlas, reference, bases), allowed_bases)
         except AtlasError as error:
             if len(names) == 1 and isinstance(models, str | Path):
                 raise
             answer = _BasesOfModel([BaseOfModel(name, None, None, None, [], for_command_line(error.text))], None)
         items += answer.rows
         is_allowed[name] = answer.is_allowed
-    return BasesOfModels(tuple(items), is_allowed if allowed else {})
+    return BasesOfModels(tuple(items), is_allowed if allowed_bases else {})
 
 
 def identified(atlas: AtlasReader, reference: ModelRef, bases: Sequence[KnownBase]) -> Identification:
-    """The base of a model that is read; of a conversion also its source, as evidence. Raises AtlasError."""
+    """The base of a model that is read, with the source of a conversion as evidence. Raises AtlasError."""
     identification = identify_model(atlas, reference, bases)
     if not identification.is_conversion or identification.base is None:
         return identification
     try:
-        found = read_conversion(atlas, reference, identification.base).found
+        match = read_conversion(atlas, reference, identification.base).match
     except AtlasError as error:
         words = f"its source was not looked for: {error.message}"
     else:
-        words = found.headline
-    best, *others = identification.candidates
-    return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *others))
+        words = match.headline
+    best, *runners_up = identification.candidates
+    return replace(identification, candidates=(replace(best, evidence=(words, *best.evidence)), *runners_up))
 
 
-def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _BasesOfModel:
+def _as_rows(name: str, identification: Identification, allowed_bases: set[str]) -> _BasesOfModel:
     rows = [
         BaseOfModel(name, row.base, _rounded(row.probability), row.relation, list(row.evidence))
         for row in identification.candidates
@@ -227,7 +227,7 @@ def _as_rows(name: str, identification: Identification, allowed: set[str]) -> _B
     if identification.none >= _LEAST_NONE or not rows:
         rows.append(BaseOfModel(name, None, _rounded(identification.none), NO_BASE, list(identification.none_evidence)))
     rows.sort(key=lambda row: -(row.probability or 0.0))
-    return _BasesOfModel(rows, identification.is_from(allowed))
+    return _BasesOfModel(rows, identification.is_from(allowed_bases))
 
 
 def _rounded(probability: float) -> float:
@@ -235,27 +235,27 @@ def _rounded(probability: float) -> float:
     return min(round(probability, 4), _LARGEST)
 
 
-def _of_record(atlas: AtlasReader, name: str, known: IndexedModel, allowed: set[str]) -> _BasesOfModel:
-    """What the atlas found when it indexed the model, for each base that it was compared with."""
+def _of_record(atlas: AtlasReader, name: str, model: IndexedModel, allowed_bases: set[str]) -> _BasesOfModel:
+    """The result of the comparison when the model was indexed, for each base that it was compared with."""
     indexed = atlas.rows(
         'SELECT base, relation, "read", is_copy, is_unrelated, base_cosine '
         "FROM fine_tunes JOIN records USING (model_id) WHERE model = ? "
         "ORDER BY is_unrelated, is_copy DESC, base_cosine DESC NULLS LAST, base",
-        [known.model],
+        [model.model],
     )
     related = [row for row in indexed if not row["is_unrelated"]]
     if not related:
         words = [f"when it was indexed, its weights were not those of {row['base']}, which it names" for row in indexed]
-        return _BasesOfModel([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed else None)
+        return _BasesOfModel([BaseOfModel(name, None, _OF_RECORD, NO_BASE, words)], False if allowed_bases else None)
     rows = []
     for row in related:
         if row["relation"] == "adapter":
             words, relation, probability = ["indexed as an adapter of it, whose matrices it fits"], "adapter", _STATED
         else:
-            read = "all rows" if row["read"] == "full" else "a sample of rows of every matrix"
+            extent = "all rows" if row["read"] == "full" else "a sample of rows of every matrix"
             cosine = "" if row["base_cosine"] is None else f": the cosine with the base's is {row['base_cosine']:.4f}"
-            words, probability = [f"{read}, compared when it was indexed{cosine}"], _OF_RECORD
+            words, probability = [f"{extent}, compared when it was indexed{cosine}"], _OF_RECORD
             relation = "the base itself" if row["is_copy"] else "fine-tune"
         rows.append(BaseOfModel(name, row["base"], round(probability / len(related), 4), relation, words))
-    is_allowed = rows[0].base in allowed if len({row.base in allowed for row in rows}) == 1 else None
-    return _BasesOfModel(rows, is_allowed if allowed else None)
+    is_allowed = rows[0].base in allowed_bases if len({row.base in allowed_bases for row in rows}) == 1 else None
+    return _BasesOfModel(rows, is_allowed if allowed_bases else None)

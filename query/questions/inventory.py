@@ -87,13 +87,13 @@ def _show(call: Invocation, limit: int | None, list_of: str, **options: Any) -> 
     if limit is None and call.output == "table" and sys.stdout.isatty():
         limit = ROWS_ON_A_TERMINAL
     with call.opened() as atlas:
-        listed: ListedModels | ListedDatasets = getattr(atlas, list_of)(**options)
+        answer: ListedModels | ListedDatasets = getattr(atlas, list_of)(**options)
         has_base = call.output != "table" or len(atlas.bases()) > 1
-        columns = [column for column in listed.COLUMNS if column != "base" or has_base]
-        rows = [{name: row[name] for name in columns} for row in listed.to_rows()[:limit]]
-        call.emit(rows, columns=columns, optional_columns=listed.OPTIONAL_COLUMNS)
-        if len(rows) < len(listed):
-            say(f"the first {len(rows)} of {len(listed):,} are shown; for all: --limit N, --format csv, or a pipe")
+        columns = [column for column in answer.COLUMNS if column != "base" or has_base]
+        rows = [{name: row[name] for name in columns} for row in answer.to_rows()[:limit]]
+        call.emit(rows, columns=columns, optional_columns=answer.OPTIONAL_COLUMNS)
+        if len(rows) < len(answer):
+            say(f"the first {len(rows)} of {len(answer):,} are shown; for all: --limit N, --format csv, or a pipe")
 
 
 def _show_models(call: Invocation, search: str, dataset: str | None, base: str | None, limit: Limit = None) -> None:

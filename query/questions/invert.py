@@ -72,10 +72,10 @@ class RecoveredWords(Drawn):
     def headline(self) -> str:
         """The shares of words recovered from the first and the last layer."""
         first, last = self.layers[0], self.layers[-1]
-        then = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
+        last_clause = "" if first is last else f", and {percent(last.right)} from that of layer {last.layer}"
         return (
             f"From the output of layer {first.layer} of {self.model} {percent(first.right)} of the words of "
-            f"“{self.input}” are recovered{then}."
+            f"“{self.input}” are recovered{last_clause}."
         )
 
     @property
@@ -157,10 +157,10 @@ class RecoveredImages(Drawn):
     def headline(self) -> str:
         """The errors of the first and the last layer."""
         first, last = self.layers[0], self.layers[-1]
-        then = "" if first is last else f", and of {last.error:.3f} from that of layer {last.layer}"
+        last_clause = "" if first is last else f", and of {last.error:.3f} from that of layer {last.layer}"
         return (
             f"From the output of layer {first.layer} of {self.model} images are recovered with an error of "
-            f"{first.error:.3f}{then} (0 is perfect)."
+            f"{first.error:.3f}{last_clause} (0 is perfect)."
         )
 
     @property

@@ -121,14 +121,14 @@ class RunPath(Result):
     def headline(self) -> str:
         """How far it went, and which checkpoint has the lowest validation loss."""
         last = self.checkpoints[-1]
-        parts = [f"{self.run}: {counted(len(self.checkpoints), 'checkpoint')} of {self.base}"]
+        clauses = [f"{self.run}: {counted(len(self.checkpoints), 'checkpoint')} of {self.base}"]
         if last.distance is not None:
-            parts.append(f"the last one is {decimal(100 * last.distance, 2)} % of the base's norm away from it")
+            clauses.append(f"the last one is {decimal(100 * last.distance, 2)} % of the base's norm away from it")
         with_loss = [checkpoint for checkpoint in self.checkpoints if checkpoint.eval_loss is not None]
         if len(with_loss) > 1:
             best = min(with_loss, key=lambda checkpoint: (checkpoint.eval_loss, checkpoint.place))
-            parts.append(f"{best.model} has the lowest validation loss ({best.eval_loss:.4g})")
-        return f"{'; '.join(parts)}."
+            clauses.append(f"{best.model} has the lowest validation loss ({best.eval_loss:.4g})")
+        return f"{'; '.join(clauses)}."
 
 
 def _command(call: Invocation, run: Annotated[str | None, RUN] = None, *, base: str | None) -> None:
@@ -180,12 +180,12 @@ def run_path(atlas: AtlasReader, run: Annotated[str, RUN], *, base: Base = None)
         AtlasError: there is no such run, or several have that name.
     """
     groups = _groups(atlas, None if base is None else atlas.base_named(base))
-    named = [rows for rows in groups.values() if _name_of(rows).lower() == run.lower()]
-    if len(named) > 1:
-        ends = ", ".join(rows[-1]["model"] for rows in named[:3])
-        raise AtlasError(f"{len(named)} runs are called {run}.", f"Name a checkpoint: {ends}.")
-    if named:
-        return path_of(atlas, named[0])
+    named_runs = [rows for rows in groups.values() if _name_of(rows).lower() == run.lower()]
+    if len(named_runs) > 1:
+        last_checkpoints = ", ".join(rows[-1]["model"] for rows in named_runs[:3])
+        raise AtlasError(f"{len(named_runs)} runs are called {run}.", f"Name a checkpoint: {last_checkpoints}.")
+    if named_runs:
+        return path_of(atlas, named_runs[0])
     model = atlas.find(ModelRef.parse(run), base)
     if model is None:
         raise unknown_model(atlas, run, Text("The runs of this atlas: ", Call("runs")))
@@ -243,11 +243,11 @@ def _name_of(rows: Sequence[Mapping[str, Any]]) -> str:
         return str(rows[-1]["run"])
     names = {_NUMBER.sub("", row["model"]) or row["model"] for row in rows}
     first, last = min(names), max(names)
-    length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    common = first[:length].rstrip("-_./")
+    length = next((position for position, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    common_name = first[:length].rstrip("-_./")
     last = str(rows[-1]["model"])
-    is_own = len(common) > len(last.partition("/")[0]) if "/" in last else common != "local:"
-    return common if common and is_own else last
+    is_own = len(common_name) > len(last.partition("/")[0]) if "/" in last else common_name != "local:"
+    return common_name if common_name and is_own else last
 
 
 def _similarities_to_last(atlas: AtlasReader, rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:

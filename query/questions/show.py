@@ -67,7 +67,7 @@ class ShownModel(Result, Mapping[str, Any]):
             "nothing; see copy_evidence."
         ),
         "copy_evidence": (
-            "What shows that nothing changed: checksum (its file is the base's), weights (all matrices are "
+            "The evidence that nothing changed: checksum (its file is the base's), weights (all matrices are "
             "equal), sample (equal in all that was read, which does not prove it), untrained (an adapter that "
             "adds zero), or unmeasurable (an adapter whose change is below float32's rounding)."
         ),
@@ -91,10 +91,10 @@ class ShownModel(Result, Mapping[str, Any]):
         "delta_norm": "Frobenius norm of all weight changes together; an estimate if a sample was read.",
         "delta_norm_error": "Standard error of delta_norm; 0 if all rows were read.",
         "relative_norm": "Norm of the weight change over the norm of the base's weights: 0.05 is a change of 5 %.",
-        "claimed_by": "What names the base: the card, a tag, config.json or the model's name.",
+        "claimed_by": "Where the base is named: the card, a tag, config.json or the model's name.",
         "conversion": (
-            "Of a conversion (GGUF, AWQ …) the row of the table conversions: its format, its source, the verdict, and "
-            "what differs."
+            "The row of the table conversions (for GGUF, AWQ …): its format, its source, the verdict, and the "
+            "differences."
         ),
         "path": "The models from the base to this one, according to their claims.",
         "datasets": (
@@ -102,7 +102,7 @@ class ShownModel(Result, Mapping[str, Any]):
             "one spelling."
         ),
         "training": (
-            "What the files beside the weights, and their header, say of the training: tool, run, steps, losses, "
+            "The training according to the files beside the weights and their header: tool, run, steps, losses, "
             "settings."
         ),
         "family": (
@@ -217,10 +217,10 @@ def show(atlas: AtlasReader, model: Model, base: Base = None) -> ShownModel:
 
 def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
     """The answer of ``show`` for the model with this id. Raises AtlasError if there is none."""
-    listed = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
-    if not listed:
-        raise AtlasError(f"The atlas holds no model {model_id}.", "")
-    facts, other_models = listed[0], 0
+    rows_of_model = atlas.rows("SELECT * EXCLUDE (fingerprint) FROM fine_tunes WHERE model_id = ?", [model_id])
+    if not rows_of_model:
+        raise AtlasError(f"The atlas contains no model {model_id}.", "")
+    facts, other_models = rows_of_model[0], 0
     weights = atlas.rows(
         "SELECT * EXCLUDE (model_id, record_key, row_space, token_codes), "
         "(SELECT count(*) FROM records AS other WHERE other.initialisation = records.initialisation "
@@ -283,20 +283,20 @@ def shown_model(atlas: AtlasReader, model_id: int) -> ShownModel:
         facts["lineage"] = [plain(edge) | {"answered_at": lineage.answered_at} for edge in lineage.edges]
     notes = list(unrelated_notes(indexed_model(atlas, model_id))) if weights else []
     if conversion is not None:
-        notes.append(f"It is {conversion.found.headline}.")
+        notes.append(f"It is {conversion.match.headline}.")
     if facts.get("read") == SAMPLE:
         rows = atlas.rows("SELECT rows_read FROM deltas WHERE model_id = ?", [model_id])
         facts["rows_read"] = rows_in_words(row["rows_read"] for row in rows)
         if facts["copy_evidence"] != CHECKSUM:
             notes.append(Text("Its norms are estimates. ", deepening(atlas, facts["base"], [facts["model"]])))
     passed_over = facts.get("passed_over") or []
-    if parts := [part for part in passed_over if not part.endswith(".")]:
-        notes.append(f"Parts of the adapter were not read: {'; '.join(parts)}.")
+    if unread_parts := [part for part in passed_over if not part.endswith(".")]:
+        notes.append(f"Parts of the adapter were not read: {'; '.join(unread_parts)}.")
     notes += [part for part in passed_over if part.endswith(".")]  # sentences on its settings
     facts["is_like_none"] = None
     if facts["neighbours"]:
-        near = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
-        facts["is_like_none"] = all(neighbour.is_like_unrelated for neighbour in near)
+        neighbours = stored_neighbours(atlas, indexed_model(atlas, model_id), _NEIGHBOURS_SHOWN, "input")
+        facts["is_like_none"] = all(neighbour.is_like_unrelated for neighbour in neighbours)
     if facts["is_like_none"]:
         notes.append(f"{nothing_like('it', facts['base'])}: unrelated models are as similar as the nearest.")
     if other_models:
@@ -310,5 +310,5 @@ def _name(atlas: AtlasReader, model_id: int | None) -> str | None:
         return None
     rows = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
     if not rows:
-        raise AtlasError(f"The atlas names a model {model_id} that it does not hold.", "Run `index verify`.")
+        raise AtlasError(f"The atlas names a model {model_id} that it does not contain.", "Run `index verify`.")
     return str(rows[0]["model"])

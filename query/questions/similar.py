@@ -121,13 +121,13 @@ class Neighbour:
     is_shrunk: Annotated[bool, Hidden()] = False
     because: Annotated[
         dict[str, dict[str, float]] | None,
-        Doc("What each family and each layer of matrices adds to the similarity; the parts of either sum to it."),
+        Doc("Contributions of families and of layers of matrices to the similarity; each of the two sums to it."),
         If(),
         Data(),
     ] = field(default=None, compare=False)
     compared_by: Annotated[
         str | None,
-        Doc("What the two were compared by (--explain): input or output, the sides of the matrices."),
+        Doc("The side of the matrices that was compared (--explain): input or output."),
         If("because"),
     ] = field(default=None, compare=False)
     same_start: Annotated[
@@ -144,13 +144,16 @@ class Neighbour:
     @property
     def main_reasons(self) -> Annotated[dict[str, list[str]], Shown(in_details=False), Spread()]:
         """The three largest contributions of families and of layers."""
-        return {name: parts[:_REASONS_SHOWN] for name, parts in self.reasons.items()}
+        return {name: texts[:_REASONS_SHOWN] for name, texts in self.reasons.items()}
 
     @property
     def reasons(self) -> Annotated[dict[str, list[str]], Shown(), Detail(), Spread()]:
         """All contributions of families and of layers."""
-        known = self.because or {}
-        return {name: [f"{key} {part:.2f}" for key, part in parts.items()] for name, parts in known.items()}
+        contributions = self.because or {}
+        return {
+            name: [f"{key} {contribution:.2f}" for key, contribution in by_key.items()]
+            for name, by_key in contributions.items()
+        }
 
     @property
     def background_floor(
@@ -176,7 +179,7 @@ class Neighbour:
         Detail(),
         After("expected_by_chance"),
     ]:
-        """Whether unrelated models are as similar: at least one of them would be by chance, or nothing is alike."""
+        """Whether unrelated models are as similar: by chance one would be, or the similarity is not above 0."""
         by_chance = self.expected_by_chance
         return self.similarity <= 0 if by_chance is None else by_chance >= 1
 
@@ -211,25 +214,27 @@ class SimilarModels(Rows[Neighbour]):
         searched = self.searched or self.base
         if not self.neighbours:
             return f"There is no other model of {searched} to compare {self.model} with, or none meets the conditions."
-        nearest = next((one for one in self.neighbours if not one.is_like_unrelated), None)
+        nearest = next((neighbour for neighbour in self.neighbours if not neighbour.is_like_unrelated), None)
         if nearest is None:
             return (
                 f"{nothing_like(self.model, searched)}: unrelated models are as similar to it as the nearest, "
                 f"{self.neighbours[0].model} ({self.neighbours[0].similarity:.2f})."
             )
-        named = Counter(dataset for one in self.neighbours for dataset in one.datasets).most_common(1)
+        commonest = Counter(dataset for neighbour in self.neighbours for dataset in neighbour.datasets).most_common(1)
         most = ""
-        if named:
-            dataset, number = named[0]
-            which = (
+        if commonest:
+            dataset, number = commonest[0]
+            subject = (
                 f"{number} of these {len(self.neighbours):,} name"
                 if number < len(self.neighbours)
                 else "Each of these names"
             )
-            most = f" {which} the dataset {dataset}."
-        like = f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
-        others = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
-        return f"{like}{others}.{most}"
+            most = f" {subject} the dataset {dataset}."
+        statement = (
+            f"The model most like {self.model} is {nearest.model}, with a similarity of {nearest.similarity:.2f}"
+        )
+        caveat = "; others are no nearer than unrelated ones of their kind" if nearest.rank > 1 else ""
+        return f"{statement}{caveat}.{most}"
 
 
 def _command(call: Invocation, model: str, **options: Any) -> None:
@@ -239,8 +244,8 @@ def _command(call: Invocation, model: str, **options: Any) -> None:
 
         prepare()
 
-    def rows(_name: str, found: SimilarModels) -> list[dict[str, Any]]:
-        return found.table(details=call.details) if call.output == "table" else found.to_rows()
+    def rows(_name: str, answer: SimilarModels) -> list[dict[str, Any]]:
+        return answer.table(details=call.details) if call.output == "table" else answer.to_rows()
 
     names = call.names_on_stdin() if model == STDIN else None
     with call.opened() as atlas:
@@ -318,39 +323,44 @@ def similar(
         # A process of its own evaluates the condition; meanwhile this one opens the vectors.
         condition = asked_condition(atlas.connection, where)
     try:
-        asked = resolve_model(atlas, str(model), base, representation, read)
-        if asked.is_copy:
-            raise AtlasError(f"{asked.name} is {asked.as_copy}: without a change, no similarity is defined.", "")
-        found: list[Neighbour] = []
-        is_stored = asked.model_id is not None and asked.vector is None and k <= NEIGHBOURS
+        resolved = resolve_model(atlas, str(model), base, representation, read)
+        if resolved.is_copy:
+            raise AtlasError(f"{resolved.name} is {resolved.as_copy}: without a change, no similarity is defined.", "")
+        neighbours: list[Neighbour] = []
+        is_stored = resolved.model_id is not None and resolved.vector is None and k <= NEIGHBOURS
         if is_stored and condition is None and not other_authors and not explain:
-            found = stored_neighbours(atlas, asked, k, representation)
-        if not found:  # also where there are no lists, or the model has no vector, which is an error
-            found = _search(atlas, asked, k, condition, other_authors, representation, explain)
+            neighbours = stored_neighbours(atlas, resolved, k, representation)
+        if not neighbours:  # also where there are no lists, or the model has no vector, which is an error
+            neighbours = _search(atlas, resolved, k, condition, other_authors, representation, explain)
     finally:
         if condition is not None:
             condition.abandon()
     notes = []
-    if any(one.is_shrunk for one in found):
+    if any(neighbour.is_shrunk for neighbour in neighbours):
         notes.append(
             "similarity is shrunk towards 0 where two models changed few of the same matrices (column matrices)"
         )
-    if found and found[0].matrices is not None and all(one.background is None for one in found):
+    if (
+        neighbours
+        and neighbours[0].matrices is not None
+        and all(neighbour.background is None for neighbour in neighbours)
+    ):
         notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
     if not sample_gives(representation):
         (row,) = atlas.rows(
-            "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy", [asked.base]
+            "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
+            [resolved.base],
         )
-        notes += note_on_sampled(atlas, asked.base, row["models"], f"{representation!r} vectors")
+        notes += note_on_sampled(atlas, resolved.base, row["models"], f"{representation!r} vectors")
     (row,) = atlas.rows(
         "SELECT count(*) AS untrained FROM models WHERE base = ? AND copy_evidence IN ('untrained', 'unmeasurable')",
-        [asked.base],
+        [resolved.base],
     )
     if row["untrained"]:
         notes.append(f"left out: {counted(row['untrained'], 'adapter')} that changed nothing measurable")
-    notes += moving_notes(max((one.similarity_error for one in found), default=0.0))
-    notes += [*vector_notes(atlas, asked), *unrelated_notes(asked)]
-    return SimilarModels(asked.name, asked.base, representation, tuple(found), tuple(notes))
+    notes += moving_notes(max((neighbour.similarity_error for neighbour in neighbours), default=0.0))
+    notes += [*vector_notes(atlas, resolved), *unrelated_notes(resolved)]
+    return SimilarModels(resolved.name, resolved.base, representation, tuple(neighbours), tuple(notes))
 
 
 def _other_base(atlas: AtlasReader, model: str | Path, base: str | None) -> str | None:
@@ -360,8 +370,8 @@ def _other_base(atlas: AtlasReader, model: str | Path, base: str | None) -> str 
         return None
     canonical = atlas.base_named(base)
     with suppress(AtlasError):  # of several bases, so that ``base`` says which is meant
-        known = atlas.find(reference)
-        return canonical if known is not None and known.base != canonical else None
+        indexed = atlas.find(reference)
+        return canonical if indexed is not None and indexed.base != canonical else None
     return None
 
 
@@ -382,37 +392,37 @@ def _across(
     from indexer.records.representations.words import WORDS
     from query.models.across import nearest_by_words
 
-    asked = resolve_model(atlas, model, base, WORDS.name, read)
-    if asked.is_copy:
-        raise AtlasError(f"{asked.name} is {asked.as_copy}: it moved no word.", "")
-    vector = vector_of(atlas, asked, WORDS.name)
-    allowed = _allowed(atlas, asked, other_authors, None)
+    resolved = resolve_model(atlas, model, base, WORDS.name, read)
+    if resolved.is_copy:
+        raise AtlasError(f"{resolved.name} is {resolved.as_copy}: it moved no word.", "")
+    vector = vector_of(atlas, resolved, WORDS.name)
+    allowed_ids = _allowed(atlas, resolved, other_authors, None)
     if where is not None:
         from query.questions.sql import asked_condition
 
         condition = asked_condition(atlas.connection, where)
-        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
-    near, notes = nearest_by_words(atlas, asked.base, vector, k, allowed, other_base)
-    facts = _facts_of(atlas, [one.model_id for one in near])
-    found = tuple(
+        allowed_ids = np.intersect1d(allowed_ids, np.asarray(condition.model_ids(), dtype=np.int64))
+    nearest, notes = nearest_by_words(atlas, resolved.base, vector, k, allowed_ids, other_base)
+    facts = _facts_of(atlas, [neighbour.model_id for neighbour in nearest])
+    neighbours = tuple(
         Neighbour(
             rank=rank,
-            similarity=one.similarity,
-            base=one.base,
-            score=one.score,
-            background=one.background,
-            background_high=one.background_high,
-            background_pairs=one.pairs,
-            expected_by_chance=None if one.background is None else one.background * one.searched,
-            words=one.words if explain else None,
-            **facts[one.model_id],
+            similarity=neighbour.similarity,
+            base=neighbour.base,
+            score=neighbour.score,
+            background=neighbour.background,
+            background_high=neighbour.background_high,
+            background_pairs=neighbour.pairs,
+            expected_by_chance=None if neighbour.background is None else neighbour.background * neighbour.searched,
+            words=neighbour.words if explain else None,
+            **facts[neighbour.model_id],
         )
-        for rank, one in enumerate(near, start=1)
+        for rank, neighbour in enumerate(nearest, start=1)
     )
-    if found and all(one.background is None for one in found):
+    if neighbours and all(neighbour.background is None for neighbour in neighbours):
         notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
-    notes += unrelated_notes(asked)
-    return SimilarModels(asked.name, asked.base, WORDS.name, found, tuple(notes), other_base or "any base")
+    notes += unrelated_notes(resolved)
+    return SimilarModels(resolved.name, resolved.base, WORDS.name, neighbours, tuple(notes), other_base or "any base")
 
 
 def _facts_of(atlas: AtlasReader, ids: list[int]) -> dict[int, dict[str, Any]]:
@@ -426,20 +436,20 @@ def _facts_of(atlas: AtlasReader, ids: list[int]) -> dict[int, dict[str, Any]]:
     return {row.pop("model_id"): row for row in rows}
 
 
-def _allowed(atlas: AtlasReader, asked: ResolvedModel, other_authors: bool, base: str | None) -> NDArray[np.int64]:
+def _allowed(atlas: AtlasReader, model: ResolvedModel, other_authors: bool, base: str | None) -> NDArray[np.int64]:
     """The ids of the indexed models of ``base``, or of all bases, that may be found, ascending."""
     statement = (
         "SELECT model_id FROM fine_tunes WHERE coalesce(base = $1, true) AND status = 'indexed' "
         "AND model_id IS DISTINCT FROM $2 AND NOT ($3 AND author IS NOT DISTINCT FROM $4) ORDER BY model_id"
     )
     # As an array: making rows of a large atlas would take longer than the search.
-    rows = atlas.connection.execute(statement, [base, asked.model_id, other_authors, asked.author]).fetchnumpy()
-    allowed: NDArray[np.int64] = rows["model_id"].astype("int64")
-    return allowed
+    rows = atlas.connection.execute(statement, [base, model.model_id, other_authors, model.author]).fetchnumpy()
+    allowed_ids: NDArray[np.int64] = rows["model_id"].astype("int64")
+    return allowed_ids
 
 
 def nothing_like(model: str, base: str) -> str:
-    """What is said of a model whose nearest are no nearer than unrelated ones, without a full stop."""
+    """A sentence on a model whose nearest models are no nearer than unrelated ones, without its full stop."""
     return f"No model of {base} is like {model}"
 
 
@@ -448,57 +458,57 @@ def moving_notes(error: float) -> tuple[str, ...]:
     if error < _MUCH_MOVED:
         return ()
     return (
-        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: what all of them share "
-        "is subtracted, and is known from few authors or data sets.",
+        f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: their common part "
+        "is subtracted, and is estimated from few authors or data sets.",
     )
 
 
-def stored_neighbours(atlas: AtlasReader, asked: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
+def stored_neighbours(atlas: AtlasReader, model: ResolvedModel, k: int, representation: str) -> list[Neighbour]:
     """The ``k`` ≤ 50 nearest, from the database alone: neither FAISS nor the vectors are opened."""
     published = atlas.rows(
         "SELECT blocks, per_delta, vectors FROM representations WHERE base = ? AND representation = ?",
-        [asked.base, representation],
+        [model.base, representation],
     )
     if not published:
-        atlas.published(asked.base, representation)  # raises an error that names those that are
-    if asked.read == SAMPLE and not asked.is_copy and not sample_gives(representation):
-        raise needs_all(atlas, asked.base, [asked.name], f"{representation!r} vector")
+        atlas.published(model.base, representation)  # raises an error that names those that are
+    if model.read == SAMPLE and not model.is_copy and not sample_gives(representation):
+        raise needs_all(atlas, model.base, [model.name], f"{representation!r} vector")
     blocks: int = published[0]["blocks"]
     has_matrices = blocks > 0 and bool(published[0]["per_delta"])
     rows = atlas.rows(
         "SELECT rank, neighbour_id, similarity FROM neighbours "
         "WHERE model_id = ? AND representation = ? AND rank <= ? ORDER BY rank",
-        [asked.model_id, representation, k],
+        [model.model_id, representation, k],
     )
     masks = {
         row["model_id"]: row["changed"]
         for row in atlas.rows(
             "SELECT changed, model_id FROM (SELECT changed, unnest(model_ids) AS model_id FROM internal.vector_masks "
             "WHERE base = $1 AND representation = $2) WHERE list_contains($3::INTEGER[], model_id)",
-            [asked.base, representation, [asked.model_id, *(row["neighbour_id"] for row in rows)]],
+            [model.base, representation, [model.model_id, *(row["neighbour_id"] for row in rows)]],
         )
     }
     every = "1" * blocks  # the masks list only vectors that left a block unchanged
-    mine = masks.get(asked.model_id, every)
-    near = [(row["neighbour_id"], row["similarity"]) for row in rows]
-    known = _known(atlas, asked, near, representation, published[0]["vectors"] - 1)
-    found = []
+    mask = masks.get(model.model_id, every)
+    ids_and_similarities = [(row["neighbour_id"], row["similarity"]) for row in rows]
+    facts = _facts_of_neighbours(atlas, model, ids_and_similarities, representation, published[0]["vectors"] - 1)
+    neighbours = []
     for row in rows:
         model_id = row.pop("neighbour_id")
-        if model_id in known:  # an atlas from elsewhere may name models that it does not hold
-            shared = sum(pair == ("1", "1") for pair in zip(mine, masks.get(model_id, every), strict=True))
-            found.append(
+        if model_id in facts:  # an atlas from elsewhere may name models that it does not hold
+            shared = sum(pair == ("1", "1") for pair in zip(mask, masks.get(model_id, every), strict=True))
+            neighbours.append(
                 Neighbour(
-                    **row, **known[model_id], matrices=shared if has_matrices else None,
+                    **row, **facts[model_id], matrices=shared if has_matrices else None,
                     is_shrunk=has_matrices and shared < fewest_shared(blocks),
                 )
             )  # fmt: skip
-    return found
+    return neighbours
 
 
 def _search(
     atlas: AtlasReader,
-    asked: ResolvedModel,
+    model: ResolvedModel,
     k: int,
     condition: Condition | None,
     other_authors: bool,
@@ -508,39 +518,43 @@ def _search(
     """The ``k`` nearest by exact search among the models that the conditions allow."""
     import numpy as np  # not at the top: stored neighbours need no numpy, whose import takes a fifth of their time
 
-    vector = table_of(atlas, asked, representation)
-    index = atlas.index(asked.base, representation)
-    allowed = _allowed(atlas, asked, other_authors, asked.base)
+    vector = table_of(atlas, model, representation)
+    index = atlas.index(model.base, representation)
+    allowed_ids = _allowed(atlas, model, other_authors, model.base)
     if condition is not None:
-        allowed = np.intersect1d(allowed, np.asarray(condition.model_ids(), dtype=np.int64))
-    found = index.search(vector, k, allowed)
-    ids = [model_id for model_id, _ in found]
-    shared = index.shared(vector, ids) if atlas.published(asked.base, representation).per_delta else None
-    few = fewest_shared(index.masks.blocks)
-    reasons = _contributions(atlas, asked.base, vector, ids, representation) if explain else {}
-    sides = _sides(atlas, asked, vector, ids, representation) if explain else {}
-    searched = len(np.intersect1d(index.ids, allowed, assume_unique=True))  # copies have no vector
-    known = _known(atlas, asked, found, representation, searched)
+        allowed_ids = np.intersect1d(allowed_ids, np.asarray(condition.model_ids(), dtype=np.int64))
+    nearest = index.search(vector, k, allowed_ids)
+    ids = [model_id for model_id, _ in nearest]
+    shared = index.shared(vector, ids) if atlas.published(model.base, representation).per_delta else None
+    fewest = fewest_shared(index.masks.blocks)
+    reasons = _contributions(atlas, model.base, vector, ids, representation) if explain else {}
+    sides = _sides(atlas, model, vector, ids, representation) if explain else {}
+    compared_count = len(np.intersect1d(index.ids, allowed_ids, assume_unique=True))  # copies have no vector
+    facts = _facts_of_neighbours(atlas, model, nearest, representation, compared_count)
     return [
         Neighbour(
             rank=rank,
             similarity=similarity,
             matrices=None if shared is None else int(shared[rank - 1]),
-            is_shrunk=shared is not None and int(shared[rank - 1]) < few,
+            is_shrunk=shared is not None and int(shared[rank - 1]) < fewest,
             because=reasons.get(model_id),
             **sides.get(model_id, {}),
-            **known[model_id],
+            **facts[model_id],
         )
-        for rank, (model_id, similarity) in enumerate(found, start=1)
+        for rank, (model_id, similarity) in enumerate(nearest, start=1)
     ]
 
 
-def _known(
-    atlas: AtlasReader, asked: ResolvedModel, near: list[tuple[int, float]], representation: str, searched: int
+def _facts_of_neighbours(
+    atlas: AtlasReader,
+    model: ResolvedModel,
+    ids_and_similarities: list[tuple[int, float]],
+    representation: str,
+    compared_count: int,
 ) -> dict[int, dict[str, Any]]:
-    """What the database says of models and of their similarity to the one asked about, by id.
+    """Facts from the database on the nearest models and on their similarity to ``model``, by id.
 
-    ``searched``: how many models were compared with it.
+    ``compared_count``: how many models were compared with it.
     """
     # Not from the view ``models``, which would gather the datasets of all models: at 100,000 that takes twice as long.
     rows = atlas.rows(
@@ -555,19 +569,24 @@ def _known(
         "SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets FROM model_datasets "
         "WHERE dataset IS NOT NULL AND model_id IN (SELECT unnest($3::INTEGER[])) GROUP BY model_id"
         ") AS named USING (model_id) WHERE status = 'indexed'",
-        [representation, asked.group, [one for one, _ in near], [similarity for _, similarity in near]],
+        [
+            representation,
+            model.group,
+            [model_id for model_id, _ in ids_and_similarities],
+            [similarity for _, similarity in ids_and_similarities],
+        ],
     )
     for row in rows:
         share, high = row.pop("unrelated").values()
         row |= {"background": share, "background_high": high}
-        row["expected_by_chance"] = None if share is None else share * searched
+        row["expected_by_chance"] = None if share is None else share * compared_count
     return {row.pop("model_id"): row for row in rows}
 
 
 def _contributions(
-    atlas: AtlasReader, base: str, asked: VectorTable, ids: list[int], representation: str
+    atlas: AtlasReader, base: str, vector: VectorTable, ids: list[int], representation: str
 ) -> dict[int, dict[str, dict[str, float]]]:
-    """What each delta's block adds to each similarity, over the blocks that both models have."""
+    """The contributions of families and layers to each similarity, over the blocks that both models have."""
     import numpy as np
 
     from indexer.vectors.table import VectorTable
@@ -579,63 +598,63 @@ def _contributions(
         )
     keys = atlas.delta_keys(base, representation)
     index = atlas.index(base, representation)
-    wanted = np.array(sorted(ids), dtype=np.int64)
+    sorted_ids = np.array(sorted(ids), dtype=np.int64)
     if index.masks.blocks:
-        parts = asked.parts(index.table(wanted))
+        block_products = vector.parts(index.table(sorted_ids))
     else:  # of unit norm as a whole
-        blocks = VectorTable(asked.inputs, len(keys)), VectorTable(index.table(wanted).inputs, len(keys))
-        parts = blocks[0].products(blocks[1])
+        blocks = VectorTable(vector.inputs, len(keys)), VectorTable(index.table(sorted_ids).inputs, len(keys))
+        block_products = blocks[0].products(blocks[1])
     reasons: dict[int, dict[str, dict[str, float]]] = {}
-    for model_id, products in zip(wanted.tolist(), parts.tolist(), strict=True):
+    for model_id, products in zip(sorted_ids.tolist(), block_products.tolist(), strict=True):
         families: Counter[str] = Counter()
         layers: Counter[str] = Counter()
-        for key, part in zip(keys, products, strict=True):
-            families[key.family_key] += part
-            layers[key.layer_key] += part
+        for key, contribution in zip(keys, products, strict=True):
+            families[key.family_key] += contribution
+            layers[key.layer_key] += contribution
         reasons[model_id] = {"families": dict(families.most_common()), "layers": dict(layers.most_common())}
     return reasons
 
 
 def _sides(
-    atlas: AtlasReader, asked: ResolvedModel, table: VectorTable, ids: list[int], representation: str
+    atlas: AtlasReader, model: ResolvedModel, table: VectorTable, ids: list[int], representation: str
 ) -> dict[int, dict[str, Any]]:
-    """By which sides each of these models was compared, and whether it began at the same random numbers."""
+    """The side by which each of these models was compared, and whether it began at the same random numbers."""
     import numpy as np
 
     from indexer.vectors.table import by_output
 
-    own = start_of(atlas, asked)
+    start = start_of(atlas, model)
     starts = {
         row["model_id"]: row["start"]
         for row in atlas.rows("SELECT model_id, start FROM records WHERE list_contains($1::INTEGER[], model_id)", [ids])
     }
-    index = atlas.index(asked.base, representation)
+    index = atlas.index(model.base, representation)
     is_output = np.zeros(len(ids), bool)
     if table.groups is not None:
         is_output = by_output(table.groups, index.adapters.codes(np.array(ids, dtype=np.int64)))
     return {
-        model_id: {"compared_by": "output" if output else "input", "same_start": are_same(own, starts[model_id])}
+        model_id: {"compared_by": "output" if output else "input", "same_start": are_same(start, starts[model_id])}
         for model_id, output in zip(ids, is_output.tolist(), strict=True)
     }
 
 
 def similarity_of(
-    atlas: AtlasReader, one: ResolvedModel, other: ResolvedModel, representation: str = "input"
+    atlas: AtlasReader, first: ResolvedModel, second: ResolvedModel, representation: str = "input"
 ) -> tuple[float, float | None, int | None, int | None]:
     """The similarity of two models of one base, its background, the pairs behind that, and the matrices both changed.
 
     The last three are as in :class:`Neighbour`. Raises AtlasError if one of them has no vector.
     """
-    mine, theirs = (table_of(atlas, asked, representation) for asked in (one, other))
+    first_vector, second_vector = (table_of(atlas, model, representation) for model in (first, second))
     # Vectors are kept in 16 bits, so that their blocks have nearly unit norm.
-    found = min(1.0, max(-1.0, float(mine.similarities(theirs, "float64")[0, 0])))
+    similarity = min(1.0, max(-1.0, float(first_vector.similarities(second_vector, "float64")[0, 0])))
     shared = None
-    if mine.blocks and atlas.published(one.base, representation).per_delta:
-        shared = int(mine.shared(theirs)[0])
+    if first_vector.blocks and atlas.published(first.base, representation).per_delta:
+        shared = int(first_vector.shared(second_vector)[0])
     (unrelated,) = atlas.rows(
         "SELECT any_value(pairs) AS pairs FROM null_similarity WHERE base = ? AND representation = ? "
         "AND one_group = ? AND other_group = ?",
-        [one.base, representation, *sorted((one.group, other.group))],
+        [first.base, representation, *sorted((first.group, second.group))],
     )
-    background = atlas.background(one.base, (one.group, other.group), found, representation)
-    return found, background, unrelated["pairs"], shared
+    background = atlas.background(first.base, (first.group, second.group), similarity, representation)
+    return similarity, background, unrelated["pairs"], shared

@@ -73,10 +73,10 @@ class SqlResult(Listed[dict[str, Any]]):
 
     @property
     def headline(self) -> str:
-        """How many rows, and of what."""
+        """The number of rows, and the first columns."""
         count = f"the first {len(self.rows):,} rows" if self.truncated else f"{len(self.rows):,} rows"
-        more = " …" if len(self.columns) > _COLUMNS_NAMED else ""
-        return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{more}"
+        ellipsis = " …" if len(self.columns) > _COLUMNS_NAMED else ""
+        return f"{count} of {', '.join(self.columns[:_COLUMNS_NAMED])}{ellipsis}"
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -164,13 +164,13 @@ def _command(
         # UTF-8 in every locale. Other bytes stay as escapes, which are refused with a clear message.
         statement = text_of(read_stdin(4 * MOST_STATEMENT), "surrogateescape")
     with call.opened() as atlas:
-        found = atlas.sql(statement, limit=limit, seconds=seconds)
+        result = atlas.sql(statement, limit=limit, seconds=seconds)
         if out is not None:
-            found.write(out)
-            call.emit({"rows": len(found), "columns": found.columns, "file": out})
+            result.write(out)
+            call.emit({"rows": len(result), "columns": result.columns, "file": out})
             return
-        call.emit(found.to_rows(), columns=found.columns)
-        if found.truncated:
+        call.emit(result.to_rows(), columns=result.columns)
+        if result.truncated:
             say(f"only the first {limit} rows are shown; for all: --limit N, --format csv, or a pipe")
 
 
@@ -223,7 +223,7 @@ def asked_condition(
     return Condition(database, request, started)
 
 
-def _as_utf8(text: str, what: str) -> str:
+def _as_utf8(text: str, subject: str) -> str:
     """``text`` as it was typed: in the C locale, Python decodes every byte above 127 as an escape (PEP 383).
 
     Raises AtlasError if the bytes are not UTF-8.
@@ -231,7 +231,7 @@ def _as_utf8(text: str, what: str) -> str:
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError as error:
-        raise AtlasError(f"{what} is not UTF-8.", "Save it as UTF-8, or type it in a terminal that is.") from error
+        raise AtlasError(f"{subject} is not UTF-8.", "Save it as UTF-8, or type it in a terminal that is.") from error
 
 
 def prepare() -> None:
@@ -305,8 +305,8 @@ class _Question:
         if answer.get("large"):
             raise _too_much()
         if "error" in answer:
-            parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
-            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in parts))
+            hint_parts = answer.get("hint", [])  # texts, and calls as a function with its arguments
+            hint = Text(*(part if isinstance(part, str) else Call(part[0], *part[1:]) for part in hint_parts))
             raise AtlasError(answer["error"], hint)
         return answer
 

@@ -123,7 +123,7 @@ def variants(atlas: AtlasReader, population: WordPopulation, labels: NDArray[np.
             chosen = np.arange(len(common))
             if most is not None:  # the same words in both directions
                 chosen = np.random.default_rng(most).permutation(len(common))[:most]
-            sides = vectors[own][:, common.places[chosen]], vectors[others][:, common.other_places[chosen]]
+            sides = vectors[own][:, common.columns[chosen]], vectors[others][:, common.other_columns[chosen]]
             products: Floats = unit_norm(part(sides[0])) @ unit_norm(part(sides[1])).T
             return products
 

@@ -131,7 +131,7 @@ def _purity(
     if draws != 0:
         own = OwnPlaces(lists, excluded, owners)
         leave_out(lists, owners)
-        trial = LabelledOrder(lists, owners, list(labels), None, own=own)
+        trial = LabelledOrder(lists, owners, list(labels), None, own_places=own)
         null = null_distribution(trial, draws, np.random.default_rng(0))
         found |= {"p_value": null["p_value"], "effect": null["effect"]}
     return found

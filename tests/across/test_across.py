@@ -225,7 +225,7 @@ def test_few_common_parts_are_none():
     common = CommonWords.of(("aaa", "bbb", "ccc", "ddd", "eee", "fff"), ("bbb", "ccc", "ddd", "eee", "fff", "ggg"))
     assert common.words == ("bbb", "ccc", "ddd", "eee", "fff")
     vectors = np.array([[9, 1, 1, 1, 1, 1], [9, 1, 1, -1, 1, 1]], np.float32)
-    moved = common_parts(vectors, common.places)
+    moved = common_parts(vectors, common.columns)
     np.testing.assert_allclose(np.linalg.norm(moved, axis=1), [1, 0])
 
 

@@ -237,10 +237,10 @@ def test_texts_without_a_known_token_have_one_line(made, tmp_path, monkeypatch):
     monkeypatch.setattr(Reader, "_path", lambda self, name: tmp_path / name)
     monkeypatch.setattr(Reader, "_model", lambda self: Base())
     with Atlas(made) as atlas:
-        with pytest.raises(AtlasError, match="knows none of the tokens of the reference texts"):
+        with pytest.raises(AtlasError, match="has none of the tokens of the reference texts"):
             Reader(atlas, BASE).reference()
         monkeypatch.setattr(Reader, "_moments", lambda self: None)
-        with pytest.raises(AtlasError, match=r"org/tiny-base knows none of the tokens of snow\.txt"):
+        with pytest.raises(AtlasError, match=r"The vocabulary of org/tiny-base has none of the tokens of snow\.txt"):
             Reader(atlas, BASE).features_of(Texts("snow.txt", ("☃ ☄",), 1))
 
 

@@ -67,7 +67,7 @@ def test_other_text_is_not_given_to_the_files() -> None:
     codes = np.stack([met_by(rates[2], 1500, seed) for seed in range(9)]).astype(np.uint8)
     shares = shares_of(files, [1, 1], met_by(0.3 * rates[0] + 0.7 * rates[2], 1500, 20), other_rates(codes))
     assert shares is not None
-    assert shares.other > 0.4
+    assert shares.other_share > 0.4
     assert shares.shares[0] > 0.6
 
 

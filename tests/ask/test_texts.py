@@ -242,7 +242,7 @@ def test_a_long_text_is_cut_in_every_kind_of_file(tmp_path):
     ):
         texts = read_texts(file)
         assert [len(text) for text in texts.texts] == [100_000], file
-        assert texts.notes == (f"of 1 long text of {file} the first 100,000 characters were used",)
+        assert texts.notes == (f"1 long text of {file} was cut after 100,000 characters",)
 
 
 def test_a_parquet_file_of_a_kilobyte_does_not_take_gigabytes(tmp_path):

@@ -38,7 +38,7 @@ def test_what_a_model_lacks_is_not_in_its_rows():
     design = design_of(features)
     has = {"vectors": features.vectors.is_known, "head": features.has_head, "vocabulary": features.vocabulary.is_known}
     for number, kind in enumerate(EVIDENCE):
-        np.testing.assert_array_equal(design.known[:, number], has[kind.name])
+        np.testing.assert_array_equal(design.is_known[:, number], has[kind.name])
     assert all(0 < has[name].sum() < len(models.models) for name in ("head", "vocabulary"))
     for measurement, values in zip(OF_ANSWERS, design.of_answers, strict=True):
         known = has.get(measurement.evidence, np.ones(len(models.models), bool))
@@ -99,7 +99,7 @@ def model_names(monkeypatch):
 
     def named(features):
         names = [features.training.models.models[row].partition("/")[2] for row in features.training.rows]
-        return [names[place].split("-")[0] for place in features.places]
+        return [names[place].split("-")[0] for place in features.indices]
 
     def is_known(features):
         return np.array([name != "m" for name in named(features)])

@@ -14,7 +14,7 @@ from query.questions.predict import training_set
 from query.questions.predict.dataset_runs import DatasetRuns
 from query.questions.predict.evaluation import evaluate_models
 from query.questions.predict.predict import Target, predict_target
-from query.questions.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet, labels_go_with_starts
+from query.questions.predict.training_set import LabelledModelReader, LabelledModels, TrainingSet, are_starts_confounded
 from query.questions.purity.study import habits_with_labels, strata_of
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.predict.simulated import labelled_models
@@ -49,16 +49,16 @@ def habit(names: list[str], starts: list[str], share: float, seed: int) -> list[
 
 
 @pytest.fixture
-def labels_go_with_starts_here(monkeypatch):
-    monkeypatch.setattr(training_set, "labels_go_with_starts", lambda sweeps, starts: True)
+def starts_are_confounded(monkeypatch):
+    monkeypatch.setattr(training_set, "are_starts_confounded", lambda sweeps, starts: True)
 
 
 def goes(labels: list[frozenset[str]], starts: list[int], authors: list[str]) -> bool:
-    return labels_go_with_starts(DatasetRuns(authors, labels), np.array(starts))
+    return are_starts_confounded(DatasetRuns(authors, labels), np.array(starts))
 
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0.0, 0.08), (0.5, 0.9, 1.0), (0.8, 1.0, 1.0)])
-def test_whether_labels_go_with_starts(share, least, most):
+def test_whether_starts_are_confounded_with_labels(share, least, most):
     found = []
     for seed in range(100 if share == 0 else 30):
         models, names, starts = runs(seed)
@@ -105,7 +105,7 @@ def test_data_are_predicted_all_the_same():
     assert gain(models) > 0.95 - 1 / len(set(names))
 
 
-def test_who_votes_against_loops_over_models(labels_go_with_starts_here):
+def test_who_votes_against_loops_over_models(starts_are_confounded):
     models, names, starts = runs(1)
     mixed = replace(
         models,
@@ -132,7 +132,7 @@ def test_who_votes_against_loops_over_models(labels_go_with_starts_here):
             assert found[row, sweep] == (allowed[row, sweep] and (begins_elsewhere(sweep) or not others))
 
 
-def test_of_a_sweep_those_that_began_elsewhere_are_compared(labels_go_with_starts_here):
+def test_of_a_sweep_those_that_began_elsewhere_are_compared(starts_are_confounded):
     vectors = [[1, 0, 0], [0.9, 0.1, 0], [0.5, 0.5, 0], [0, 0, 1]]
     models = labelled_models(vectors, ["ann", "bob", "bob", "cyd"], ["x", "x", "x", "y"])
     starts = ["one", "one", "two", None]
@@ -161,14 +161,14 @@ def test_data_that_only_models_of_one_start_name_are_still_predicted():
     assert not any("same random numbers" in note for note in found.notes)
 
 
-def test_a_note_says_that_some_had_no_vote(labels_go_with_starts_here):
+def test_a_note_says_that_some_had_no_vote(starts_are_confounded):
     models, _, starts = runs(2)
     facts = {"model_id": None, "declared": (), "duplicates": (), "notes": ()}
     target = Target(
         "zoe/m", "base", "zoe", vector=models.table.take([0]), head=models.heads[0], start=starts[0], **facts
     )
     found = predict_target(target, models, k=10)
-    assert any(note.startswith("Adapters that began at the same random numbers have no vote") for note in found.notes)
+    assert any(note.startswith("Adapters that began at the same random numbers do not vote") for note in found.notes)
     voters = {voter.model for voter in found.voters}
     assert not voters & {model for model, start in zip(models.models, starts, strict=True) if start == starts[0]}
 

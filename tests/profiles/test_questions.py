@@ -250,7 +250,7 @@ def test_features_of_a_causal_model_stay_before_their_patch(atlas, gpt2, vit, ca
     beaten = sum(feature.activation > feature.best_probe for feature in grid.features)
     assert beaten >= 4
     lead = first_line(grid, capsys)
-    assert lead.startswith(f"Of 6 neurons in 2 layers of {grid.model} {beaten} respond more")
+    assert lead.startswith(f"{beaten} of 6 neurons in 2 layers of {grid.model} respond more")
     assert draw(grid.figure("dark"), ".png").startswith(b"\x89PNG")
     inside = atlas.features(vit, neurons="63", layers=[1], module="mlp", plain=True, device=device)
     assert (inside.to_dict()["module"], inside.features[0].neuron) == ("mlp", 63)

@@ -157,7 +157,7 @@ def test_without_own_models_many_at_once_are_as_one_by_one(k):
     leave_out(order, kin)
     own = OwnPlaces(order, kin, owners)
     leave_out(order, owners)
-    trial = LabelledOrder(order, owners, labels, k, own=own)
+    trial = LabelledOrder(order, owners, labels, k, own_places=own)
     kinds = trial.sweeps.permuted(trial.sweep_kinds, rng, 30)
     one_by_one = [trial.excess(row) for row in kinds]
     assert trial.excesses(kinds) == pytest.approx(one_by_one, abs=1e-12)

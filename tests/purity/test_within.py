@@ -95,7 +95,7 @@ def test_a_habit_that_goes_with_the_labels_is_noted():
     found = purity(clusters(2, list("xyz"), list("abc")))
     assert "But a habit" not in found.headline
     noted = replace(found, on_habits=tuple(notes))
-    assert "But a habit goes with the labels" in noted.headline
+    assert "But a habit is confounded with the labels" in noted.headline
     assert set(notes) <= set(noted.notes)
 
 

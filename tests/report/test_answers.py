@@ -75,7 +75,7 @@ def test_tables_are_those_that_the_commands_print(answered):
 def test_purity_has_the_caveat_on_habits(answered):
     atlas, page = answered
     assert atlas.purity().on_habits
-    assert "But a habit goes with the labels" in page.section_text("purity")
+    assert "But a habit is confounded with the labels" in page.section_text("purity")
     assert "(--within head)" in page.section_text("purity")
 
 
@@ -109,7 +109,7 @@ def test_five_models_are_no_headline_of_a_hundred_percent(tmp_path, monkeypatch)
         "Each of 5 models predicted from models of other authors: the best answer is right for 5 of 5 (too few authors "
         "for an interval: 3)"
     )
-    assert "So few say little of how often it is: 5 sweeps by 3 authors." in evaluation.headline
+    assert "These are too few for a percentage: 5 sweeps by 3 authors." in evaluation.headline
     (meaning,) = [meaning for meaning in page.key_numbers if "hidden datasets" in meaning]
     assert page.key_numbers[meaning] == "5 of 5"
     assert "few models: 5 models by 3 authors, too few authors for an interval" in meaning

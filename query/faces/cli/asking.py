@@ -55,7 +55,7 @@ class CommandInvocation:
         return opened_atlas(self._folder)
 
     def opened_if_there(self) -> AbstractContextManager[Atlas | None]:
-        """The same; None where none was named and the default folder does not exist."""
+        """As ``opened``; None if no atlas was named and the default folder does not exist."""
         is_there = self._folder != DEFAULT_ATLAS or Path(self._folder).exists()
         return self.opened() if is_there else nullcontext()
 
@@ -99,10 +99,10 @@ class CommandInvocation:
         return names_on_stdin()
 
     def show_many(
-        self, found: Iterable[Answered[R]], count: int, rows_of: Callable[[str, R], list[dict[str, Any]]]
+        self, answers: Iterable[Answered[R]], count: int, rows_of: Callable[[str, R], list[dict[str, Any]]]
     ) -> None:
         """See :func:`query.faces.cli.batch.print_batch`."""
-        batch.print_batch(found, count, self.output, rows_of)
+        batch.print_batch(answers, count, self.output, rows_of)
 
     def refuse(self, sentence: str) -> NoReturn:
         """End with a usage error."""
@@ -126,14 +126,14 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     printing = [option for option in _printing(functions) if option.name not in names]
     negated = [option.name for option in options if is_negated(option.type, option.option, option.default)]
 
-    def run(atlas: str, output: str, **given: Any) -> None:
-        given |= {key: not given.pop(f"no_{key}") for key in negated}
-        printed = {key: given.get(key) for key in _PRINTED}
+    def run(atlas: str, output: str, **arguments: Any) -> None:
+        arguments |= {key: not arguments.pop(f"no_{key}") for key in negated}
+        printed = {key: arguments.get(key) for key in _PRINTED}
         of_class = {key: value for key, value in printed.items() if key not in names}
         call = CommandInvocation(
             entries[0].name, atlas, output, of_class.get("out"), printed["theme"], bool(of_class.get("details"))
         )
-        (face or CommandInvocation.ask)(call, **{key: value for key, value in given.items() if key in names})
+        (face or CommandInvocation.ask)(call, **{key: value for key, value in arguments.items() if key in names})
 
     every = (*options, *printing)
     parameters = [click_parameter(option.name, option.type, option.option, option.default) for option in every]
@@ -141,11 +141,11 @@ def command_of(name: str, entries: Sequence[Entry]) -> click.Command:
     texts = [help_of(function.__doc__ or "", typed) for function in (functions[0], face) if function is not None]
     run.__click_params__ = parameters[::-1]  # type: ignore[attr-defined]  # as click's decorators leave them
     command = _with_last(run, record.documents)
-    made = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(command)
-    assert isinstance(made, QuestionCommand)
-    made.example = record.example
-    made.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
-    return made
+    question_command = click.command(name, cls=QuestionCommand, help="\n\n".join(filter(None, texts)))(command)
+    assert isinstance(question_command, QuestionCommand)
+    question_command.example = record.example
+    question_command.answers = lambda: [answer for function in functions for answer in answer_classes(function)]
+    return question_command
 
 
 def _as_typed(parameter: click.Parameter) -> str:
@@ -171,9 +171,9 @@ def _options(functions: Sequence[Callable[..., Any]], face: Callable[..., None] 
             options.setdefault(option.name, option)
     if face is None:
         return list(options.values())
-    own = {option.name: option for option in described(face)}
-    names = [name for name in inspect.signature(face).parameters if name in own or name in options]
-    return [own.get(name) or options[name] for name in dict.fromkeys([*names, *options])]
+    own_options = {option.name: option for option in described(face)}
+    names = [name for name in inspect.signature(face).parameters if name in own_options or name in options]
+    return [own_options.get(name) or options[name] for name in dict.fromkeys([*names, *options])]
 
 
 def _printing(functions: Sequence[Callable[..., Any]]) -> list[Described]:

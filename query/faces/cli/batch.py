@@ -18,7 +18,7 @@ R = TypeVar("R", bound="Result")
 
 
 def print_batch(
-    found: Iterable[Answered[R]], count: int, output: str, rows_of: Callable[[str, R], list[dict[str, Any]]]
+    answers: Iterable[Answered[R]], count: int, output: str, rows_of: Callable[[str, R], list[dict[str, Any]]]
 ) -> None:
     """Print the rows of each answer at once, or a row with its error. Raises AtlasError if a model has no answer."""
     failed = 0
@@ -27,15 +27,17 @@ def print_batch(
     def rows() -> Iterator[dict[str, Any]]:
         nonlocal failed
         # Answers that are all there already have shown their progress.
-        with nullcontext() if isinstance(found, list) else Progress(count, "models") as progress:
-            for one in found:
-                if one.answer is not None:
-                    yield from ({"asked": one.asked} | row for row in rows_of(one.asked, one.answer))
-                    named = (note if one.asked in note else Text(f"{one.asked}: ", note) for note in one.answer.notes)
-                    notes.extend(named)
+        with nullcontext() if isinstance(answers, list) else Progress(count, "models") as progress:
+            for entry in answers:
+                if entry.answer is not None:
+                    yield from ({"asked": entry.asked} | row for row in rows_of(entry.asked, entry.answer))
+                    entry_notes = (
+                        note if entry.asked in note else Text(f"{entry.asked}: ", note) for note in entry.answer.notes
+                    )
+                    notes.extend(entry_notes)
                 else:
                     failed += 1
-                    yield {"asked": one.asked, "error": for_command_line(one.error or "")}
+                    yield {"asked": entry.asked, "error": for_command_line(entry.error or "")}
                 if progress is not None:
                     progress.update(1)
 

@@ -49,7 +49,7 @@ class BaseOfAtlas:
 
 
 def answer_type(
-    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own: Mapping[str, Any]
+    result: type[Any], keys: Iterable[str], rows: Mapping[str, Sequence[str]], own_fields: Mapping[str, Any]
 ) -> Any:
     """The type of a tool's answer; its JSON schema has the descriptions of the result's fields.
 
@@ -57,24 +57,24 @@ def answer_type(
         result: the class of the question's answer.
         keys: the keys of the result in the tool's answer.
         rows: for some keys, the keys of their rows in the tool's answer; by default all.
-        own: types of keys that the result does not have.
+        own_fields: types of keys that the result does not have.
     """
     columns_by_key = {column.key: column for column in columns(result)} if is_dataclass(result) else {}
-    parts = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
-    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | parts | dict(own))  # type: ignore[operator]
+    types_by_key = {name: _described(columns_by_key[name], rows.get(name)) for name in keys}
+    return TypedDict(f"{result.__name__}Answer", Answer.__annotations__ | types_by_key | dict(own_fields))  # type: ignore[operator]
 
 
 def row_type(row: type[Any], keys: Sequence[str] | None = None) -> Any:
     """The type of a row; keys that some rows lack are not required."""
-    parts: dict[str, Any] = {}
+    types_by_key: dict[str, Any] = {}
     for column in columns(row):
         if column.marker(Shown) is not None or (keys is not None and column.key not in keys):
             continue
-        described = _described(column, None)
+        described_type = _described(column, None)
         condition: If | None = column.marker(If)
         is_required = condition is None or condition.in_tables
-        parts[column.key] = described if is_required else NotRequired[described]
-    return TypedDict(row.__name__, parts)  # type: ignore[operator]
+        types_by_key[column.key] = described_type if is_required else NotRequired[described_type]
+    return TypedDict(row.__name__, types_by_key)  # type: ignore[operator]
 
 
 def _described(column: Column, keys: Sequence[str] | None) -> Any:
@@ -84,19 +84,19 @@ def _described(column: Column, keys: Sequence[str] | None) -> Any:
 
 def _json_type(type_: Any, keys: Sequence[str] | None = None) -> Any:
     """The type of a value in JSON: data classes are rows, tuples are lists, and times are texts."""
-    parts = get_args(type_)
+    type_arguments = get_args(type_)
     origin = get_origin(type_)
     if origin is Annotated:
-        return _json_type(parts[0], keys)
+        return _json_type(type_arguments[0], keys)
     if isinstance(type_, type) and is_dataclass(type_):
         return row_type(type_, keys)
     if origin in (Union, UnionType):
-        return reduce(or_, [_json_type(part, keys) for part in parts])
+        return reduce(or_, [_json_type(type_argument, keys) for type_argument in type_arguments])
     if origin in (tuple, list, Sequence):
-        inner = [part for part in parts if part is not ...]
-        return list[reduce(or_, [_json_type(part, keys) for part in inner])]  # type: ignore[misc]
+        inner = [type_argument for type_argument in type_arguments if type_argument is not ...]
+        return list[reduce(or_, [_json_type(type_argument, keys) for type_argument in inner])]  # type: ignore[misc]
     if origin in (dict, Mapping):
-        return dict[str, _json_type(parts[1], keys)]  # type: ignore[misc]
+        return dict[str, _json_type(type_arguments[1], keys)]  # type: ignore[misc]
     if isinstance(type_, type) and issubclass(type_, date):
         return str
     return type_ if type_ in (str, int, float, bool, NoneType) else Any
@@ -128,7 +128,7 @@ def bounded(answer: Answer) -> Answer:
         cuts = {}
         room = room * 9 // 10
         shortened = _fitted(answer, room - _ROOM_FOR_REMARKS, "", cuts)
-        remarks = [*answer["shortened"], *(f"{path}: {what}" for path, what in cuts.items())]
+        remarks = [*answer["shortened"], *(f"{path}: {cut}" for path, cut in cuts.items())]
         shortened["shortened"] = _fitted(remarks, _ROOM_FOR_REMARKS, "shortened", {})
     if cuts and "truncated" in shortened:
         shortened["truncated"] = True  # type: ignore[typeddict-unknown-key]

@@ -225,7 +225,7 @@ def _work(line: Connection, folder: Path, models: Path | None) -> None:
             line.send(tools.answer(tool, arguments))
         except Exception as error:
             traceback.print_exc()
-            why = f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."
+            error_line = f"{tool} failed unexpectedly ({type(error).__name__}); the server's log has the details."
             if isinstance(error, WRONG_KINDS):
-                why += " The atlas may contain what no build writes: `index verify --strict` finds it."
-            line.send((None, why))
+                error_line += " The atlas may contain rows that no build writes: `index verify --strict` finds it."
+            line.send((None, error_line))

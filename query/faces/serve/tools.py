@@ -46,26 +46,26 @@ class Shape:
     Attributes:
         keys: the keys of the result's JSON in the tool's answer; None for all of them under ``answer``.
         rows: for some keys, the keys of their rows, or of their object, in the tool's answer; by default all.
-        more: the types of keys that the result does not have, by name.
-        parts: a function of the result and the arguments: the values of ``more``, and values that differ from the JSON.
+        extra_keys: the types of keys that the result does not have, by name.
+        parts: a function of the result and the arguments: the values of ``extra_keys``, and changed values of the JSON.
         most: upper bounds of arguments.
-        own: arguments that the question does not have, or has with other bounds, by name: annotation and default.
+        own_arguments: arguments that the question lacks, or has with other bounds, by name: annotation and default.
         to_question: from the arguments of the tool to those of the question.
         has_summary: whether the tool's answer has the headline and the notes of the result.
     """
 
     keys: tuple[str, ...] | None = None
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra_keys: Mapping[str, Any] = field(default_factory=dict)
     parts: Callable[[Any, Arguments], Arguments] = lambda _result, _arguments: {}
     most: Mapping[str, float] = field(default_factory=dict)
-    own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    own_arguments: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     to_question: Callable[[Arguments], Arguments] = lambda arguments: arguments
     has_summary: bool = True
 
     def type_of(self, result: type[Any]) -> Any:
         """The type of the tool's answer, for a question with answers of the class ``result``."""
-        return answers.answer_type(result, self.keys or (), self.rows, self.more)
+        return answers.answer_type(result, self.keys or (), self.rows, self.extra_keys)
 
     def keys_of(self, answer: Any) -> Arguments:
         """The ``keys`` of a question's answer, with their values in its JSON."""
@@ -109,8 +109,8 @@ def _members(clusters: Any, arguments: Arguments) -> Arguments:
     return {"members": [] if cluster is None else clusters.names_in(cluster)}
 
 
-def _first(listed: Any, arguments: Arguments) -> Arguments:
-    rows, limit = listed.to_rows(), arguments["limit"]
+def _first(result: Any, arguments: Arguments) -> Arguments:
+    rows, limit = result.to_rows(), arguments["limit"]
     return {"datasets": rows[:limit], "truncated": len(rows) > limit}
 
 
@@ -128,12 +128,12 @@ class Exact(list[Any]):
     """Rows whose numbers are not rounded."""
 
 
-def _own(kind: Any, about: str, default: Any = inspect.Parameter.empty, **bounds: Any) -> tuple[Any, Any]:
-    return Annotated[kind, Field(description=about, **bounds)], default
+def _own(kind: Any, description: str, default: Any = inspect.Parameter.empty, **bounds: Any) -> tuple[Any, Any]:
+    return Annotated[kind, Field(description=description, **bounds)], default
 
 
-def _key(kind: Any, about: str) -> Any:
-    return Annotated[kind, Field(description=about)]
+def _key(kind: Any, description: str) -> Any:
+    return Annotated[kind, Field(description=description)]
 
 
 _MODEL = _key(str, "Id of the model: owner/name on the Hub, or local:NAME for one that was added from a folder.")
@@ -152,11 +152,11 @@ _SHAPES: dict[str, Shape] = {
     ),
     "show": Shape(
         (),
-        more={
+        extra_keys={
             "model": _MODEL,
             "facts": _key(
                 dict[str, Any],
-                "What is known, by name: columns of the tables fine_tunes and records (resource "
+                "Known facts by name: columns of the tables fine_tunes and records (resource "
                 "atlas://schema/fine_tunes), datasets, tags, families, neighbours. Unknown facts are left out.",
             ),
         },
@@ -164,10 +164,10 @@ _SHAPES: dict[str, Shape] = {
     ),
     "trace": Shape(
         ("model", "base"),
-        more={
+        extra_keys={
             "facts": _key(
                 dict[str, Any],
-                "What the embedding shows: class (exact, statistical, frozen or none), tokens met of the rows "
+                "Findings from the embedding: class (exact, statistical, frozen or none), tokens met of the rows "
                 "that were "
                 "read, the longest input, whether inputs were pairs or masked, scripts.",
             ),
@@ -178,7 +178,7 @@ _SHAPES: dict[str, Shape] = {
     "ask": Shape(
         ("base", "texts", "searched", "standing_out", "models"),
         most={"k": MOST_NEIGHBOURS},
-        own={
+        own_arguments={
             "texts": _own(
                 list[str],
                 "A few dozen texts of one kind, to find models for; the first 64 tokens of each are used.",
@@ -190,7 +190,7 @@ _SHAPES: dict[str, Shape] = {
     ),
     "compare": Shape(
         ("a", "b"),
-        more={
+        extra_keys={
             "facts": _key(
                 dict[str, Any],
                 "similarity (from -1 to 1), background (share of unrelated pairs at least as similar), matrices, "
@@ -214,22 +214,22 @@ _SHAPES: dict[str, Shape] = {
         rows={
             "clusters": ("cluster", "size", "datasets", "authors", "central", "cohesion", "probably", "share"),
         },
-        more={"members": _key(list[str], "Models of the cluster that was asked for.")},
+        extra_keys={"members": _key(list[str], "Models of the cluster that was asked for.")},
         parts=_members,
-        own={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
+        own_arguments={"members_of": _own(int | None, "Also list the models of this cluster.", None)},
         to_question=_without("members_of"),
     ),
     "datasets": Shape(
         ("datasets",),
-        more={"truncated": _TRUNCATED},
+        extra_keys={"truncated": _TRUNCATED},
         parts=_first,
-        own={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
+        own_arguments={"limit": _own(int, "Maximum number of datasets.", 100, ge=1, le=MOST_ROWS)},
         to_question=_without("limit"),
         has_summary=False,
     ),
     "sql": Shape(
         (),
-        more={
+        extra_keys={
             "columns": _key(list[str], "Names of the columns."),
             "rows": _key(
                 list[list[Any]],
@@ -240,7 +240,7 @@ _SHAPES: dict[str, Shape] = {
             "truncated": _TRUNCATED,
         },
         parts=_rows,
-        own={
+        own_arguments={
             "limit": _own(int, "Maximum number of rows.", 100, ge=1, le=MOST_ROWS),
             "seconds": _own(float, "Time limit in seconds.", 10.0, gt=0, le=MOST_SECONDS),
         },
@@ -251,8 +251,8 @@ _SHAPES: dict[str, Shape] = {
 def _shape_of(entry: Entry, result: type[Any] | None) -> Shape:
     """The shape of a question's tool; for plugins, one with the whole answer under one key."""
     kind = Any if result is None else answers.row_type(result)
-    about = "The answer of the question, as the JSON object of its command."
-    return _SHAPES.get(entry.name) or Shape(more={"answer": _key(kind, about)})
+    description = "The answer of the question, as the JSON object of its command."
+    return _SHAPES.get(entry.name) or Shape(extra_keys={"answer": _key(kind, description)})
 
 
 _Bases = answers.answer_type(
@@ -327,12 +327,13 @@ class Tools:
             return ""
 
         def as_tool(call: Call) -> str:
-            named = call.named
+            arguments = call.named
             if call.function:
-                named = (
-                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False)) | named
+                arguments = (
+                    dict(zip(inspect.signature(self.all[call.function]).parameters, call.places, strict=False))
+                    | arguments
                 )
-            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in named.items())
+            words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
             return f"{call.function}({words})" if call.function else words
 
         return written(text, as_tool, str).replace("`", "")  # around commands
@@ -345,14 +346,14 @@ class Tools:
             self._opened.refresh()
         return self._opened
 
-    def _answer(self, kind: type[A], result: Result | None, **parts: Any) -> A:
-        """An answer of ``parts``, rounded, and the keys of every answer; ``summary`` is the headline of the result.
+    def _answer(self, kind: type[A], result: Result | None, **keys: Any) -> A:
+        """An answer with ``keys``, rounded, and the keys of every answer; ``summary`` is the headline of the result.
 
         Notes contain calls of tools; a note whose call is not a tool has a command, for the user of the agent.
         """
         notes = [] if result is None else [self._for_agents(note) or for_command_line(note) for note in result.notes]
-        common = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
-        answer = {**common, "shortened": [], **parts}
+        usual_keys = {"summary": "" if result is None else result.headline, "notes": list(dict.fromkeys(notes))}
+        answer = {**usual_keys, "shortened": [], **keys}
         rounded = {
             name: list(value) if isinstance(value := answer[name], Exact) else answers.rounded(as_plain(value))
             for name in kind.__annotations__
@@ -374,10 +375,10 @@ def _parameters(options: Iterable[Described], tool: Tool, shape: Shape) -> Itera
     arguments = [argument for argument in options if not tool.arguments or argument.name in tool.arguments]
     parameters = []
     for argument in arguments:
-        if argument.name not in shape.own:
+        if argument.name not in shape.own_arguments:
             annotation = _annotation(argument, shape.most.get(argument.name))
             parameters.append(inspect.Parameter(argument.name, kind, default=argument.default, annotation=annotation))
-    for name, (annotation, default) in shape.own.items():
+    for name, (annotation, default) in shape.own_arguments.items():
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
     return sorted(parameters, key=lambda parameter: not _is_required(parameter))
 

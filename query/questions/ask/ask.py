@@ -180,45 +180,47 @@ def _models_for(
 
         # Before the texts run: it may be wrong.
         allowed_ids = np.asarray(asked_condition(atlas.connection, where).model_ids(), dtype=np.int64)
-    parts: list[_ScoredModels] = []
+    by_base: list[_ScoredModels] = []
     notes: list[str] = []
     for name in atlas.bases() if base is None else [base]:
         try:
-            parts.append(_scored_models(atlas, name, texts, reference_texts, allowed_ids, device))
+            by_base.append(_scored_models(atlas, name, texts, reference_texts, allowed_ids, device))
         except AtlasError as error:
             if base is not None:
                 raise
             notes.append(f"{name} is left out: {error.message}")
-    if not parts:
+    if not by_base:
         raise AtlasError(f"No base of this atlas can run these texts: {'; '.join(notes)}", "")
     # Names decide ties. They are read only for the first models.
     first: list[tuple[float, int, _ScoredModels, int]] = []
-    for part in parts:
-        ids, z = part.models.ids, part.z
-        order = part.compared[np.lexsort((ids[part.compared], -z[part.compared]))][: k + _MOST_TIES]
-        first += [(float(z[column]), int(ids[column]), part, column) for column in order.tolist()]
+    for scored_base in by_base:
+        ids, z = scored_base.models.ids, scored_base.z
+        order = scored_base.compared[np.lexsort((ids[scored_base.compared], -z[scored_base.compared]))][
+            : k + _MOST_TIES
+        ]
+        first += [(float(z[column]), int(ids[column]), scored_base, column) for column in order.tolist()]
     facts = _facts(atlas, [model_id for _, model_id, _, _ in first])
     first.sort(key=lambda row: (-row[0], facts[row[1]]["model"]))
-    searched = sum(len(part.compared) for part in parts)
+    compared_count = sum(len(scored_base.compared) for scored_base in by_base)
     rows = [
         LikelyModel(
             rank,
             score=score,
-            p_value=float(part.p[column]),
-            expected_by_chance=float(part.p[column] * searched),
-            by_vocabulary=_or_none(part.cosines[0][0, column]),
-            by_vectors=_or_none(part.cosines[1][0, column]),
-            base=part.base if base is None else None,
+            p_value=float(scored_base.p[column]),
+            expected_by_chance=float(scored_base.p[column] * compared_count),
+            by_vocabulary=_or_none(scored_base.cosines[0][0, column]),
+            by_vectors=_or_none(scored_base.cosines[1][0, column]),
+            base=scored_base.base if base is None else None,
             **facts[model_id],
         )
-        for rank, (score, model_id, part, column) in enumerate(first[:k], start=1)
+        for rank, (score, model_id, scored_base, column) in enumerate(first[:k], start=1)
     ]
-    for part in parts:
-        about = f"{part.base}: " if base is None else ""
-        notes += [f"{about}{note}" for note in part.notes]
-    p = np.concatenate([part.p[part.compared] for part in parts])
+    for scored_base in by_base:
+        prefix = f"{scored_base.base}: " if base is None else ""
+        notes += [f"{prefix}{note}" for note in scored_base.notes]
+    p = np.concatenate([scored_base.p[scored_base.compared] for scored_base in by_base])
     return LikelyModels(
-        texts.name, base or f"{len(parts)} bases", len(texts), searched, standing_out(p, FALSE_DISCOVERIES),
+        texts.name, base or f"{len(by_base)} bases", len(texts), compared_count, standing_out(p, FALSE_DISCOVERIES),
         tuple(rows), (*texts.notes, *notes),
     )  # fmt: skip
 
@@ -250,14 +252,14 @@ def _facts(atlas: AtlasReader, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         "FROM fine_tunes JOIN records USING (model_id) WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
         [list(ids)],
     )
-    named = atlas.rows(
+    dataset_rows = atlas.rows(
         "SELECT coalesce(duplicate_group, -1 - model_id) AS duplicate_group, "
         "list_sort(list(DISTINCT dataset)) AS names FROM model_datasets JOIN records USING (model_id) "
         "WHERE dataset IS NOT NULL AND NOT is_copy AND NOT is_unrelated "
         "AND coalesce(duplicate_group, -1 - model_id) IN (SELECT unnest($1::INTEGER[])) GROUP BY 1",
         [[row["duplicate_group"] for row in rows]],
     )
-    datasets = {row["duplicate_group"]: row["names"] for row in named}
+    datasets = {row["duplicate_group"]: row["names"] for row in dataset_rows}
     return {row.pop("model_id"): row | {"datasets": datasets.get(row.pop("duplicate_group"), [])} for row in rows}
 
 
@@ -316,16 +318,19 @@ def _shares(
     if tokenizer is None:
         return None, [Text("the shares of the files are not known: ", reason)]
     length = kept_tokens(longest_input(atlas, resolved.base, evidence), evidence.pairs) or USUAL_LONGEST
-    counted = [token_counts(file_texts.texts, tokenizer, evidence, length) for file_texts in texts]
+    counts_and_coverage = [token_counts(file_texts.texts, tokenizer, evidence, length) for file_texts in texts]
     is_open = (evidence.codes >= UNSURE) | np.isin(evidence.rows, tokenizer.special_ids)
-    met = np.where(is_open, np.nan, met_probabilities(evidence))
+    met_probability = np.where(is_open, np.nan, met_probabilities(evidence))
     other_codes = models.codes[(models.is_share == evidence.is_share) & (models.ids != (resolved.model_id or -1))]
     shares = shares_of(
-        [counts for counts, _ in counted], [share for _, share in counted], met, other_rates(other_codes)
+        [counts for counts, _ in counts_and_coverage],
+        [share for _, share in counts_and_coverage],
+        met_probability,
+        other_rates(other_codes),
     )
     if shares is None:
         return None, ["the shares of the files are not known: none of the tokens of one of them was read"]
-    if (met_share := float(np.nanmean(met))) > 0.9:
+    if (met_share := float(np.nanmean(met_probability))) > 0.9:
         return shares, [f"the model met {percent(met_share)} of the tokens that were read, so the shares are rough"]
     return shares, []
 
@@ -338,7 +343,10 @@ def _scored(
     if null is not None and null.means.shape[1:] != (len(models),):
         null = None
     sets = [reader.features_of(file_texts) for file_texts in texts]
-    features = Features(np.concatenate([part.blocks for part in sets]), np.concatenate([part.rates for part in sets]))
+    features = Features(
+        np.concatenate([feature_set.blocks for feature_set in sets]),
+        np.concatenate([feature_set.rates for feature_set in sets]),
+    )
     groups = [features] if null is not None else [features, reader.reference()]
     (by_vocabulary, *reference_by_vocabulary), (by_vectors, *reference_by_vectors) = (
         models.by_vocabulary(groups, reader.pooled_rates()),
@@ -352,9 +360,9 @@ def _scored(
     notes = []
     without = int(np.isnan(by_vocabulary).any(axis=0).sum())
     if without:
-        which = "all" if without == len(models) else f"{without:,} of {len(models):,}"
+        subject = "all" if without == len(models) else f"{without:,} of {len(models):,}"
         notes.append(
-            f"{which} models are compared by vectors alone: no rows of their embeddings are known to have moved"
+            f"{subject} models are compared by vectors alone: no rows of their embeddings are known to have moved"
         )
     for file_texts in texts:
         if (different := len(set(file_texts.texts))) < FEWEST_TEXTS:

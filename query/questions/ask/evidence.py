@@ -122,7 +122,9 @@ class Reader:
             self._keep(self._null_name, null.arrays(), self._state)
 
     def _unknown(self, name: str) -> AtlasError:
-        return AtlasError(f"{self._base} knows none of the tokens of {name}.", "Check the language and the file.")
+        return AtlasError(
+            f"The vocabulary of {self._base} has none of the tokens of {name}.", "Check the language and the file."
+        )
 
     def _model(self) -> BaseModel:
         if self._loaded is None:

@@ -87,8 +87,8 @@ class Candidates:
         divisors = [masks.divisors_by_kind(features.blocks) for features in groups]
 
         def compare(tile: tuple[NDArray[np.intp], NDArray[np.floating], NDArray[np.intp] | slice]) -> None:
-            indices, stored, rows = tile
-            vectors, kinds = np.asarray(stored, dtype=np.float32).T, masks.kinds_of(self.ids[indices])
+            indices, stored_vectors, rows = tile
+            vectors, kinds = np.asarray(stored_vectors, dtype=np.float32).T, masks.kinds_of(self.ids[indices])
             for features, cosines, divisor in zip(groups, cosines_of_groups, divisors, strict=True):
                 cosines[:, indices] = (features.blocks @ vectors)[:, rows] / divisor[:, kinds]
 
@@ -135,20 +135,20 @@ class Candidates:
                     cosines[:, members] = centred
         return cosines_of_groups
 
-    def _centred_cosines(self, deviations: Sequence[NDArray[np.float32]], chosen: NDArray[np.intp]) -> list[Floats]:
+    def _centred_cosines(self, deviations: Sequence[NDArray[np.float32]], model_rows: NDArray[np.intp]) -> list[Floats]:
         """For each group (a, n) the cosines with the unit vectors u of the chosen models minus their mean m.
 
         All follow from products with u and ‖u − m‖² = ‖u‖² − 2 u·m + ‖m‖².
         """
         step = max(1, _TILE_BYTES // (4 * max(1, self.codes.shape[1])))
-        tiles = [slice(start, start + step) for start in range(0, len(chosen), step)]
+        tiles = [slice(start, start + step) for start in range(0, len(model_rows), step)]
         norms, products = (
-            np.zeros(len(chosen)),
-            [np.zeros((len(deviation) + 1, len(chosen))) for deviation in deviations],
+            np.zeros(len(model_rows)),
+            [np.zeros((len(deviation) + 1, len(model_rows))) for deviation in deviations],
         )
 
         def sizes(tile: slice) -> NDArray[np.float32]:
-            return np.take(_SIZES, self.codes[chosen[tile]])
+            return np.take(_SIZES, self.codes[model_rows[tile]])
 
         def summed(tile: slice) -> NDArray[np.float32]:
             block = sizes(tile)
@@ -161,7 +161,7 @@ class Candidates:
                 product[:, tile] = factors @ moved
 
         with one_blas_thread(), ThreadPoolExecutor(processors()) as pool:
-            mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(chosen)
+            mean: Floats = np.stack(list(pool.map(summed, tiles))).sum(axis=0, dtype=np.float64) / len(model_rows)
             with_mean = [np.concatenate([deviation, mean.astype(np.float32)[None]]) for deviation in deviations]
             list(pool.map(multiply, tiles))
 
@@ -202,16 +202,16 @@ def read_candidates(atlas: AtlasReader, base: str, rows: int) -> Candidates:
     groups = np.asarray(table["duplicate_group"], dtype=np.int64)[eligible]
     order = eligible[np.lexsort((ids[eligible], is_repeat[eligible], groups))]
     first = np.unique(np.sort(groups), return_index=True)[1]
-    chosen = np.sort(order[first])
+    leaders = np.sort(order[first])
     left_out = LeftOut(
         copies=int((is_copy & ~is_untrained).sum()),
         untrained=int(is_untrained.sum()),
         unrelated=int((is_unrelated & ~is_copy).sum()),
-        duplicates=len(eligible) - len(chosen),
+        duplicates=len(eligible) - len(leaders),
         checkpoints=int((is_earlier & ~is_copy & ~is_unrelated).sum()),
     )
-    codes, is_share = _token_codes(atlas, base, ids[chosen], rows)
-    return Candidates(base, index, ids[chosen], codes, is_share, left_out=left_out)
+    codes, is_share = _token_codes(atlas, base, ids[leaders], rows)
+    return Candidates(base, index, ids[leaders], codes, is_share, left_out=left_out)
 
 
 def _token_codes(

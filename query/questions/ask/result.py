@@ -18,8 +18,8 @@ _SCORE = Doc(
     "texts that no model was trained on, in standard deviations."
 )
 _P_VALUE = Doc(
-    "Share of comparisons of reference texts with models that score at least as high: how often chance does as "
-    "well with this one model."
+    "Share of comparisons of reference texts with models that score at least as high: how often chance scores as "
+    "high with this one model."
 )
 _BY_VOCABULARY = Doc(
     "Cosine, from -1 to 1, between how often the texts use each token and how much training moved its row of the "
@@ -77,17 +77,17 @@ class LikelyModels(Rows[LikelyModel]):
     @property
     def headline(self) -> str:
         """How many models stand out, and the first; or that none does."""
-        among = f"the {counted(self.searched, 'model')} of {self.base}"
-        like = "texts like these" if self.file == GIVEN else f"texts like those of {self.file}"
+        population = f"the {counted(self.searched, 'model')} of {self.base}"
+        such_texts = "texts like these" if self.file == GIVEN else f"texts like those of {self.file}"
         if not self.models:
             return f"There is no model of {self.base} to compare {self.file} with."
         if not self.standing_out:
-            return f"No model stands out: none of {among} was clearly tuned on {like}."
+            return f"No model stands out: none of {population} was clearly tuned on {such_texts}."
         first, count = self.models[0], self.standing_out
-        stand = "stands out" if count == 1 else "stand out"
-        which = f"first {first.model}" if count > 1 else first.model
-        named = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
-        return f"{count:,} of {among} {stand} as tuned on {like}: {which}{named}."
+        verb = "stands out" if count == 1 else "stand out"
+        models = f"first {first.model}" if count > 1 else first.model
+        on_card = f" (on its card: {', '.join(first.datasets)})" if first.datasets else ""
+        return f"{count:,} of {population} {verb} as tuned on {such_texts}: {models}{on_card}."
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,12 @@ class TextsOfModel(Rows[LikelyTexts]):
         short = dict(zip(paths, names if len(set(names)) == len(names) else paths, strict=True))
         if self.answer is None:
             return f"No match: none of these files resembles the training text of {self.model} clearly enough."
-        parts = sorted((row for row in self.files if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0))
-        named = (
-            f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in parts[:5])}."
-            if len(parts) > 1
+        largest_shares = sorted(
+            (row for row in self.files if (row.share or 0) >= _WORTH), key=lambda row: -(row.share or 0)
+        )
+        on_card = (
+            f" In shares: {', '.join(f'{short[row.file]} {percent(row.share)}' for row in largest_shares[:5])}."
+            if len(largest_shares) > 1
             else ""
         )
-        return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{named}"
+        return f"{self.model} was probably tuned on texts like those of {short[self.answer]}.{on_card}"

@@ -84,12 +84,12 @@ def score(null: Null, raw: Sequence[Floats]) -> Scored:
         standardised(kind_scores, mean, spread)
         for kind_scores, mean, spread in zip(raw, null.means, null.spreads, strict=True)
     ]
-    z, present = _sum(z_of_kinds, null.weights), _present(null.means)
+    z, has_kind = _sum(z_of_kinds, null.weights), _present(null.means)
     p = np.full(z.shape, np.nan)
     for kinds, spread, ordered in null.patterns:
-        same = (present == kinds[:, None]).all(axis=0)
-        z[:, same] /= spread
-        p[:, same] = tail(ordered, z[:, same])
+        is_same_kind = (has_kind == kinds[:, None]).all(axis=0)
+        z[:, is_same_kind] /= spread
+        p[:, is_same_kind] = tail(ordered, z[:, is_same_kind])
     return Scored(z, p)
 
 
@@ -107,12 +107,12 @@ def null_of(raw: Sequence[Floats], weights: Sequence[float]) -> Null:
     with ThreadPoolExecutor() as pool:
         z = _sum(list(pool.map(leave_one_out, raw)), weights)
     means = np.stack([mean for mean, _ in moments])
-    present = _present(means)
+    has_kind = _present(means)
     patterns = []
     # The sum of two kinds has another spread than one alone.
-    for kinds in np.unique(present, axis=1).T:
+    for kinds in np.unique(has_kind, axis=1).T:
         if kinds.any():
-            class_z = z[:, (present == kinds[:, None]).all(axis=0)]
+            class_z = z[:, (has_kind == kinds[:, None]).all(axis=0)]
             spread = float(np.std(class_z)) or 1.0
             patterns.append((kinds, spread, np.sort(class_z, axis=None) / spread))
     return Null(np.array(weights), means, np.stack([spread for _, spread in moments]), tuple(patterns))
@@ -142,12 +142,12 @@ def standardised(raw: Floats, mean: Floats, spread: Floats) -> Floats:
     has_evidence = ~np.isnan(scores).any(axis=0)
     if not has_evidence.any():
         return z
-    present = scores[:, has_evidence]
-    models = present.shape[1]
-    median, low = np.quantile(present, [0.5, _LOWER], axis=1, keepdims=True)
+    known_scores = scores[:, has_evidence]
+    models = known_scores.shape[1]
+    median, low = np.quantile(known_scores, [0.5, _LOWER], axis=1, keepdims=True)
     lower = median - low
     centre = models / (models + SHRINK) * median
-    z[:, has_evidence] = (present - centre) / np.sqrt((models * lower**2 + SHRINK) / (models + SHRINK))
+    z[:, has_evidence] = (known_scores - centre) / np.sqrt((models * lower**2 + SHRINK) / (models + SHRINK))
     return z
 
 
@@ -167,5 +167,5 @@ def standing_out(p: Floats, rate: float) -> int:
 def _sum(kinds: Sequence[Floats], weights: Sequence[float] | Floats) -> Floats:
     """The weighted sum of the kinds that a model has."""
     total = sum(weight * np.nan_to_num(z) for z, weight in zip(kinds, weights, strict=True))
-    has = np.any([~np.isnan(z) for z in kinds], axis=0)
-    return np.where(has, total, np.nan)
+    has_evidence = np.any([~np.isnan(z) for z in kinds], axis=0)
+    return np.where(has_evidence, total, np.nan)

@@ -42,13 +42,13 @@ class Shares:
     Attributes:
         shares: (files,)
         low, high: (files,) the ends of 95 % intervals.
-        other: about this share of the tokens that were met is better explained by other text.
+        other_share: about this share of the tokens that were met is better explained by other text.
     """
 
     shares: Floats
     low: Floats
     high: Floats
-    other: float
+    other_share: float
 
 
 def token_counts(
@@ -63,38 +63,40 @@ def token_counts(
     column_of = np.full(int(evidence.rows.max(initial=0)) + 1, -1)
     column_of[evidence.rows] = np.arange(len(evidence.rows))
     column_of[[token for token in tokenizer.special_ids if 0 <= token < len(column_of)]] = -1
-    columns, ends, total = [np.zeros(0, np.int64)], [0], 0
+    columns, row_ends, total = [np.zeros(0, np.int64)], [0], 0
     for text in texts:
         ids = np.array(tokenizer.encode(text[: 24 * length])[:length], dtype=np.int64)
         total += len(ids)
         text_columns = column_of[ids[(ids >= 0) & (ids < len(column_of))]]
         columns.append(text_columns[text_columns >= 0])
-        ends.append(ends[-1] + len(columns[-1]))
+        row_ends.append(row_ends[-1] + len(columns[-1]))
     all_columns = np.concatenate(columns)
-    counts = csr_array((np.ones(len(all_columns)), all_columns, ends), shape=(len(texts), len(evidence.rows)))
+    counts = csr_array((np.ones(len(all_columns)), all_columns, row_ends), shape=(len(texts), len(evidence.rows)))
     return counts, len(all_columns) / total if total else 0.0
 
 
 def other_rates(codes: NDArray[np.uint8]) -> Floats:
     """(rows,) how common each token is in the other models of the base, whose codes are (models, rows)."""
-    known = codes[codes.any(axis=1)]
-    if len(known) < _FEWEST_OTHERS:
+    moved_codes = codes[codes.any(axis=1)]
+    if len(moved_codes) < _FEWEST_OTHERS:
         return np.full(codes.shape[1], 1 / codes.shape[1])
-    rates: Floats = -np.log1p(-((known > 0).sum(axis=0) + 0.5) / (len(known) + 1))
+    rates: Floats = -np.log1p(-((moved_codes > 0).sum(axis=0) + 0.5) / (len(moved_codes) + 1))
     return rates / rates.sum()
 
 
-def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats, other: Floats) -> Shares | None:
+def shares_of(
+    counts: Sequence[csr_array], covered: Sequence[float], met_probability: Floats, background_rates: Floats
+) -> Shares | None:
     """The shares of files with these token ``counts`` (texts, rows); None if a file has no token that was read.
 
-    ``covered``: see ``token_counts``. ``met`` (rows,): the probability that each token was met, NaN for one that is not
-    known. ``other`` (rows,): the rates of other text.
+    ``covered``: see ``token_counts``. ``met_probability`` (rows,): the probability that each token was met, NaN if it
+    is not known. ``background_rates`` (rows,): the rates of other text.
     """
-    is_known = ~np.isnan(met)
-    if not is_known.any() or not np.nansum(met) or any(not file_counts.sum() for file_counts in counts):
+    is_known = ~np.isnan(met_probability)
+    if not is_known.any() or not np.nansum(met_probability) or any(not file_counts.sum() for file_counts in counts):
         return None
-    known_met = np.nan_to_num(met)
-    inside = np.maximum(np.array(covered), 1e-9)
+    known_met = np.nan_to_num(met_probability)
+    coverage = np.maximum(np.array(covered), 1e-9)
     random = np.random.default_rng(0)
 
     def rates(weights: Sequence[Floats] | None) -> Floats:
@@ -103,27 +105,27 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
             file_counts.sum(axis=0) if weights is None else weights[file] @ file_counts
             for file, file_counts in enumerate(counts)
         ]
-        table = np.stack([*(row / max(row.sum(), 1e-12) for row in rows), other], axis=1)
+        table = np.stack([*(row / max(row.sum(), 1e-12) for row in rows), background_rates], axis=1)
         return (1 - _FLOOR) * table + _FLOOR / len(table)
 
     def as_shares(tokens: Floats) -> Floats:
-        file_tokens = tokens[:-1] / inside
+        file_tokens = tokens[:-1] / coverage
         return file_tokens / max(file_tokens.sum(), 1e-12)
 
     start = np.full(len(counts) + 1, 2 * known_met.sum() / (len(counts) + 1))
     tokens = _most_likely(rates(None), known_met, is_known.astype(float), start, STEPS)
-    drawn = []
+    drawn_shares = []
     for _ in range(DRAWS):
         weights = [
             random.multinomial(file_counts.shape[0], np.full(file_counts.shape[0], 1 / file_counts.shape[0]))
             for file_counts in counts
         ]
         rows = random.exponential(size=len(known_met)) * is_known
-        begin = tokens + 0.01 * start
+        first_guess = tokens + 0.01 * start
         drawn_rates = rates([file_weights.astype(float) for file_weights in weights])
-        drawn.append(as_shares(_most_likely(drawn_rates, known_met, rows, begin, STEPS_OF_A_DRAW)))
+        drawn_shares.append(as_shares(_most_likely(drawn_rates, known_met, rows, first_guess, STEPS_OF_A_DRAW)))
     shares = as_shares(tokens)
-    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
+    low, high = np.quantile(drawn_shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], axis=0)
     return Shares(
         shares,
         np.clip(shares - WIDENED * np.maximum(shares - low, 0), 0, 1),
@@ -132,7 +134,7 @@ def shares_of(counts: Sequence[csr_array], covered: Sequence[float], met: Floats
     )
 
 
-def _most_likely(rates: Floats, met: Floats, weights: Floats, start: Floats, steps: int) -> Floats:
+def _most_likely(rates: Floats, met_probability: Floats, weights: Floats, start: Floats, steps: int) -> Floats:
     """(components,) numbers of tokens of each component. ``weights`` (rows,) of the rows' likelihoods."""
     tokens = start
     weighted = rates * weights[:, None]
@@ -140,5 +142,5 @@ def _most_likely(rates: Floats, met: Floats, weights: Floats, start: Floats, ste
     for _ in range(steps):
         expected = np.maximum(rates @ tokens, 1e-12)
         # The mean of a Poisson number that is not zero, over the mean of any.
-        tokens = tokens * (weighted.T @ (met / -np.expm1(-expected))) / total
+        tokens = tokens * (weighted.T @ (met_probability / -np.expm1(-expected))) / total
     return tokens

@@ -47,9 +47,9 @@ def document(bill: BillOfMaterials) -> dict[str, Any]:
         Component(name="vectors-in-the-wild", version=__version__, type=ComponentType.APPLICATION)
     )
     components = {name: _component(material, BomRef(_ref(material))) for name, material in materials.items()}
-    own = components[bill.model]
-    own.pedigree = _pedigree(bill.model, bill.derivations, materials, set())
-    bom.metadata.component = own
+    subject = components[bill.model]
+    subject.pedigree = _pedigree(bill.model, bill.derivations, materials, set())
+    bom.metadata.component = subject
     bom.components.update(component for name, component in components.items() if name != bill.model)
     datasets = {name: _dataset(name, bill) for name in _datasets(bill)}
     bom.components.update(datasets.values())
@@ -127,16 +127,16 @@ def _licences(material: Material) -> list[DisjunctiveLicense]:
 
 
 def _pedigree(
-    model: str, steps: Iterable[Derivation], materials: Mapping[str, Material], above: set[str]
+    model: str, steps: Iterable[Derivation], materials: Mapping[str, Material], seen_models: set[str]
 ) -> Pedigree | None:
-    """The ancestors of a model, each with its own, once."""
-    own = [step for step in steps if step.child == model and step.parent in materials]
-    if not own:
+    """The ancestors of a model, each with its own ancestors; a model occurs only once."""
+    own_steps = [step for step in steps if step.child == model and step.parent in materials]
+    if not own_steps:
         return None
     ancestors = []
-    for step in own:
-        is_new = step.parent not in above | {model}
-        above |= {model, step.parent}
+    for step in own_steps:
+        is_new = step.parent not in seen_models | {model}
+        seen_models |= {model, step.parent}
         ancestor = _component(materials[step.parent], evidence=_evidence(step, materials[step.parent]))
         ancestor.properties.update(
             _properties(
@@ -148,9 +148,9 @@ def _pedigree(
             )
         )
         if is_new:
-            ancestor.pedigree = _pedigree(step.parent, steps, materials, above)
+            ancestor.pedigree = _pedigree(step.parent, steps, materials, seen_models)
         ancestors.append(ancestor)
-    notes = "; ".join(f"{step.kind} ({step.parent}): {step.evidence or 'by its weights'}" for step in own)
+    notes = "; ".join(f"{step.kind} ({step.parent}): {step.evidence or 'by its weights'}" for step in own_steps)
     return Pedigree(ancestors=ancestors, notes=notes)
 
 
@@ -173,11 +173,11 @@ def _datasets(bill: BillOfMaterials) -> list[str]:
 
 
 def _dataset(name: str, bill: BillOfMaterials) -> Component:
-    measured = {one.dataset: one.probability for one in bill.measured_datasets}.get(name)
+    measured = {answer.dataset: answer.probability for answer in bill.measured_datasets}.get(name)
     stated = sorted(material.model for material in bill.materials if name in material.datasets)
-    group, _, own = name.rpartition("/")
+    group, _, short_name = name.rpartition("/")
     return Component(
-        name=own,
+        name=short_name,
         group=group or None,
         type=ComponentType.DATA,
         bom_ref=f"dataset:{name}",

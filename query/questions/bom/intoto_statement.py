@@ -19,17 +19,17 @@ PREDICATE_TYPE = (
 
 def document(bill: BillOfMaterials) -> dict[str, Any]:
     """The statement, checked by the library of in-toto. Raises AtlasError if no checksum of the model is known."""
-    (own,) = [material for material in bill.materials if material.role == MODEL]
-    known = [file for file in own.files if file.sha256]
-    if not own.files or len(known) < len(own.files):
+    (model,) = [material for material in bill.materials if material.role == MODEL]
+    hashed_files = [file for file in model.files if file.sha256]
+    if not model.files or len(hashed_files) < len(model.files):
         raise AtlasError(
-            f"An in-toto statement is about files with checksums, and {len(own.files) - len(known)} of the "
-            f"{len(own.files)} weight files of {bill.model} have none.",
+            f"An in-toto statement is about files with checksums, and {len(model.files) - len(hashed_files)} of the "
+            f"{len(model.files)} weight files of {bill.model} have none.",
             "Name the folder that holds the model: its files are hashed.",
         )
-    subjects = [ResourceDescriptor(name=file.name, digest={"sha256": file.sha256}).pb for file in known]
+    subjects = [ResourceDescriptor(name=file.name, digest={"sha256": file.sha256}).pb for file in hashed_files]
     predicate = {
-        "model": _descriptor(own),
+        "model": _descriptor(model),
         "materials": [_descriptor(material) for material in bill.materials if material.role != MODEL],
         "steps": [
             {
@@ -59,7 +59,7 @@ def document(bill: BillOfMaterials) -> dict[str, Any]:
 
 
 def _descriptor(material: Material) -> dict[str, Any]:
-    """A resource descriptor, with what a card says as annotations."""
+    """A resource descriptor, with facts from the card as annotations."""
     files = {file.name: file.sha256 for file in material.files if file.sha256}
     annotations = {
         "role": material.role,

@@ -91,15 +91,17 @@ class Material:
         Format(lambda files: f"{len(files):,}", in_details=False),
     ]
     is_public: Annotated[bool, Hidden()] = True
-    change: Annotated[str | None, Doc("What was done to the base's weights, and why that is thought."), Detail()] = None
+    change: Annotated[str | None, Doc("What was done to the base's weights, with the reason."), Detail()] = None
 
     @property
     def licences(self) -> tuple[StatedLicence, ...]:
         """Its licences, one by one; for one that the Hub calls other, the name that the card gives it."""
         names = [name for name in (self.licence or "").split(", ") if name]
-        own = self.licence_name
+        own_name = self.licence_name
         return tuple(
-            StatedLicence(own, is_own_name=True) if name.lower() == "other" and own else StatedLicence(name, False)
+            StatedLicence(own_name, is_own_name=True)
+            if name.lower() == "other" and own_name
+            else StatedLicence(name, False)
             for name in names
         )
 
@@ -205,18 +207,18 @@ def chain_of(
 
 def _edges_above(atlas: AtlasReader, answer: Lineage) -> Iterable[Edge]:
     """The edges of the model and of all its ancestors, as they are stored; by the record where none is."""
-    waiting, seen = list(answer.edges), {answer.model}
-    if not waiting:
-        waiting = [_edge_by_record(atlas, answer.model, answer.model_id, answer.base)]
-    while waiting:
-        edge = waiting.pop(0)
+    queue, visited = list(answer.edges), {answer.model}
+    if not queue:
+        queue = [_edge_by_record(atlas, answer.model, answer.model_id, answer.base)]
+    while queue:
+        edge = queue.pop(0)
         yield edge
         parent = edge.parent
-        if parent is None or parent == answer.base or parent in seen or len(seen) > _MOST_MODELS:
+        if parent is None or parent == answer.base or parent in visited or len(visited) > _MOST_MODELS:
             continue
-        seen.add(parent)
-        stored = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
-        waiting += stored.edges if stored else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
+        visited.add(parent)
+        stored_answer = None if edge.parent_id is None else stored_lineage(atlas, edge.parent_id)
+        queue += stored_answer.edges if stored_answer else [_edge_by_record(atlas, parent, edge.parent_id, answer.base)]
 
 
 def _edge_by_record(atlas: AtlasReader, model: str, model_id: int | None, base: str) -> Edge:
@@ -384,7 +386,7 @@ def _measured(atlas: AtlasReader, answer: Lineage, notes: list[str]) -> tuple[Me
 
 
 def _public_names(materials: Sequence[Material], name: str | None) -> dict[str, str]:
-    """What to call each model: its id if it is public, else ``name`` for the model itself, or a number."""
+    """The public name of each model: its id if it is public, else ``name`` for the model itself, or a number."""
     names: dict[str, str] = {}
     for number, material in enumerate(materials):
         neutral = (name or "private-model") if material.role == MODEL else f"private-model-{number}"
@@ -393,7 +395,7 @@ def _public_names(materials: Sequence[Material], name: str | None) -> dict[str, 
 
 
 def _neutral(material: Material, name: str) -> Material:
-    """A private model without what its names could give away."""
+    """A private model without the names that could identify it."""
     files = [
         replace(file, name=f"weights-{number}{_suffix(file.name)}") for number, file in enumerate(material.files, 1)
     ]
@@ -401,7 +403,7 @@ def _neutral(material: Material, name: str) -> Material:
 
 
 def _published(material: Material, public: Mapping[str, str]) -> Material:
-    """What may be said of a material, under its public name; the evidence of a merge names its parents."""
+    """A material under its public name, with public names in its evidence: that of a merge names its parents."""
     change = None if material.change is None else _without(public, material.change)
     material = replace(material, change=change)
     return material if material.is_public else _neutral(material, public[material.model])

@@ -39,14 +39,14 @@ class _Document:
     def element(self, kind: Any, **values: Any) -> Any:
         """A new element of a class of the library."""
         self._count += 1
-        made = kind(_id=f"{self._namespace}{self._count}", creationInfo=self._creation)
+        new_element = kind(_id=f"{self._namespace}{self._count}", creationInfo=self._creation)
         for name, value in values.items():
             if value is not None:
-                setattr(made, name, value)
-        self.objects.add(made)
+                setattr(new_element, name, value)
+        self.objects.add(new_element)
         if hasattr(self, "elements"):
-            self.elements.append(made)
-        return made
+            self.elements.append(new_element)
+        return new_element
 
     def relate(self, source: Any, kind: str, targets: list[Any], **values: Any) -> None:
         """A relationship from one element to others; nothing where there are none."""
@@ -64,12 +64,12 @@ def document(bill: BillOfMaterials) -> dict[str, Any]:
 
 
 def _document(bill: BillOfMaterials) -> dict[str, Any]:
-    made = _Document()
-    packages = {material.model: _package(made, material) for material in bill.materials}
+    graph = _Document()
+    packages = {material.model: _package(graph, material) for material in bill.materials}
     stated = {name for material in bill.materials for name in material.datasets}
-    measured = {one.dataset: one.probability for one in bill.measured_datasets}
+    measured = {answer.dataset: answer.probability for answer in bill.measured_datasets}
     datasets = {
-        name: made.element(
+        name: graph.element(
             spdx.dataset_DatasetPackage,
             name=name,
             dataset_datasetType=[spdx.dataset_DatasetType.noAssertion],
@@ -79,35 +79,37 @@ def _document(bill: BillOfMaterials) -> dict[str, Any]:
     }
     for material in bill.materials:
         package = packages[material.model]
-        made.relate(package, "trainedOn", [datasets[name] for name in material.datasets], comment="Stated by its card.")
-        _relate_files(made, package, material)
-        _relate_licence(made, package, material)
+        graph.relate(
+            package, "trainedOn", [datasets[name] for name in material.datasets], comment="Stated by its card."
+        )
+        _relate_files(graph, package, material)
+        _relate_licence(graph, package, material)
     for name, probability in measured.items():
         comment = f"Measured from the weights: probability {probability:.4f}."
-        made.relate(packages[bill.model], "trainedOn", [datasets[name]], comment=comment)
+        graph.relate(packages[bill.model], "trainedOn", [datasets[name]], comment=comment)
     for step in bill.derivations:
         words = [step.kind, step.evidence, f"card: {step.card}"]
         words += [] if step.probability is None else [f"probability {step.probability:.4f}"]
         comment = "; ".join(filter(None, words))
-        made.relate(packages[step.child], "descendantOf", [packages[step.parent]], comment=comment)
-    own = packages[bill.model]
-    sbom = made.element(
-        spdx.software_Sbom, rootElement=[own], software_sbomType=[spdx.software_SbomType.analyzed],
-        element=list(made.elements),
+        graph.relate(packages[step.child], "descendantOf", [packages[step.parent]], comment=comment)
+    model_package = packages[bill.model]
+    sbom = graph.element(
+        spdx.software_Sbom, rootElement=[model_package], software_sbomType=[spdx.software_SbomType.analyzed],
+        element=list(graph.elements),
     )  # fmt: skip
     kinds = spdx.ProfileIdentifierType
-    made.element(
-        spdx.SpdxDocument, name=f"Bill of materials of {bill.model}", rootElement=[sbom], element=list(made.elements),
+    graph.element(
+        spdx.SpdxDocument, name=f"Bill of materials of {bill.model}", rootElement=[sbom], element=list(graph.elements),
         profileConformance=[kinds.core, kinds.software, kinds.simpleLicensing],
     )  # fmt: skip
     stream = io.BytesIO()
-    spdx.JSONLDSerializer().write(made.objects, stream)
+    spdx.JSONLDSerializer().write(graph.objects, stream)
     written: dict[str, Any] = json.loads(stream.getvalue())
     return written
 
 
-def _package(made: _Document, material: Material) -> Any:
-    return made.element(
+def _package(graph: _Document, material: Material) -> Any:
+    return graph.element(
         spdx.ai_AIPackage,
         name=material.model,
         software_packageVersion=material.version,
@@ -125,9 +127,9 @@ def _comment(material: Material) -> str:
     return role if material.change is None else f"{role} Change of its weights: {material.change}."
 
 
-def _relate_files(made: _Document, package: Any, material: Material) -> None:
+def _relate_files(graph: _Document, package: Any, material: Material) -> None:
     files = [
-        made.element(
+        graph.element(
             spdx.software_File,
             name=file.name,
             verifiedUsing=[spdx.Hash(algorithm=spdx.HashAlgorithm.sha256, hashValue=file.sha256)]
@@ -136,24 +138,24 @@ def _relate_files(made: _Document, package: Any, material: Material) -> None:
         )
         for file in material.files
     ]
-    made.relate(package, "contains", files)
+    graph.relate(package, "contains", files)
 
 
-def _relate_licence(made: _Document, package: Any, material: Material) -> None:
+def _relate_licence(graph: _Document, package: Any, material: Material) -> None:
     """The declared licences: by their SPDX id where there is one, else by name."""
     licences = []
     for stated in material.licences:
-        if not stated.is_own_name and (known := fixup_id(stated.name)):
+        if not stated.is_own_name and (expression := fixup_id(stated.name)):
             licences.append(
-                made.element(spdx.simplelicensing_LicenseExpression, simplelicensing_licenseExpression=known)
+                graph.element(spdx.simplelicensing_LicenseExpression, simplelicensing_licenseExpression=expression)
             )
             continue
         licences.append(
-            made.element(
+            graph.element(
                 spdx.simplelicensing_SimpleLicensingText,
                 name=stated.name,
                 simplelicensing_licenseText=stated.name,
                 comment=f"Link on the card: {material.licence_link}" if material.licence_link else None,
             )
         )
-    made.relate(package, "hasDeclaredLicense", licences)
+    graph.relate(package, "hasDeclaredLicense", licences)

@@ -21,7 +21,7 @@ from query.shared.wording import counted
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-# The exit status where nothing is wrong, but the policy demands what cannot be told.
+# The exit status if nothing is wrong, but a rule of the policy cannot be decided.
 _UNKNOWN_STATUS = 2
 
 
@@ -35,7 +35,7 @@ class Check(Result):
 
     model: ModelId
     base: BaseId
-    claims: Annotated[tuple[Claim, ...], Doc("Each claim, with what weights and files show.")]
+    claims: Annotated[tuple[Claim, ...], Doc("Each claim, with the measurement from weights and files.")]
     rules: Annotated[tuple[Rule, ...], Doc("The rules of the policy, if one was given."), If()] = ()
     notes: Notes = ()
 
@@ -58,8 +58,8 @@ class Check(Result):
     def headline(self) -> str:
         """How many claims agree, and which are contradicted."""
         counts = Counter(claim.verdict for claim in self.claims)
-        wrong = f"; contradicted: {', '.join(self.contradicted)}" if self.contradicted else "; none is contradicted"
-        return f"{self.model}: {counted(counts[AGREES], 'claim')} of {len(self.claims)} agree with its weights{wrong}."
+        clause = f"; contradicted: {', '.join(self.contradicted)}" if self.contradicted else "; none is contradicted"
+        return f"{self.model}: {counted(counts[AGREES], 'claim')} of {len(self.claims)} agree with its weights{clause}."
 
 
 def _command(

@@ -42,7 +42,7 @@ _SURE = 0.9
 # A name rounds the number of parameters, and counts embeddings or not.
 _LEAST_SIZE, _MOST_SIZE = 0.7, 1.45
 
-# What the relation of a card is called where the weights show this kind of step.
+# The relation of a card that fits a kind of step in the weights.
 _RELATIONS = {
     TUNED: "finetune", CONTINUED: "finetune", CONTINUED_OR_RUN: "finetune", MERGE: "merge", LORA: "finetune",
     CONVERSION: "quantized", COPY: "copy", RECAST: "copy", QUANTISED: "quantized", UNTRAINED_ADAPTER: "adapter",
@@ -69,7 +69,7 @@ _OF_ADAPTERS = frozenset({"peft", "adapter-transformers", "lora"})
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a card says, and what the weights and files say of it."""
+    """One claim of a card, and the measurement from weights and files."""
 
     claim: Annotated[str, Doc("base, parent, relation, change, dataset, licence, quantisation, size or library.")]
     stated: Annotated[str | None, Doc("What the card, the tags, the files or the name say; empty if they do not.")]
@@ -161,7 +161,7 @@ def _change(_: AtlasReader, subject: Subject) -> Claim:
     """What was done to the weights, against the relation that the card states: a fine-tune was trained."""
     stated, change = subject.card.relation or None, subject.weights.change
     if change is None:
-        return Claim("change", stated, None, UNKNOWN, None, "its record says nothing of it: build again")
+        return Claim("change", stated, None, UNKNOWN, None, "its record does not say: build again")
     verdict = UNKNOWN
     if stated is not None and change.probability >= _SURE:
         if stated == "finetune" and change.kind in _NOTHING_ELSE:
@@ -176,12 +176,12 @@ def _dataset(_: AtlasReader, subject: Subject) -> Claim:
     if subject.prediction is None:
         return Claim("dataset", stated, None, UNKNOWN, None, "no labelled models of other authors to compare with")
     answers = subject.prediction.answers
-    best, known = answers[0], {answer.dataset: answer.probability for answer in answers}
+    best, by_dataset = answers[0], {answer.dataset: answer.probability for answer in answers}
     measured = None if best.dataset == NONE_OF_THESE else best.dataset
     evidence = f"{best.dataset} {percent(best.probability)}"
     if stated is None:
         return Claim("dataset", None, measured, UNKNOWN, best.probability, f"{evidence}; its card names none")
-    probabilities = {name: known[name] for name in subject.card.datasets if name in known}
+    probabilities = {name: by_dataset[name] for name in subject.card.datasets if name in by_dataset}
     if not probabilities:
         evidence += "; no other model of the atlas names the stated data set"
         return Claim("dataset", stated, measured, UNKNOWN, best.probability, evidence)
@@ -217,8 +217,8 @@ def _licence(atlas: AtlasReader, subject: Subject) -> Claim:
             dropped.append(f"{material.model} allows no derivatives")
         elif stated is not None and own_terms is None and terms:
             unknown.append(f"{stated} is not judged")
-        elif lost := sorted(terms - (own_terms or frozenset())):
-            dropped.append(f"{', '.join(lost)} of {material.model}")
+        elif lost_terms := sorted(terms - (own_terms or frozenset())):
+            dropped.append(f"{', '.join(lost_terms)} of {material.model}")
     if dropped and (stated is not None or any("no derivatives" in text for text in dropped)):
         return Claim("licence", stated, measured, CONTRADICTED, None, f"drops {'; '.join(dropped)}")
     if stated is None:
@@ -235,7 +235,7 @@ def _quantisation(_: AtlasReader, subject: Subject) -> Claim:
         tags = ["quantized"]
     stated, measured = ", ".join(tags) or None, weights.dtype or None
     if weights.is_adapter:
-        evidence = "an adapter; of its base's precision it says nothing"
+        evidence = "an adapter; it does not show the precision of its base"
         return Claim("quantisation", stated, measured, UNKNOWN, None, evidence)
     if measured is None:
         return Claim("quantisation", stated, None, UNKNOWN, None, "the dtype of its weights is not known")
@@ -285,8 +285,8 @@ CLAIMS = tuple(judge.__name__.removeprefix("_") for judge in _JUDGES)
 
 
 def _probability(edges: tuple[Edge, ...] | list[Edge]) -> float | None:
-    known = [edge.probability for edge in edges if edge.probability is not None]
-    return min(known) if known else None
+    probabilities = [edge.probability for edge in edges if edge.probability is not None]
+    return min(probabilities) if probabilities else None
 
 
 def _licence_in_words(material: Material) -> str | None:
@@ -295,15 +295,15 @@ def _licence_in_words(material: Material) -> str | None:
 
 def _terms(atlas: AtlasReader, material: Material) -> frozenset[str] | None:
     """The terms of its licences; None if none of them is judged. A name of the card's own is never permissive."""
-    known: list[str] = []
+    terms: list[str] = []
     is_judged = False
     for stated in material.licences:
         name = stated.name.lower().replace(" ", "-") if stated.is_own_name else stated.name.lower()
         for row in atlas.rows("SELECT terms FROM licence_terms WHERE ? GLOB pattern", [name]):
             if row["terms"] or not stated.is_own_name:
                 is_judged = True
-                known += row["terms"]
-    return frozenset(known) if is_judged else None
+                terms += row["terms"]
+    return frozenset(terms) if is_judged else None
 
 
 def _parameters(number: float) -> str:

@@ -1,4 +1,4 @@
-"""A policy: which models may be used. A TOML file with lists; what it does not name is allowed.
+"""A policy says which models may be used. It is a TOML file with lists; anything that it does not mention is allowed.
 
 bases = ["roberta-base"]
 licences = ["apache-2.0", "mit", "cc-by-*"]
@@ -38,7 +38,7 @@ ALLOWED, REFUSED = "allowed", "not allowed"
 
 @dataclass(frozen=True)
 class Policy:
-    """What is allowed. An empty list allows everything; patterns of licences and authors have ``*``.
+    """The rules of a policy. An empty list allows everything; patterns of licences and authors have ``*``.
 
     ``not_contradicted``: claims that must not be contradicted; ``known``: claims that must be told.
     """
@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def read(cls, file: Path) -> Policy:
-        """Read a TOML file. Raises AtlasError, which says what is wrong in it."""
+        """Read a TOML file. Raises AtlasError that describes the mistake in it."""
         try:
             text = read_regular(file, most=_LONGEST, through_links=True).decode()
             values = tomllib.loads(text)
@@ -67,8 +67,10 @@ class Policy:
             if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
                 raise AtlasError(f"{name} in the policy {file} is not a list of texts.", f'Example: {name} = ["…"]')
             choices = {"kinds": _KINDS, "not_contradicted": CLAIMS, "known": CLAIMS}.get(name)
-            if choices and (wrong := [item for item in value if item not in choices]):
-                raise AtlasError(f"{name} in the policy {file} has {wrong[0]!r}.", f"Choices: {', '.join(choices)}.")
+            if choices and (unknown_items := [item for item in value if item not in choices]):
+                raise AtlasError(
+                    f"{name} in the policy {file} has {unknown_items[0]!r}.", f"Choices: {', '.join(choices)}."
+                )
         return cls(**{name: tuple(value) for name, value in values.items()})
 
 
@@ -77,7 +79,7 @@ class Rule:
     """One rule of a policy, and whether the model keeps it."""
 
     rule: Annotated[str, Doc("Key of the policy, and its claim.")]
-    value: Annotated[str | None, Doc("What the model has; empty if it cannot be told.")]
+    value: Annotated[str | None, Doc("The value for this model; empty if it cannot be told.")]
     verdict: Annotated[str, Doc("allowed, not allowed, or cannot be told.")]
 
 

@@ -1,4 +1,4 @@
-"""The two sides of a check: what a model's card says, and what its weights and files show."""
+"""The two sides of a check: the claims of a model's card, and measurements on its weights and files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ _SIZE = re.compile(r"(?<![A-Za-z0-9.])(\d{1,4}(?:\.\d{1,3})?)([bm])(?![A-Za-z0-9
 
 @dataclass(frozen=True)
 class Card:
-    """What a model says of itself.
+    """The claims of a model: of its card, its tags, its files and its name.
 
     Attributes:
-        bases: models that it names as what it was made from.
-        relation: finetune, adapter, merge or quantized; "" if it does not say.
-        parameters: the number of parameters that its name states; None if it states none, or several.
+        bases: models that it names as its source. relation: finetune, adapter, merge or quantized; "" if it does not
+        say. parameters: the number of parameters that its name states; None if it states none, or several.
     """
 
     author: str
@@ -54,14 +53,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Weights:
-    """What the weights and files of a model show.
+    """Measurements on the weights and files of a model.
 
     Attributes:
-        change: what was done to the base's weights; None if that is not known.
-        verified: whether its weights were compared with the base's and are like them; None for adapters.
-        evidence: why it is a copy, or unrelated; "" for other models.
-        formats: of its weight files.
-        parameters: the number of its parameters by the bytes of its files; None for adapters and codes.
+        change: what was done to the base's weights; None if that is not known. verified: whether its weights were
+        compared with the base's and are like them; None for adapters. evidence: why it is a copy, or unrelated; "" for
+        other models. formats: the formats of its weight files. parameters: the number of its parameters by the bytes of
+        its files; None for adapters and codes.
     """
 
     is_adapter: bool
@@ -184,9 +182,9 @@ def _read(
 
 def _of_conversion(conversion: Conversion) -> Weights:
     """A conversion: its rows are like the base's, else its source would not have been looked for there."""
-    found = conversion.found
-    formats = frozenset({found.format.lower()})
-    return Weights(False, False, False, True, None, found.headline, found.types, formats, None, None)
+    match = conversion.match
+    formats = frozenset({match.format.lower()})
+    return Weights(False, False, False, True, None, match.headline, match.types, formats, None, None)
 
 
 def _weights(

@@ -90,16 +90,18 @@ def compared(
     of its own.
     """
     rows = []
-    named = np.array([name is not None for name in names], dtype=bool)
+    is_named = np.array([name is not None for name in names], dtype=bool)
     for among, measures in (("all", ("ari", "ami")), ("clustered", MEASURES)):
-        part = np.flatnonzero(named if among == "all" else named & (clusters >= 0))
-        codes = codes_of([names[row] for row in part.tolist()])
-        owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
-        numbers = _four_measures(clusters[part], codes, owner_codes, draws, rng)
+        rows_compared = np.flatnonzero(is_named if among == "all" else is_named & (clusters >= 0))
+        codes = codes_of([names[row] for row in rows_compared.tolist()])
+        owner_codes = codes_of(
+            rows_compared.tolist() if owners is None else [owners[row] for row in rows_compared.tolist()]
+        )
+        numbers = _four_measures(clusters[rows_compared], codes, owner_codes, draws, rng)
         against = "labels" if owners is None else "sweeps"
         for measure in measures:
             values, p = numbers.get(measure, (None, None))
-            rows.append(replace(_row(labels, measure, among, values, len(part), against), p_value=p))
+            rows.append(replace(_row(labels, measure, among, values, len(rows_compared), against), p_value=p))
     return rows
 
 
@@ -116,24 +118,24 @@ def _four_measures(
     if not (_is_informative(separate) and _is_informative(labels)):
         return {}
     kinds = int(labels.max()) + 1
-    inside = np.flatnonzero(clusters >= 0)
-    start = codes_of(clusters[inside].tolist()) * kinds
+    clustered = np.flatnonzero(clusters >= 0)
+    start = codes_of(clusters[clustered].tolist()) * kinds
     runs = AuthorRuns(owners, labels.tolist())
-    sweep_labels, weight = labels[runs.first], 1 / runs.sizes[runs.of_model[inside]]
+    sweep_labels, weight = labels[runs.first], 1 / runs.sizes[runs.of_model[clustered]]
     expected = _ExpectedInformation(np.bincount(separate))
     pairs, label_pairs, information, expected_information, entropies, sweep_pairs, sweep_information = np.empty(
         (7, 1 + draws)
     )
     for draw in range(1 + draws):
         drawn_labels = (runs.permuted(sweep_labels, rng) if draw else sweep_labels)[runs.of_model]
-        cells: Floats = np.bincount(start + drawn_labels[inside]).astype(np.float64)
+        cells: Floats = np.bincount(start + drawn_labels[clustered]).astype(np.float64)
         pairs[draw], information[draw] = (cells * (cells - 1)).sum() / 2, _sum_n_ln_n(cells)
         sizes = np.bincount(drawn_labels)
         label_pairs[draw], entropies[draw] = (sizes * (sizes - 1)).sum() / 2, _entropy_of(sizes)
         expected_information[draw] = expected.with_labels(sizes)
         # The same if every sweep counts as one model. Then a permutation keeps the sizes of labels as well as those of
         # clusters, and every measure rises with one of these sums.
-        cells = np.bincount(start + drawn_labels[inside], weights=weight).astype(np.float64)
+        cells = np.bincount(start + drawn_labels[clustered], weights=weight).astype(np.float64)
         sweep_pairs[draw], sweep_information[draw] = (cells * cells).sum(), _sum_n_ln_n(cells)
     entropy_of_clusters = _entropy(separate)
     information = information / count - np.log(count) + entropy_of_clusters + entropies
@@ -180,15 +182,15 @@ class _ExpectedInformation:
             widths = np.minimum(self.sizes, size)
             cluster = np.repeat(self.sizes, widths)
             cell = np.arange(1, len(cluster) + 1) - np.repeat(np.cumsum(widths) - widths, widths)
-            possible = cell >= cluster + size - n
-            cluster, cell = cluster[possible], cell[possible]
+            is_possible = cell >= cluster + size - n
+            cluster, cell = cluster[is_possible], cell[is_possible]
             logs = gammaln([n - size + 1, size + 1, n + 1])
             probability = np.exp(
                 gammaln(cluster + 1) + gammaln(n - cluster + 1) + logs[0] + logs[1] - logs[2]
                 - gammaln(cell + 1) - gammaln(cluster - cell + 1) - gammaln(size - cell + 1)
                 - gammaln(n - cluster - size + cell + 1)
             )  # fmt: skip
-            counts = np.repeat(self.counts, widths)[possible]
+            counts = np.repeat(self.counts, widths)[is_possible]
             terms = cell / n * np.log(n * cell / (cluster * size)) * probability
             self._by_size[size] = float(counts @ terms)
         return self._by_size[size]
@@ -216,34 +218,39 @@ def compared_across(
     among pairs of models on one dataset, do those in one cluster share a task? Names are permuted within groups, those
     of an author's sweeps in one group together.
     """
-    part = np.array([i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp)
-    separate = _outliers_apart(clusters[part])
-    codes, group = codes_of([names[row] for row in part.tolist()]), codes_of([groups[row] for row in part.tolist()])
+    rows_compared = np.array(
+        [i for i, pair in enumerate(zip(names, groups, strict=True)) if None not in pair], dtype=np.intp
+    )
+    separate = _outliers_apart(clusters[rows_compared])
+    codes, group = (
+        codes_of([names[row] for row in rows_compared.tolist()]),
+        codes_of([groups[row] for row in rows_compared.tolist()]),
+    )
 
     def pairs(*partitions: Integers) -> float:
         """Pairs of models that are together in all ``partitions``, from different groups (or from one)."""
-        inside = _pairs(*partitions, group)
-        return _pairs(*partitions) - inside if authors is None else inside
+        pairs_within = _pairs(*partitions, group)
+        return _pairs(*partitions) - pairs_within if authors is None else pairs_within
 
-    one_group = np.zeros(len(part), dtype=np.intp)
+    one_group = np.zeros(len(rows_compared), dtype=np.intp)
     all_pairs, same_cluster = pairs(one_group), pairs(separate)
     has_pairs = pairs(codes) > 0 and (authors is None or pairs(codes) < all_pairs)
     if not (_is_informative(separate) and codes.max(initial=0) and has_pairs):
-        return _row(labels, "ari", among, None, len(part), "sweeps"), 0
+        return _row(labels, "ari", among, None, len(rows_compared), "sweeps"), 0
     if authors is None:
         sweeps = AuthorRuns(group, codes.tolist())
     else:
-        units = codes_of([(authors[row], groups[row]) for row in part.tolist()])
+        units = codes_of([(authors[row], groups[row]) for row in rows_compared.tolist()])
         sweeps = AuthorRuns(units, codes.tolist(), group)
     sweep_labels = codes[sweeps.first]
     values = np.empty(1 + draws)
     for draw in range(1 + draws):
         drawn_labels = (sweeps.permuted(sweep_labels, rng) if draw else sweep_labels)[sweeps.of_model]
         same_name, both_same = pairs(drawn_labels), pairs(separate, drawn_labels)
-        expected = same_cluster * same_name / all_pairs
-        room = (same_cluster + same_name) / 2 - expected
-        values[draw] = (both_same - expected) / room if room > _TIE else 0.0
-    return _row(labels, "ari", among, values, len(part), "sweeps"), sweeps.ways
+        expected_pairs = same_cluster * same_name / all_pairs
+        room = (same_cluster + same_name) / 2 - expected_pairs
+        values[draw] = (both_same - expected_pairs) / room if room > _TIE else 0.0
+    return _row(labels, "ari", among, values, len(rows_compared), "sweeps"), sweeps.ways
 
 
 def silhouette_of(
@@ -261,14 +268,16 @@ def silhouette_of(
     ``compared``; p is that of the mean silhouette of the sweeps' mean vectors, each counting as one.
     """
     sizes = Counter(names)
-    part = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
-    groups = codes_of([names[row] for row in part.tolist()])
+    rows_compared = np.array([i for i, name in enumerate(names) if name is not None and sizes[name] > 1], dtype=np.intp)
+    groups = codes_of([names[row] for row in rows_compared.tolist()])
     among, against = "clustered" if labels == "clusters" else "all", "labels" if owners is None else "sweeps"
-    if len(part) == 0 or groups.max() == 0:
-        return _row(labels, "silhouette", among, None, len(part), against)
-    vectors = points[part]
+    if len(rows_compared) == 0 or groups.max() == 0:
+        return _row(labels, "silhouette", among, None, len(rows_compared), against)
+    vectors = points[rows_compared]
     observed = float(silhouettes(vectors, groups).mean())
-    owner_codes = codes_of(part.tolist() if owners is None else [owners[row] for row in part.tolist()])
+    owner_codes = codes_of(
+        rows_compared.tolist() if owners is None else [owners[row] for row in rows_compared.tolist()]
+    )
     runs = AuthorRuns(owner_codes, groups.tolist())
     sweep_labels = groups[runs.first]
 
@@ -276,7 +285,7 @@ def silhouette_of(
         return runs.permuted(sweep_labels, rng)
 
     values = np.fromiter(shuffled_silhouettes(vectors, groups, draws, rng, lambda: permuted()[runs.of_model]), float)
-    row = _row(labels, "silhouette", among, values, len(part), against)
+    row = _row(labels, "silhouette", among, values, len(rows_compared), against)
     p = row.p_value
     if labels == "clusters":
         p = None
@@ -308,8 +317,8 @@ def against_clouds(
         return None
     observed = height(points, clusters)
     draws = min(draws, max(_LEAST_CLOUDS, min(_MOST_CLOUDS, _CLOUD_WORK // len(points) ** 2)))
-    drawn = np.array([height(cloud, method(cloud)) for cloud in _clouds(points, draws, rng)])
-    chance, p, models = float(drawn.mean()), p_value(observed, drawn), int((clusters >= 0).sum())
+    heights = np.array([height(cloud, method(cloud)) for cloud in _clouds(points, draws, rng)])
+    chance, p, models = float(heights.mean()), p_value(observed, heights), int((clusters >= 0).sum())
     return Agreement("clusters", "silhouette", "clustered", observed, chance, p, models, "cloud")
 
 
@@ -322,16 +331,18 @@ def _clouds(points: Floats, draws: int, rng: np.random.Generator) -> Iterator[Fl
         yield cloud / np.linalg.norm(cloud, axis=1, keepdims=True)
 
 
-def p_value(observed: float, drawn: npt.NDArray[np.float64]) -> float:
+def p_value(observed: float, drawn_values: npt.NDArray[np.float64]) -> float:
     """(1 + #≥)/(1 + draws); never zero, because the observed order is one of the permutations."""
-    return float((1 + (drawn >= observed - _TIE).sum()) / (1 + len(drawn)))
+    return float((1 + (drawn_values >= observed - _TIE).sum()) / (1 + len(drawn_values)))
 
 
 def _row(labels: str, measure: str, among: str, values: Floats | None, models: int, against: str) -> Agreement:
     if values is None:
         return Agreement(labels, measure, among, None, None, None, models, against)
-    observed, drawn = float(values[0]), values[1:]
-    return Agreement(labels, measure, among, observed, float(drawn.mean()), p_value(observed, drawn), models, against)
+    observed, drawn_values = float(values[0]), values[1:]
+    return Agreement(
+        labels, measure, among, observed, float(drawn_values.mean()), p_value(observed, drawn_values), models, against
+    )
 
 
 def _outliers_apart(clusters: Integers) -> Integers:

@@ -163,8 +163,8 @@ def silhouettes(points: Floats, groups: Integers) -> Floats:
     sums = _membership(groups) @ points
     step = max(1, _BLOCK // len(sizes))
     for start in range(0, len(points), step):
-        part = slice(start, start + step)
-        result[part] = _heights(sums @ points[part].T, groups[part], sizes)
+        tile = slice(start, start + step)
+        result[tile] = _heights(sums @ points[tile].T, groups[tile], sizes)
     return result
 
 

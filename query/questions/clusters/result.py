@@ -187,7 +187,7 @@ class Clusters(Result):
     ) -> Annotated[
         float | None,
         Doc(
-            "Adjusted mutual information: how much the cluster of a model says of its label; 1: everything, 0: chance."
+            "Adjusted mutual information: how far the cluster of a model determines its label; 1: fully, 0: by chance."
         ),
     ]:
         """With datasets, each outlier being a cluster of its own."""
@@ -237,8 +237,10 @@ class Clusters(Result):
     @property
     def outlier_models(self) -> Annotated[list[Member], Doc("Models in no cluster, the most isolated first.")]:
         """Models outside every cluster, the most isolated first."""
-        outside = [member for member in self.members if member.cluster == OUTLIER]
-        return sorted(outside, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id))
+        outliers = [member for member in self.members if member.cluster == OUTLIER]
+        return sorted(
+            outliers, key=lambda member: (-2.0 if member.nearest is None else member.nearest, member.model_id)
+        )
 
     def value(self, labels: str, measure: str, among: str = "all") -> float | None:
         """One value of ``agreement``."""
@@ -256,7 +258,7 @@ class Clusters(Result):
         if not clustered:
             return f"None of {counted(len(self.members), 'model')} lies in a cluster."
         sentence = (
-            f"Of {counted(len(self.members), 'model')} {clustered:,} lie in {counted(len(self.clusters), 'cluster')}, "
+            f"{clustered:,} of {counted(len(self.members), 'model')} lie in {counted(len(self.clusters), 'cluster')}, "
             f"{len(self.members) - clustered:,} in none."
         )
         key = (f"{self.by}s", *AGREE[1:])
@@ -272,53 +274,63 @@ class Clusters(Result):
         """The clusters with names instead of counts, which would be as many columns of a CSV, and without members."""
         counts = ("datasets", "authors", "relations")
         return [
-            {name: list(value) if name in counts else value for name, value in plain(one).items() if name != "members"}
-            for one in self.clusters
+            {
+                name: list(value) if name in counts else value
+                for name, value in plain(cluster).items()
+                if name != "members"
+            }
+            for cluster in self.clusters
         ]
 
     # Separate tables of the numbers and the first names, which have more columns than a terminal.
 
     @property
     def sizes(self) -> Annotated[list[dict[str, Any]], Shown("clusters"), If()]:
-        """What the clusters hold."""
+        """The contents of the clusters."""
         return [
             {
-                "cluster": one.cluster,
-                "size": one.size,
-                "dataset": one.probably,
-                "share": one.share,
-                "authors": len(one.authors),
-                "undocumented": len(one.undocumented),
+                "cluster": cluster.cluster,
+                "size": cluster.size,
+                "dataset": cluster.probably,
+                "share": cluster.share,
+                "authors": len(cluster.authors),
+                "undocumented": len(cluster.undocumented),
             }
-            for one in self.clusters
+            for cluster in self.clusters
         ]
 
     @property
     def most_central(self) -> Annotated[list[dict[str, Any]], Shown("most central"), If()]:
         """The central model of each cluster."""
-        return [{"cluster": one.cluster, "central": one.central, "cohesion": one.cohesion} for one in self.clusters]
+        return [
+            {"cluster": cluster.cluster, "central": cluster.central, "cohesion": cluster.cohesion}
+            for cluster in self.clusters
+        ]
 
     @property
     def undocumented(self) -> Annotated[list[dict[str, Any]], Shown("undocumented", most=_SHOWN), If()]:
-        """The members without a dataset, and what they probably were tuned on."""
+        """The members without a dataset, and their probable dataset."""
         return [
-            {"model": model, "cluster": one.cluster, "probably": one.probably, "share": one.share}
-            for one in self.clusters
-            for model in one.undocumented
+            {"model": model, "cluster": cluster.cluster, "probably": cluster.probably, "share": cluster.share}
+            for cluster in self.clusters
+            for model in cluster.undocumented
         ]
 
     @property
     def most_isolated(self) -> Annotated[list[dict[str, Any]], Shown("most isolated", most=_SHOWN), If()]:
         """The models in no cluster."""
-        return [{"model": one.model, "nearest": one.nearest, "dataset": one.dataset} for one in self.outlier_models]
+        return [
+            {"model": outlier.model, "nearest": outlier.nearest, "dataset": outlier.dataset}
+            for outlier in self.outlier_models
+        ]
 
     @property
     def main_agreement(
         self,
     ) -> Annotated[list[dict[str, Any]], Shown("agreement", in_details=False), If()]:
         """The headline's measure, and all that compare models of different authors or datasets."""
-        shown = ("cross_author", "cross_dataset", "within_dataset")
-        return self._agreement(one for one in self.agreement if one.measure == AGREE[1] or one.among in shown)
+        selections = ("cross_author", "cross_dataset", "within_dataset")
+        return self._agreement(row for row in self.agreement if row.measure == AGREE[1] or row.among in selections)
 
     @property
     def whole_agreement(self) -> Annotated[list[dict[str, Any]], Shown("agreement"), Detail(), If()]:

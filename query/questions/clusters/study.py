@@ -293,8 +293,8 @@ def _nearest(points: Floats, rows: Integers) -> dict[int, float]:
     nearest: dict[int, float] = {}
     step = max(1, _BLOCK // len(points))
     for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        cosines = points[part] @ points.T
-        cosines[np.arange(len(part)), part] = -np.inf
-        nearest |= zip(part.tolist(), cosines.max(axis=1).tolist(), strict=True)
+        tile = rows[start : start + step]
+        cosines = points[tile] @ points.T
+        cosines[np.arange(len(tile)), tile] = -np.inf
+        nearest |= zip(tile.tolist(), cosines.max(axis=1).tolist(), strict=True)
     return nearest

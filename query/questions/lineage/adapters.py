@@ -140,8 +140,8 @@ class Continuation:
     @property
     def signals(self) -> dict[str, float]:
         """As numbers behind a probability."""
-        named = {"kept": self.kept, "kept_spread": self.spread, "fine": self.fine}
-        return {"left": self.residual, "cosine": self.cosine, "reverse": self.reverse, **named}
+        measurements = {"kept": self.kept, "kept_spread": self.spread, "fine": self.fine}
+        return {"left": self.residual, "cosine": self.cosine, "reverse": self.reverse, **measurements}
 
 
 def pair(m: Adapter, p: Adapter) -> tuple[Mapping[str, Product], Mapping[str, Product]]:
@@ -189,7 +189,7 @@ def advance(m: Adapter, s: Adapter, p: Adapter) -> float:
 
     Near 0 for a child of s, below 0 for another child of p; see ``query.questions.lineage.siblings.sibling_cosine``.
     """
-    along = after = before = 0.0
+    along = rest_energy = step_energy = 0.0
     products_m, products_s = pair(m, s)
     products_p = pair(p, s)[0]
     for name in set(products_s) & set(products_p) & set(products_m):
@@ -199,9 +199,9 @@ def advance(m: Adapter, s: Adapter, p: Adapter) -> float:
         difference = products_m[name].minus(products_s[name])
         core = np.einsum("ki,ki->i", difference.left.T @ u, difference.right @ v)
         along += float(lengths[leading:] @ core[leading:])
-        before += float(np.square(lengths[leading:]).sum())
-        after += difference.inner(difference)
-    return along / np.sqrt(after * before) if after > 0 and before > 0 else 0.0
+        step_energy += float(np.square(lengths[leading:]).sum())
+        rest_energy += difference.inner(difference)
+    return along / np.sqrt(rest_energy * step_energy) if rest_energy > 0 and step_energy > 0 else 0.0
 
 
 # ---- rules ----
@@ -286,18 +286,20 @@ class AdapterRules:
         if not equal:
             return None
         # The most precise, then the oldest.
-        first, *others = sorted(
+        first, *copies = sorted(
             equal, key=lambda sample: (-spacings[sample.candidate.model_id], sample.candidate.upload_order)
         )
-        same = tuple(sample.candidate.model for sample in others)
+        copied_names = tuple(sample.candidate.model for sample in copies)
         if spacings[first.candidate.model_id] < self.spacing and evidence == SAME_WEIGHTS:
             relation = self._continuation(first)
-            residual, stored = 0.0 if relation is None else relation.residual, precision_of(self.m.parts)
-            edge = self._edge(first, RECAST, 1.0, residual, f"the same weights, stored as {stored}", same=same)
+            residual, precision = 0.0 if relation is None else relation.residual, precision_of(self.m.parts)
+            edge = self._edge(
+                first, RECAST, 1.0, residual, f"the same weights, stored as {precision}", same=copied_names
+            )
             return Decision((edge,), is_settled=True)
         direction = "known" if self.siblings.has_order(first.candidate) else "unknown"
         evidence = evidence if direction == "known" else f"{evidence}; {NO_ORDER}"
-        edge = self._edge(first, COPY, 1.0, 0.0, evidence, direction=direction, same=same)
+        edge = self._edge(first, COPY, 1.0, 0.0, evidence, direction=direction, same=copied_names)
         return Decision((edge,), is_settled=True)
 
     def _rounding(self, least: float) -> float:
@@ -326,20 +328,20 @@ class AdapterRules:
         """A sum of factors (``linear``), of changes (``cat``), or of changes cut to a lower rank (``svd``)."""
         same_shapes = [sample for sample in samples if has_same_shapes(self.m.parts, sample.parts)]
         factored = [sample for sample in samples if self.m.is_whole and self.adapter(sample).is_whole]
-        allowed = self._rounding(self.thresholds.exact_residual)
-        decision = self._sum_of_factors(same_shapes, allowed)
+        allowed_residual = self._rounding(self.thresholds.exact_residual)
+        decision = self._sum_of_factors(same_shapes, allowed_residual)
         if decision is None and factored:
             decision = self._exact(
-                factored, self._products_of(factored), allowed, "cat", "an exact sum of their changes"
+                factored, self._products_of(factored), allowed_residual, "cat", "an exact sum of their changes"
             )
         if decision is None and factored:
             projected = self._cut_products_of(factored)
             decision = self._exact(
-                factored, projected, allowed, "svd", "the leading directions of a sum of their changes"
+                factored, projected, allowed_residual, "svd", "the leading directions of a sum of their changes"
             )
         return decision
 
-    def _sum_of_factors(self, samples: Sequence[SampledWeights], allowed: float) -> Decision | None:
+    def _sum_of_factors(self, samples: Sequence[SampledWeights], allowed_residual: float) -> Decision | None:
         """A merge by ``linear``: A and B are sums of the others' A and B, with the roots of the weights."""
         if not samples:
             return None
@@ -360,34 +362,34 @@ class AdapterRules:
             grams = np.stack([stack.astype(np.float64) @ stack.T.astype(np.float64) for stack in stacks])
             sides.append(Combinations.of_products(grams))
         sums = [side.by_matrix(range(len(samples))) for side in sides]
-        if max(side.residual for side in sums) > allowed:
+        if max(side.residual for side in sums) > allowed_residual:
             return None
-        for chosen in self._groups(np.maximum(*(np.abs(side.weights).max(axis=0) for side in sums))):
-            sum_a, sum_b = (side.by_matrix(chosen) for side in sides)
-            if max(sum_a.residual, sum_b.residual) > allowed or (sum_b.weights < 0).any():
+        for group in self._groups(np.maximum(*(np.abs(side.weights).max(axis=0) for side in sums))):
+            sum_a, sum_b = (side.by_matrix(group) for side in sides)
+            if max(sum_a.residual, sum_b.residual) > allowed_residual or (sum_b.weights < 0).any():
                 continue
-            weights = sum_a.weights * sum_b.weights * scales_m[:, None] / scales[:, list(chosen)]
+            weights = sum_a.weights * sum_b.weights * scales_m[:, None] / scales[:, list(group)]
             mean = weights.mean(axis=0)
             if (np.abs(mean) >= self.thresholds.min_weight).all() and weights.std(axis=0).max() <= 0.02:
                 residual = max(sum_a.residual, sum_b.residual)
                 return self._merge(
-                    samples, Combination(chosen, weights, residual), "linear", "exact sums of their factors"
+                    samples, Combination(group, weights, residual), "linear", "exact sums of their factors"
                 )
         return None
 
     def _exact(
-        self, samples: Sequence[SampledWeights], sums: Combinations, allowed: float, method: str, evidence: str
+        self, samples: Sequence[SampledWeights], sums: Combinations, allowed_residual: float, method: str, evidence: str
     ) -> Decision | None:
         everything = sums.one_recipe(range(len(samples)))
-        if everything.residual > allowed:
+        if everything.residual > allowed_residual:
             return None
-        for chosen in self._groups(np.abs(everything.mean)):
-            combination = sums.one_recipe(chosen)
+        for group in self._groups(np.abs(everything.mean)):
+            combination = sums.one_recipe(group)
             sizes = np.abs(combination.mean)
-            if combination.residual > allowed or (sizes < self.thresholds.min_weight).any():
+            if combination.residual > allowed_residual or (sizes < self.thresholds.min_weight).any():
                 continue
             # A sum with a negative weight may be one of its parts, explained by the whole.
-            is_ordered = all(self.siblings.has_order(samples[member].candidate) for member in chosen)
+            is_ordered = all(self.siblings.has_order(samples[member].candidate) for member in group)
             if (combination.mean > 0).all() or is_ordered:
                 return self._merge(samples, combination, method, evidence)
         return None
@@ -452,8 +454,11 @@ class AdapterRules:
                 if product_p is None:
                     rows.append(np.zeros(u.shape[1] * (len(u) + len(v))))
                 else:
-                    above, beside = (u.T @ product_p.left) @ product_p.right, product_p.left @ (product_p.right @ v)
-                    rows.append(np.concatenate([above.ravel(), beside.ravel()]))
+                    left_projection, right_projection = (
+                        (u.T @ product_p.left) @ product_p.right,
+                        product_p.left @ (product_p.right @ v),
+                    )
+                    rows.append(np.concatenate([left_projection.ravel(), right_projection.ravel()]))
             stacked = np.stack(rows)
             grams[0] += stacked @ stacked.T
         return Combinations.of_products(grams)
@@ -473,9 +478,9 @@ class AdapterRules:
         if not comparable or is_first_step(self.m.parts):
             return None
         # Other merges may contain the same entries. They are compared only if no dense adapter does.
-        zeros_m, few = share_of_zeros(self.m.parts), self.thresholds.sparse_share
-        dense = [sample for sample in comparable if share_of_zeros(sample.parts) <= few]
-        sparse = [sample for sample in comparable if few < share_of_zeros(sample.parts) < zeros_m]
+        zeros_m, sparse_share = share_of_zeros(self.m.parts), self.thresholds.sparse_share
+        dense = [sample for sample in comparable if share_of_zeros(sample.parts) <= sparse_share]
+        sparse = [sample for sample in comparable if sparse_share < share_of_zeros(sample.parts) < zeros_m]
         return self._multiples(dense) or (self._multiples(sparse) if sparse else None)
 
     def _multiples(self, samples: list[SampledWeights]) -> Decision | None:
@@ -483,18 +488,18 @@ class AdapterRules:
         zeros = {name: np.zeros_like(factors.b) for name, factors in self.m.parts.factors.items()}
         entries = SparseMerges(_factors_b(self.m.parts), zeros)
         unexplained = ~entries.unchanged
-        chosen: list[tuple[SampledWeights, float]] = []
+        parents: list[tuple[SampledWeights, float]] = []
         while samples:
             fits = [(entries.fixed_multiple(_factors_b(sample.parts), unexplained), sample) for sample in samples]
             (share, contrast, explained), sample = max(fits, key=lambda fit: fit[0][0])
             if share < self.thresholds.multiple_share or contrast < self.thresholds.multiple_contrast:
                 break
-            chosen.append((sample, share))
+            parents.append((sample, share))
             unexplained &= ~explained
-            samples = [other for other in samples if other is not sample]
-        if not chosen:
+            samples = [remaining for remaining in samples if remaining is not sample]
+        if not parents:
             return None
-        members = [sample for sample, _ in chosen]
+        members = [sample for sample, _ in parents]
         combination = self._products_of(members).one_recipe(range(len(members)))
         scales = [
             np.mean([factors.scale for factors in parts.factors.values()])
@@ -511,7 +516,7 @@ class AdapterRules:
                 sample, MERGE, float(root * abs(root) * scales[0] / scale), combination.residual,
                 f"{share:.0%} of the entries of its B, untouched", method=SPARSE_METHODS,
             )
-            for (sample, share), root, scale in zip(chosen, roots, scales[1:], strict=True)
+            for (sample, share), root, scale in zip(parents, roots, scales[1:], strict=True)
         )  # fmt: skip
         changed = float((~entries.unchanged).mean())
         return Decision(edges, is_settled=len(edges) > 1 and float(unexplained.mean()) < 0.3 * changed)
@@ -523,7 +528,7 @@ class AdapterRules:
             return None
         sums, best = self._cut_products_of(factored), None
         for size in range(1, min(self.thresholds.max_parents, len(factored)) + 1):
-            combinations = [sums.one_recipe(chosen) for chosen in itertools.combinations(range(len(factored)), size)]
+            combinations = [sums.one_recipe(group) for group in itertools.combinations(range(len(factored)), size)]
             combinations = [
                 combination
                 for combination in combinations
@@ -579,10 +584,10 @@ class AdapterRules:
         elif not is_run:
             evidence = "it holds the other's whole change, and one of another direction"
         elif self.siblings.is_run_of_same_sweep(first.candidate):
-            evidence = "it goes on as the other began: a later checkpoint of one run"
+            evidence = "it continues in the other's direction: a later checkpoint of one run"
         else:
             kind, direction = CONTINUED_OR_RUN, "unknown"
-            evidence = "it goes on as the other began, which a run from the same start on the same data does as well"
+            evidence = "it continues in the other's direction, as does a run from the same start on the same data"
         edge = self._edge(
             first,
             kind,
@@ -663,13 +668,13 @@ def equal_factors(m: ModelParts, p: ModelParts) -> float:
     if not has_same_shapes(m, p) or any(factors.scale != p.factors[name].scale for name, factors in m.factors.items()):
         return 0.0
     precision = precision_of(m)
-    same = total = 0
+    equal = total = 0
     for name, factors in m.factors.items():
         factors_p = p.factors[name]
         for values_m, values_p in ((factors.a, factors_p.a), (factors.b, factors_p.b)):
-            same += int(np.count_nonzero(as_stored(values_p, precision) == values_m))
+            equal += int(np.count_nonzero(as_stored(values_p, precision) == values_m))
             total += values_m.size
-    return same / total
+    return equal / total
 
 
 def is_orthonormal(parts: ModelParts) -> bool:

@@ -107,13 +107,13 @@ def read_candidates(atlas: AtlasReader, base: str) -> list[Candidate]:
     )
     candidates = []
     for row in rows:
-        files, stored = None, row.pop("weight_files")
-        if stored and len(stored) == 1:  # a single file needs no list of files; shards need their index
-            folder, slash, _ = stored[0]["name"].rpartition("/")
-            config = "adapter_config.json" if stored[0]["format"].startswith("adapter") else "config.json"
-            files = (stored[0]["name"], f"{folder}{slash}{config}")
-        named, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
-        stated = None if named is None else AdapterBase(named, *resolved)
+        files, weight_files = None, row.pop("weight_files")
+        if weight_files and len(weight_files) == 1:  # a single file needs no list of files; shards need their index
+            folder, slash, _ = weight_files[0]["name"].rpartition("/")
+            config = "adapter_config.json" if weight_files[0]["format"].startswith("adapter") else "config.json"
+            files = (weight_files[0]["name"], f"{folder}{slash}{config}")
+        named_base, *resolved = (row.pop(name) for name in ("named", "verdict", "resolved_base", "why"))
+        stated = None if named_base is None else AdapterBase(named_base, *resolved)
         candidates.append(Candidate(files=files, datasets=frozenset(row.pop("datasets")), stated=stated, **row))
     return candidates
 
@@ -203,7 +203,7 @@ class FactorStore:
         Returns two arrays (candidates,), as shares of ‖R‖²: the gain with coefficient 1, 2⟨R, d⟩ − ‖d‖², and with the
         best coefficient for each matrix, ⟨R, d⟩²/‖d‖². Both compare the part of R that the candidate's record contains.
         """
-        plain, fitted, total = (np.zeros(len(candidates)) for _ in range(3))
+        gains, fitted, total = (np.zeros(len(candidates)) for _ in range(3))
         for name, delta in deltas.items():
             indices_of: dict[
                 tuple[int, int], list[int]
@@ -218,12 +218,12 @@ class FactorStore:
                     factors = [self._factors[candidates[index].model_id][name] for index in chunk]
                     inner = _inner(part, factors)
                     square = np.array([d.square for d in factors])
-                    plain[chunk] += 2 * inner - square
+                    gains[chunk] += 2 * inner - square
                     fitted[chunk] += np.where(square > 0, inner * np.maximum(inner, 0), 0) / np.where(
                         square > 0, square, 1
                     )
         total[total == 0] = 1.0
-        return plain / total, fitted / total
+        return gains / total, fitted / total
 
     def spanned(self, candidates: Sequence[Candidate], deltas: Mapping[str, NDArray[np.float32]]) -> Floats:
         """The share of the energy of ``deltas`` in the column spaces of each candidate's factors: (candidates,).
@@ -289,13 +289,15 @@ def best_group(
     for changes in (deltas, unexplained):
         _, fitted = store.fit(candidates, changes)
         likely |= {int(index): candidates[index] for index in np.argsort(-fitted, kind="stable")[:_LIKELY]}
-    chosen = list(likely.values())
-    gram, right, total = store.products(chosen, deltas)
+    group_candidates = list(likely.values())
+    gram, right, total = store.products(group_candidates, deltas)
     least = 1.0
     best: tuple[int, ...] = ()
     groups: list[tuple[int, ...]] = [()]
-    for _ in range(min(thresholds.max_parents, len(chosen))):
-        larger = [(*group, member) for group in groups for member in range(len(chosen)) if member not in group]
+    for _ in range(min(thresholds.max_parents, len(group_candidates))):
+        larger = [
+            (*group, member) for group in groups for member in range(len(group_candidates)) if member not in group
+        ]
         grown = sorted({tuple(sorted(group)) for group in larger})
         weights, shares = _group_least_squares(gram, right, total, np.array(grown))
         is_plausible = ((weights >= thresholds.min_weight) & (weights <= thresholds.max_weight)).all(axis=1)
@@ -306,7 +308,7 @@ def best_group(
             break
         if shares[order[0]] < least:
             best, least = groups[0], float(shares[order[0]])
-    return [chosen[member] for member in best], least
+    return [group_candidates[member] for member in best], least
 
 
 def _group_least_squares(

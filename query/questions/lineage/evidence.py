@@ -70,7 +70,7 @@ class ParentFit:
 
 def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     """See :class:`ParentFit`."""
-    difference_square = along = back = p_square = m_square = 0.0
+    difference_square = along = reverse = p_square = m_square = 0.0
     changed = equal = 0
     for name, delta in m.deltas.items():
         parent = p.deltas[name]
@@ -78,7 +78,7 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
         square = float(np.vdot(parent, parent))
         difference_square += float(np.vdot(difference, difference))
         along += float(np.vdot(difference, parent))
-        back -= float(np.vdot(difference, delta))
+        reverse -= float(np.vdot(difference, delta))
         p_square += square
         m_square += float(np.vdot(delta, delta))
         if square:
@@ -88,18 +88,18 @@ def parent_fit(m: ModelParts, p: ModelParts) -> ParentFit:
     return ParentFit(
         residual=max(difference_square - noise, 0.0) / m_square if m_square else 0.0,
         cosine=along / np.sqrt(difference_square * p_square) if difference_square and p_square else 0.0,
-        reverse=back / np.sqrt(difference_square * m_square) if difference_square and m_square else 0.0,
+        reverse=reverse / np.sqrt(difference_square * m_square) if difference_square and m_square else 0.0,
         equal=equal / changed if changed else 0.0,
     )
 
 
 def equal_share(m: ModelParts, p: ModelParts) -> float:
     """The share of entries that are equal when p is stored in m's precision."""
-    same = total = 0
+    equal = total = 0
     for name, weight in m.weights.items():
-        same += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
+        equal += int(np.count_nonzero(as_stored(p.weights[name], m.precision) == weight))
         total += weight.size
-    return same / total if total else 0.0
+    return equal / total if total else 0.0
 
 
 def as_stored(values: NDArray[np.float32], precision: str) -> NDArray[np.float32]:
@@ -150,11 +150,11 @@ class Combinations:
     δ = W − W_base is taken against the ``base`` as it is, not as rounded, so that rounding of the parents cancels.
     """
 
-    def __init__(self, m: ModelParts, others: Sequence[ModelParts], base: Weights) -> None:
-        self._count = len(others)
+    def __init__(self, m: ModelParts, parents: Sequence[ModelParts], base: Weights) -> None:
+        self._count = len(parents)
         self._gram = np.zeros((len(m.deltas), self._count + 2, self._count + 2))
         for row, name in enumerate(m.deltas):
-            changes = [(parts.weights[name] - base[name]).ravel() for parts in (m, *others)]
+            changes = [(parts.weights[name] - base[name]).ravel() for parts in (m, *parents)]
             stacked = np.stack([*changes, base[name].ravel()]).astype(np.float64)
             self._gram[row] = stacked @ stacked.T
         self._total = float(self._gram[:, 0, 0].sum())
@@ -191,9 +191,9 @@ class Combinations:
         """All choices of up to ``size`` members: with one recipe, by matrix, and for pairs by SLERP."""
         sums = []
         for count in range(1, min(size, self._count) + 1):
-            for chosen in combinations(range(self._count), count):
-                sums += [self.one_recipe(chosen), self.by_matrix(chosen)]
-                sums += [self.by_matrix(chosen, spherical=True)] if count == 2 else []
+            for members in combinations(range(self._count), count):
+                sums += [self.one_recipe(members), self.by_matrix(members)]
+                sums += [self.by_matrix(members, spherical=True)] if count == 2 else []
         return sums
 
 
@@ -211,14 +211,14 @@ def _least_squares(grams: Floats, rows: Sequence[int]) -> tuple[Floats, Floats]:
     return w, np.maximum(grams[:, 0, 0] - explained, 0.0)
 
 
-def residual(m: ModelParts, others: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
+def residual(m: ModelParts, parents: Sequence[ModelParts], base: Weights) -> dict[str, NDArray[np.float32]]:
     """The residual of δ_m after the best sum of the others' changes; every matrix has its own weights."""
-    best = Combinations(m, others, base).by_matrix(range(len(others)))
+    best = Combinations(m, parents, base).by_matrix(range(len(parents)))
     residuals = {}
     for row, (name, delta) in enumerate(m.deltas.items()):
         unexplained = delta.copy()
-        for weight, other in zip(best.weights[row], others, strict=True):
-            unexplained -= np.float32(weight) * other.deltas[name]
+        for weight, parent in zip(best.weights[row], parents, strict=True):
+            unexplained -= np.float32(weight) * parent.deltas[name]
         residuals[name] = unexplained
     return residuals
 
@@ -237,9 +237,9 @@ def ranks_of(
         if square <= 4 * noise * difference.size:
             continue
         values = np.linalg.svd(difference, compute_uv=False).astype(np.float64) ** 2
-        allowed = max(4 * noise * difference.size, 1e-7 * square)
-        behind = np.cumsum(values[::-1])[::-1]
-        rank = int(np.count_nonzero(behind > allowed))
+        allowed_energy = max(4 * noise * difference.size, 1e-7 * square)
+        tail_energies = np.cumsum(values[::-1])[::-1]
+        rank = int(np.count_nonzero(tail_energies > allowed_energy))
         if rank > max_rank:
             return []
         drop = values[rank - 1] / max(values[rank], 1e-300) if 0 < rank < len(values) else 1.0
@@ -290,22 +290,24 @@ class SparseMerges:
         sharp = (
             among & (np.abs(changes_p) > blur / _RATIO_WIDTH) & (np.abs(changes_p) > 0.2 * np.median(np.abs(changes_p)))
         )
-        nothing = 0.0, 0.0, np.zeros(len(among), dtype=bool)
+        no_multiple = 0.0, 0.0, np.zeros(len(among), dtype=bool)
         if sharp.sum() < _MIN_RATIOS:
-            return nothing
+            return no_multiple
         ratios = np.full(len(among), np.nan)
         np.divide(self._change, changes_p, out=ratios, where=sharp)
         logs = np.sort(np.log(ratios[(ratios > 0.02) & (ratios < 8)]))
         if len(logs) < _MIN_RATIOS:
-            return nothing
-        inside = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
-        best = int(inside.argmax())
-        middle = float(np.median(logs[best : best + inside[best]]))
-        around = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(logs, middle - 10 * _RATIO_WIDTH)
-        background = max((around - inside[best]) / 19, 1.0)
+            return no_multiple
+        counts = np.searchsorted(logs, logs + _RATIO_WIDTH) - np.arange(len(logs))
+        best = int(counts.argmax())
+        middle = float(np.median(logs[best : best + counts[best]]))
+        nearby_count = np.searchsorted(logs, middle + 10 * _RATIO_WIDTH) - np.searchsorted(
+            logs, middle - 10 * _RATIO_WIDTH
+        )
+        background = max((nearby_count - counts[best]) / 19, 1.0)
         multiple = float(np.exp(middle))
         explained = among & (np.abs(self._change - multiple * changes_p) <= 2 * blur + _RATIO_WIDTH * np.abs(changes_p))
-        return float(inside[best] / sharp.sum()), float(inside[best] / background), explained
+        return float(counts[best] / sharp.sum()), float(counts[best] / background), explained
 
 
 # ---- quantisation ----
@@ -337,13 +339,13 @@ def _grid_of(weight: NDArray[np.float32], spacing: float) -> Grid | None:
     for axis in (1, 0):
         rows = weight if axis == 1 else weight.T
         # Nearly all weights were never quantised; a few rows rule them out at a small part of the cost.
-        few = rows[:: max(len(rows) // _FEW_ROWS, 1)]
-        if _share_of_level_blocks(few) > 0.5 and _share_of_level_blocks(rows) > 0.99:
+        few_rows = rows[:: max(len(rows) // _FEW_ROWS, 1)]
+        if _share_of_level_blocks(few_rows) > 0.5 and _share_of_level_blocks(rows) > 0.99:
             return "4bit", axis
-        if _share_on_steps(few)[0] > 0.6:
-            share, off = _share_on_steps(rows)
+        if _share_on_steps(few_rows)[0] > 0.6:
+            share, offset = _share_on_steps(rows)
             # A part may lack the largest entry of its row: only whole rows show the grid.
-            if share > 0.9 and off < max(0.02, 8 * spacing):
+            if share > 0.9 and offset < max(0.02, 8 * spacing):
                 return "int8", axis
     return None
 
@@ -360,26 +362,26 @@ def _share_on_steps(rows: NDArray[np.float32]) -> tuple[float, float]:
     """The share of entries near a step of 1/127 of the row's largest, and the median distance of those not at zero."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     steps = rows / np.where(largest == 0, 1, largest / 127)
-    off = np.abs(steps - steps.round())
-    moved = off[np.abs(steps) > 0.5]
-    return float(np.mean(off < 0.13)), float(np.median(moved)) if moved.size else np.inf
+    offsets = np.abs(steps - steps.round())
+    moved = offsets[np.abs(steps) > 0.5]
+    return float(np.mean(offsets < 0.13)), float(np.median(moved)) if moved.size else np.inf
 
 
 def share_on_levels(m: ModelParts, p: Weights, grid: Grid) -> float:
     """The share of m's entries on the level of the grid nearest to p's: 1 where m is p, quantised."""
     form, axis = grid
-    same = total = 0
+    equal = total = 0
     for name, weight in m.weights.items():
         rows, rows_p = (weight, p[name]) if axis == 1 else (weight.T, p[name].T)
         total += weight.size
         if form == "int8":
             step = np.abs(rows).max(axis=1, keepdims=True) / 127
             step = np.where(step == 0, 1, step)
-            same += int(np.count_nonzero(np.abs(rows / step - (rows_p / step)) < 0.52))
+            equal += int(np.count_nonzero(np.abs(rows / step - (rows_p / step)) < 0.52))
             continue
         for block, block_p in zip(rows.reshape(-1, _BLOCK), rows_p.reshape(-1, _BLOCK), strict=True):
             levels = np.unique(block)
             upper = np.searchsorted(levels, block_p).clip(1, max(len(levels) - 1, 1))
             low, high = levels[upper - 1], levels[np.minimum(upper, len(levels) - 1)]
-            same += int(np.count_nonzero(np.where(block_p - low <= high - block_p, low, high) == block))
-    return same / total if total else 0.0
+            equal += int(np.count_nonzero(np.where(block_p - low <= high - block_p, low, high) == block))
+    return equal / total if total else 0.0

@@ -158,8 +158,8 @@ def _command(
         if call.output == "table" and answer.answered_at is None:
             say(f"read {answer.bytes_read / 1e6:.1f} MB of the weights of {counted(answer.models_read, 'model')}")
         if file is not None:
-            stored = call.asked(atlas, stored_edges, answer.base)
-            edges = [*(edge for edge in stored if edge.child != answer.model), *answer.edges]
+            edges_of_base = call.asked(atlas, stored_edges, answer.base)
+            edges = [*(edge for edge in edges_of_base if edge.child != answer.model), *answer.edges]
             _draw_tree(file, edges_around(edges, answer.model), answer.base, call.theme, answer.model)
     if not answer.is_as_expected:
         say(f"{answer.model} is not made from {answer.expected}")
@@ -234,7 +234,7 @@ def lineage(
     model = str(model)
     expected = None if expect is None else _expected(atlas, expect)
     reference = ModelRef.parse(model)
-    entry = _known(atlas, reference, base, expected)
+    entry = _indexed_entry(atlas, reference, base, expected)
     if entry is None and base is None and expected is not None:
         base = expected.base
     answer = _lineage(atlas, model, reference, entry, base, dates, fresh, thresholds)
@@ -254,8 +254,8 @@ def _lineage(
     """The lineage of an indexed model by its stored answer or its weights, of any other by its weights."""
     if entry is not None and entry.reason == CONVERSION:
         stored_answer = None if fresh else stored_conversion(atlas, entry.model_id)
-        listed = replace(reference, id=entry.model)
-        return lineage_of_conversion(stored_answer or read_conversion(atlas, listed, entry.base, entry))
+        full_reference = replace(reference, id=entry.model)
+        return lineage_of_conversion(stored_answer or read_conversion(atlas, full_reference, entry.base, entry))
     if entry is not None and entry.status == "skipped":
         raise no_record(entry, model)
     if entry is not None and entry.status == "indexed":
@@ -294,7 +294,7 @@ def _expected(atlas: AtlasReader, name: str) -> _Expected:
     return _Expected(base, base)
 
 
-def _known(
+def _indexed_entry(
     atlas: AtlasReader, reference: ModelRef, base: str | None, expected: _Expected | None
 ) -> IndexedModel | None:
     """The indexed model; if no base is given, preferably that of the expected base."""
@@ -342,11 +342,11 @@ def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, stor
                     in_a_row, failure = in_a_row + 1, f"the Hub does not answer: {cause.detail}"
                 else:
                     in_a_row, failure = 0, error.message
-        stored = stored_lineage(atlas, model_id)
-        if stored is None:
+        stored_answer = stored_lineage(atlas, model_id)
+        if stored_answer is None:
             (row,) = atlas.rows("SELECT model FROM fine_tunes WHERE model_id = ?", [model_id])
-            stored = Lineage(row["model"], tracer.base, model_id, (), 0, 0)
-        answers.append(replace(stored, notes=(), failure=failure))
+            stored_answer = Lineage(row["model"], tracer.base, model_id, (), 0, 0)
+        answers.append(replace(stored_answer, notes=(), failure=failure))
     if store:
         keep(atlas, tracer.base, answers)
     return Lineages(tracer.base, tuple(answers))
@@ -545,8 +545,8 @@ class Tracer:
                 )
             except ModelError as error:
                 return error
-            if sum(len(other.models) for other in self._selections.values()) >= _MAX_KEPT:
-                largest = max(self._selections.values(), key=lambda other: len(other.models))
+            if sum(len(kept_selection.models) for kept_selection in self._selections.values()) >= _MAX_KEPT:
+                largest = max(self._selections.values(), key=lambda kept_selection: len(kept_selection.models))
                 largest.models.pop(next(iter(largest.models)))
             selection.models[candidate.model_id] = parts
         log.bytes += parts.bytes_read
@@ -560,10 +560,10 @@ class Tracer:
         self, candidate: Candidate, parts: ModelParts, selection: _Selection, log: ReadLog, depth: int = 0
     ) -> ModelParts:
         """The parts of an adapter that was trained on another model of the atlas: the sum of both changes, as built."""
-        below = self._candidate_named(candidate.below)
-        if below is None or not parts.is_adapter or below.model_id == candidate.model_id or depth >= _DEEPEST:
+        parent = self._candidate_named(candidate.below)
+        if parent is None or not parts.is_adapter or parent.model_id == candidate.model_id or depth >= _DEEPEST:
             return parts
-        parent_parts = self._read(below, selection, log, depth=depth + 1)
+        parent_parts = self._read(parent, selection, log, depth=depth + 1)
         return parts if isinstance(parent_parts, ModelError) else parts.on(parent_parts)
 
     def _candidate_named(self, model: str | None) -> Candidate | None:
@@ -619,9 +619,9 @@ class Tracer:
         if self.dates and target.created is not None:
             latest = target.created + SAME_DAY
             earlier = [candidate for candidate in earlier if candidate.created is None or candidate.created <= latest]
-        possible = self._near(target, earlier)
-        candidates = store.load(possible)
-        if possible and not candidates:
+        nearest_candidates = self._near(target, earlier)
+        candidates = store.load(nearest_candidates)
+        if nearest_candidates and not candidates:
             raise AtlasError(
                 f"Lineage needs the records of {self.base}, and this atlas contains none with factors.",
                 Text(
@@ -632,7 +632,7 @@ class Tracer:
                     "), or pull one that was pushed --with-records.",
                 ),
             )
-        if missing := len(possible) - len(candidates):
+        if missing := len(nearest_candidates) - len(candidates):
             log.notes.append(
                 f"left out, because their records are missing or contain no factors: {counted(missing, 'model')}"
             )
@@ -641,18 +641,20 @@ class Tracer:
         tokens = self._base_embeddings(selection, log) if uses_tokens else None
         rules = LineageRules(target, m, base, tokens, self.thresholds, dates=self.dates)
         # Adapters on one fine-tune all contain its change, so their records do not show whose own changes are similar.
-        beside = [candidate for candidate in candidates if target.below is not None and candidate.below == target.below]
+        siblings = [
+            candidate for candidate in candidates if target.below is not None and candidate.below == target.below
+        ]
         search = Search(read, rules, store, candidates, log, is_same)
         from threadpoolctl import threadpool_limits
 
         # With matrices this small, threads of BLAS use three times as much processor time to wait for each other.
         with one_blas_thread(), threadpool_limits(1, user_api="openmp"):
-            named = [
+            declared_parents = [
                 candidate
                 for candidate in candidates
                 if candidate.model in declared.models and candidate.model != target.below
             ]
-            edges = search.run([*named, *beside[-self.thresholds.max_models :]]).edges
+            edges = search.run([*declared_parents, *siblings[-self.thresholds.max_models :]]).edges
         stated = stated_model(target, self.base) if m.is_adapter else None
         if stated is not None and edges:
             log.notes.append(f"{BY_CONFIG}, it was trained on {stated}")
@@ -681,12 +683,12 @@ class Tracer:
 
         An adapter contains only its own change, so its weights neither confirm nor contradict such a name.
         """
-        below = self._candidate_named(stated)
+        parent = self._candidate_named(stated)
         own_energy, total = energy(m.own), energy(m.deltas)
         return Edge(
             target.model, stated, CONTINUED, 1.0, own_energy / total if total else 1.0,
             f"{BY_CONFIG}; an adapter's own weights cannot show what it was trained on",
-            parent_id=None if below is None else below.model_id, is_proven=False, signals={STATED: 1.0},
+            parent_id=None if parent is None else parent.model_id, is_proven=False, signals={STATED: 1.0},
         )  # fmt: skip
 
     def _near(self, target: Candidate, candidates: list[Candidate]) -> list[Candidate]:
@@ -703,11 +705,11 @@ class Tracer:
 
     def _completed(self, edge: Edge, declared: DeclaredParents) -> Edge:
         """The edge with the name of the base, its probability, and whether the card agrees."""
-        sure = probability(edge)
+        edge_probability = probability(edge)
         card = declared.agreement(edge.parent, edge.same)
-        is_sure = sure >= SURE and edge.direction == "known"
+        is_sure = edge_probability >= SURE and edge.direction == "known"
         card = card if is_sure or card == CONFIRMED else UNSURE
         if card == CONTRADICTED and edge.signals.keys() & {OF_ADAPTER, STATED}:
             # The card may name the model that the adapter was trained on, which its factors do not show.
             card = UNSURE
-        return replace(edge, parent=edge.parent or self.base, probability=sure, card=card)
+        return replace(edge, parent=edge.parent or self.base, probability=edge_probability, card=card)

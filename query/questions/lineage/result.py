@@ -59,7 +59,7 @@ KINDS = (TUNED, CONTINUED, MERGE, LORA, COPY, RECAST, QUANTISED, CONTINUED_OR_RU
 _DASHED = (0, (3, 2))
 
 
-# What fields of a step mean, here and in a bill of materials.
+# Meanings of the fields of a step, here and in a bill of materials.
 STEP_KIND = Doc(
     "The kind of step: tuned from the base, continued (tuned further), merge, LoRA merged, copy, recast "
     "(saved in another precision), quantised copy, conversion (GGUF, AWQ …), untrained adapter, or unrelated."
@@ -83,12 +83,10 @@ class Edge:
     """One step of a family tree: ``child`` was made from ``parent``.
 
     Attributes:
-        child: name of the model.
-        kind: one of the kinds above; ``card``: one of the constants above.
-        probability: None before it is calculated.
-        parent_id: of the parent, where it is a model of the atlas.
-        is_proven: whether equal weights prove the edge, rather than sizes and angles.
-        signals: of a continued or tuned model, the measurements behind the probability.
+        child: name of the model. kind: one of the kinds above; ``card``: one of the constants above. probability: None
+        before it is calculated. parent_id: the id of the parent, if it is a model of the atlas. is_proven: whether
+        equal weights prove the edge, rather than sizes and angles. signals: the measurements behind the probability of
+        a continued or tuned model.
     """
 
     child: Annotated[str, Hidden()]
@@ -123,8 +121,8 @@ class Edge:
             return f"{self.kind} of {self.parent}: {self.evidence}"
         if self.kind == COPY and self.direction != "known":
             return f"{SAME_WEIGHTS} as {self.parent}; {NO_ORDER}"
-        how, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
-        return f"{how} from {self.parent}{comma}{otherwise}"
+        verb, comma, otherwise = self.kind.partition(",")  # "continued, or a run with the same data and seed"
+        return f"{verb} from {self.parent}{comma}{otherwise}"
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ class Lineages(Rows[Lineage], Drawn):
             any(edge.parent_id is not None and edge.direction == "known" for edge in lineage.edges)
             for lineage in self.models
         )
-        return f"Of {counted(len(self.models), 'model')} of {self.base}, {continued:,} were made from another of them."
+        return f"{continued:,} of {counted(len(self.models), 'model')} of {self.base} were made from another of them."
 
     @property
     def notes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -267,13 +265,13 @@ def edges_around(edges: Sequence[Edge], model: str) -> list[Edge]:
 
     def closure(steps: list[tuple[str | None, str | None]]) -> set[str | None]:
         reached: set[str | None] = {model}
-        while further := {to for start, to in steps if start in reached and to is not None} - reached:
+        while further := {target for start, target in steps if start in reached and target is not None} - reached:
             reached |= further
         return reached
 
-    up = closure([(edge.child, edge.parent) for edge in edges])
-    down = closure([(edge.parent, edge.child) for edge in edges])
-    return [edge for edge in edges if edge.child in up or edge.parent in down]
+    ancestors = closure([(edge.child, edge.parent) for edge in edges])
+    descendants = closure([(edge.parent, edge.child) for edge in edges])
+    return [edge for edge in edges if edge.child in ancestors or edge.parent in descendants]
 
 
 def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
@@ -290,28 +288,31 @@ def positions(edges: Sequence[Edge], base: str) -> dict[str, tuple[int, float]]:
 
     def column(model: str, path: frozenset[str]) -> int:
         if model not in columns:
-            before = [
+            parent_columns = [
                 column(parent, path | {model}) for parent in parents.get(model, []) if parent not in path | {model}
             ]
-            columns[model] = 1 + max(before, default=0)
+            columns[model] = 1 + max(parent_columns, default=0)
         return columns[model]
 
     children: dict[str, list[str]] = {}
-    for model, above in parents.items():
+    for model, parents_of_model in parents.items():
         column(model, frozenset())
-        first = next((parent for parent in above if columns.get(parent, 0) < columns[model]), base)
+        first = next((parent for parent in parents_of_model if columns.get(parent, 0) < columns[model]), base)
         children.setdefault(first, []).append(model)
     positions_of: dict[str, tuple[int, float]] = {}
     row = 0.0
-    waiting: list[tuple[str, bool]] = [(base, False)]
-    while waiting:
-        model, is_done = waiting.pop()
-        below = children.get(model, [])
+    stack: list[tuple[str, bool]] = [(base, False)]
+    while stack:
+        model, is_done = stack.pop()
+        children_of_model = children.get(model, [])
         if is_done:
-            positions_of[model] = columns[model], sum(positions_of[child][1] for child in below) / len(below)
-        elif below:
-            waiting.append((model, True))
-            waiting.extend((child, False) for child in reversed(below))
+            positions_of[model] = (
+                columns[model],
+                sum(positions_of[child][1] for child in children_of_model) / len(children_of_model),
+            )
+        elif children_of_model:
+            stack.append((model, True))
+            stack.extend((child, False) for child in reversed(children_of_model))
         else:
             positions_of[model] = columns[model], row
             row += 1
@@ -353,8 +354,8 @@ def tree_figure(
         )  # fmt: skip
     axes.set_xlim(-0.1, columns - 1 + 0.95)
     axes.set_ylim(-rows, 1)
-    present = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
-    handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in present]
+    kinds_drawn = [kind for kind in KINDS if any(edge.kind == kind for edge in edges)]
+    handles = [Line2D([], [], color=colour[kind], linewidth=1.2, label=kind) for kind in kinds_drawn]
     if any(edge.direction != "known" for edge in edges):
         handles.append(Line2D([], [], color=colours.ink, linestyle=_DASHED, linewidth=1.0, label="direction unknown"))
     style: dict[str, Any] = {"ncols": 4, "fontsize": 6, "frameon": False, "labelcolor": colours.ink}

@@ -91,10 +91,10 @@ class LineageRules:
         """Apply the rule with the most certain evidence; no edges if no rule applies."""
         if self.adapters is not None:
             decision = self.adapters.decide([sample for sample in samples if sample.parts.is_adapter])
-            full = [sample for sample in samples if not sample.parts.is_adapter]
+            full_models = [sample for sample in samples if not sample.parts.is_adapter]
             # Full models explain only the change of an adapter that was trained on the base itself.
             is_on_base = self.m.deltas is self.m.own
-            return decision or (self._exact_sum(full) if full and is_on_base else None) or Decision()
+            return decision or (self._exact_sum(full_models) if full_models and is_on_base else None) or Decision()
         # A copy of this model in fewer bits cannot be its parent, whatever the dates.
         samples = [
             sample
@@ -128,13 +128,13 @@ class LineageRules:
     def _one_parent(
         self,
         parent: SampledWeights,
-        same: Sequence[SampledWeights],
+        copies: Sequence[SampledWeights],
         kind: str,
         residual: float,
         evidence: str,
     ) -> Decision:
-        """A settled decision for one parent; ``same``: the models that the weights cannot distinguish from it."""
-        names = tuple(sample.candidate.model for sample in same)
+        """A settled decision for one parent; ``copies``: models that the weights cannot distinguish from it."""
+        names = tuple(sample.candidate.model for sample in copies)
         edge = self._edge(parent.candidate, kind, 1.0, residual, evidence, same=names)
         return Decision((edge,), is_settled=True)
 
@@ -156,27 +156,27 @@ class LineageRules:
         Such a copy would look like a nearer relative than its original, because a rounded row equals many others.
         """
         fit = parent_fit(self.m, sample.parts)
-        for other in samples:
-            if self._is_recast(sample, other.parts):
+        for source in samples:
+            if self._is_recast(sample, source.parts):
                 return fit.equal == 0
-            if self._is_quantised(sample, other.parts):
-                return fit.residual > parent_fit(self.m, other.parts).residual
+            if self._is_quantised(sample, source.parts):
+                return fit.residual > parent_fit(self.m, source.parts).residual
         return False
 
     def _is_merge_of_target(self, sample: SampledWeights, samples: Sequence[SampledWeights]) -> bool:
         """Whether ``sample``, of the same day or an unknown date, is a merge of the asked model and another."""
-        others = [other for other in samples if other is not sample]
-        if self.siblings.has_order(sample.candidate) or not others:
+        other_samples = [other_sample for other_sample in samples if other_sample is not sample]
+        if self.siblings.has_order(sample.candidate) or not other_samples:
             return False
-        sums = Combinations(sample.parts, [self.m, *(other.parts for other in others)], self.base)
-        allowed = self._exact_residual(sample.parts)
+        sums = Combinations(sample.parts, [self.m, *(other_sample.parts for other_sample in other_samples)], self.base)
+        allowed_residual = self._exact_residual(sample.parts)
         pairs = [
             sums.by_matrix((0, index), spherical=spherical)
-            for index in range(1, len(others) + 1)
+            for index in range(1, len(other_samples) + 1)
             for spherical in (False, True)
         ]
         return any(
-            pair.residual <= allowed
+            pair.residual <= allowed_residual
             and pair.base_error < _SLERP_ERROR
             and bool((pair.mean > self.thresholds.min_weight).all())
             for pair in pairs
@@ -191,25 +191,29 @@ class LineageRules:
 
     def _copy(self, samples: Sequence[SampledWeights]) -> Decision | None:
         spacing = SPACING[self.m.precision]
-        full = [sample for sample in samples if not sample.parts.is_adapter]  # a merged adapter is not a copy of it
-        equal = [sample for sample in full if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME]
+        full_models = [
+            sample for sample in samples if not sample.parts.is_adapter
+        ]  # a merged adapter is not a copy of it
+        equal = [
+            sample for sample in full_models if sample.spacing <= spacing and equal_share(self.m, sample.parts) > _SAME
+        ]
         if not equal:
             return None
-        first, *others = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
+        first, *copies = sorted(equal, key=lambda sample: (-sample.spacing, sample.candidate.upload_order))
         if self.m.precision != first.parts.precision:
             residual = parent_fit(self.m, first.parts).residual
-            return self._one_parent(first, others, RECAST, residual, f"the same weights, stored as {self.m.precision}")
-        return self._copy_of(first.candidate, [sample.candidate for sample in others])
+            return self._one_parent(first, copies, RECAST, residual, f"the same weights, stored as {self.m.precision}")
+        return self._copy_of(first.candidate, [sample.candidate for sample in copies])
 
-    def copy_by_record(self, same: Sequence[Candidate]) -> Decision:
+    def copy_by_record(self, copies: Sequence[Candidate]) -> Decision:
         """A copy of models whose weights cannot be read any more, but whose records equal the asked model's."""
-        first, *others = sorted(same, key=lambda candidate: candidate.upload_order)
-        return self._copy_of(first, others)
+        first, *later_copies = sorted(copies, key=lambda candidate: candidate.upload_order)
+        return self._copy_of(first, later_copies)
 
-    def _copy_of(self, original: Candidate, others: Sequence[Candidate]) -> Decision:
+    def _copy_of(self, original: Candidate, copies: Sequence[Candidate]) -> Decision:
         direction = "known" if self.siblings.has_order(original) else "unknown"
         evidence = SAME_WEIGHTS if direction == "known" else f"{SAME_WEIGHTS}; {NO_ORDER}"
-        names = tuple(candidate.model for candidate in others)
+        names = tuple(candidate.model for candidate in copies)
         edge = self._edge(original, COPY, 1.0, 0.0, evidence, direction=direction, same=names)
         return Decision((edge,), is_settled=True)
 
@@ -229,8 +233,8 @@ class LineageRules:
         if share_of_base >= best:
             return Decision((self._edge(None, QUANTISED, 1.0, 1.0, evidence),), is_settled=True)
         nearest = [sample for share, sample in shares if share >= best - 1e-6]
-        first, *others = sorted(nearest, key=lambda sample: sample.candidate.upload_order)
-        return self._one_parent(first, others, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
+        first, *copies = sorted(nearest, key=lambda sample: sample.candidate.upload_order)
+        return self._one_parent(first, copies, QUANTISED, parent_fit(self.m, first.parts).residual, evidence)
 
     # ---- exact sums ----
 
@@ -242,11 +246,11 @@ class LineageRules:
             return None
         distinct = _distinct(samples)
         sums = Combinations(self.m, [sample.parts for sample in distinct], self.base).all_up_to(thresholds.max_parents)
-        allowed = thresholds.exact_residual + noise
+        allowed_residual = thresholds.exact_residual + noise
         exact = [
             combination
             for combination in sums
-            if combination.residual <= allowed and self._is_plausible(combination, distinct)
+            if combination.residual <= allowed_residual and self._is_plausible(combination, distinct)
         ]
         if not exact:
             return None
@@ -266,19 +270,19 @@ class LineageRules:
                 float(np.abs(combination.mean).sum()),
             ),
         )
-        chosen = [distinct[member] for member in best.members]
-        if len(chosen) == 1 and chosen[0].parts.is_adapter:
+        parents = [distinct[member] for member in best.members]
+        if len(parents) == 1 and parents[0].parts.is_adapter:
             evidence = "the adapter's change, added"
-            edge = self._edge(chosen[0].candidate, LORA, float(best.mean[0]), best.residual, evidence)
+            edge = self._edge(parents[0].candidate, LORA, float(best.mean[0]), best.residual, evidence)
             return Decision((edge,), is_settled=True)
         if best.spread < 1e-9:
             method = "linear" if abs(best.mean.sum() - 1) < 5e-3 else "task arithmetic"
         else:
-            method = "slerp" if len(chosen) == 2 else "layer by layer"
+            method = "slerp" if len(parents) == 2 else "layer by layer"
         evidence = "an exact sum of their changes"
         edges = tuple(
             self._edge(sample.candidate, MERGE, float(weight), best.residual, evidence, method=method)
-            for sample, weight in zip(chosen, best.mean, strict=True)
+            for sample, weight in zip(parents, best.mean, strict=True)
         )
         return Decision(edges, is_settled=True)
 
@@ -286,15 +290,15 @@ class LineageRules:
         """The ``members`` that are exact sums, by one recipe, of two or three other members."""
         merges = set()
         for member in members if len(members) > 2 else ():
-            others = [samples[other].parts for other in members if other != member]
-            sums = Combinations(samples[member].parts, others, self.base)
+            other_parts = [samples[other_member].parts for other_member in members if other_member != member]
+            sums = Combinations(samples[member].parts, other_parts, self.base)
             tried = (
-                sums.one_recipe(chosen)
+                sums.one_recipe(group)
                 for size in (2, 3)
-                for chosen in itertools.combinations(range(len(others)), size)
+                for group in itertools.combinations(range(len(other_parts)), size)
             )
-            allowed = self._exact_residual(samples[member].parts)
-            if any(combination.residual <= allowed and (combination.mean >= 0).all() for combination in tried):
+            allowed_residual = self._exact_residual(samples[member].parts)
+            if any(combination.residual <= allowed_residual and (combination.mean >= 0).all() for combination in tried):
                 merges.add(member)
         return merges
 
@@ -323,12 +327,12 @@ class LineageRules:
         better = [(rank, sample) for rank, sample in ranked if rank_over_base is None or rank <= 0.7 * rank_over_base]
         if better:
             rank, first = min(better, key=lambda pair: (pair[0], pair[1].candidate.upload_order))
-            others = [sample for other_rank, sample in better if other_rank == rank and sample is not first]
+            copies = [sample for other_rank, sample in better if other_rank == rank and sample is not first]
             fit = parent_fit(self.m, first.parts)
             # The angles suggest that the other model was made from this one, and dates do not contradict them.
             if abs(fit.cosine) > abs(fit.reverse) and not self.siblings.has_order(first.candidate):
                 return None
-            return self._one_parent(first, others, LORA, fit.residual, f"the difference is of rank {rank}")
+            return self._one_parent(first, copies, LORA, fit.residual, f"the difference is of rank {rank}")
         if rank_over_base is None:
             return None
         edge = self._edge(None, LORA, 1.0, 1.0, f"the change is of rank {rank_over_base}")
@@ -363,25 +367,25 @@ class LineageRules:
         ]
         unexplained = ~self.entries.unchanged
         self.unexplained = None
-        chosen: list[tuple[SampledWeights, float]] = []
+        parents: list[tuple[SampledWeights, float]] = []
         while distinct:
             fits = [(self.entries.fixed_multiple(sample.parts, unexplained), sample) for sample in distinct]
             (share, contrast, explained), sample = max(fits, key=lambda pair: pair[0][0])
             if share < self.thresholds.multiple_share or contrast < self.thresholds.multiple_contrast:
                 break
-            chosen.append((sample, share))
+            parents.append((sample, share))
             unexplained &= ~explained
-            distinct = [other for other in distinct if other is not sample]
-        if not chosen:
+            distinct = [remaining for remaining in distinct if remaining is not sample]
+        if not parents:
             return None
         self.unexplained = unexplained
-        fitted = Combinations(self.m, [sample.parts for sample, _ in chosen], self.base).by_matrix(range(len(chosen)))
+        fitted = Combinations(self.m, [sample.parts for sample, _ in parents], self.base).by_matrix(range(len(parents)))
         edges = tuple(
             self._edge(
                 sample.candidate, MERGE, float(weight), fitted.residual, f"{share:.0%} of its entries, untouched",
                 method=SPARSE_METHODS,
             )
-            for (sample, share), weight in zip(chosen, fitted.mean, strict=True)
+            for (sample, share), weight in zip(parents, fitted.mean, strict=True)
         )  # fmt: skip
         return Decision(edges, is_settled=float(unexplained.mean()) < 0.3 * float((~self.entries.unchanged).mean()))
 
@@ -406,7 +410,7 @@ def _distinct(samples: Sequence[SampledWeights]) -> list[SampledWeights]:
     """The models without those that repeat an earlier one."""
     distinct: list[SampledWeights] = []
     for sample in sorted(samples, key=lambda sample: sample.candidate.upload_order):
-        fits = (parent_fit(sample.parts, other.parts) for other in distinct)
+        fits = (parent_fit(sample.parts, distinct_sample.parts) for distinct_sample in distinct)
         if not any(fit.residual < 1e-2 and abs(fit.cosine) < 0.5 for fit in fits):
             distinct.append(sample)
     return distinct

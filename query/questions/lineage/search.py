@@ -91,8 +91,8 @@ class Search:
         if decision.edges or not likely:
             return decision
         # A likely parent cannot be read any more: if its record alone is clear enough, that decides.
-        if same := [candidate for _, candidate in likely if self.is_same(candidate)]:
-            return self.rules.copy_by_record(same)
+        if copies := [candidate for _, candidate in likely if self.is_same(candidate)]:
+            return self.rules.copy_by_record(copies)
         gain, parent = max(likely, key=lambda pair: pair[0])
         evidence = "by its record alone: its weights cannot be read any more"
         child = self.rules.target.model
@@ -214,9 +214,9 @@ class Search:
         for sample in members:
             if not self._can_afford() or not self.waiting:
                 break
-            others = [other.parts for other in members if other is not sample]
-            best, fitted = self._best_fit(residual(sample.parts, others, self.rules.base))
+            other_parts = [other.parts for other in members if other is not sample]
+            best, fitted = self._best_fit(residual(sample.parts, other_parts, self.rules.base))
             if fitted >= 1 - self.rules.thresholds.max_group_residual:
                 self._take(best)
-        again = self.rules.decide(self.samples)
-        return again if again.is_settled else decision
+        new_decision = self.rules.decide(self.samples)
+        return new_decision if new_decision.is_settled else decision

@@ -136,8 +136,8 @@ def sibling_cosine(m: ModelParts, s: ModelParts, p: ModelParts) -> float:
     one of the models did not move.
     """
     steps = {name: s.weights[name] - p.weights[name] for name in m.weights}
-    along, after, before = _outside_leading(m, s, steps)
-    return along / float(np.sqrt(after * before)) if after > 0 and before > 0 else 0.0
+    inner_product, rest_energy, step_energy = _outside_leading(m, s, steps)
+    return inner_product / float(np.sqrt(rest_energy * step_energy)) if rest_energy > 0 and step_energy > 0 else 0.0
 
 
 def step_kept(m: ModelParts, p: ModelParts) -> tuple[float, float]:
@@ -150,14 +150,14 @@ def step_kept(m: ModelParts, p: ModelParts) -> tuple[float, float]:
     """
     steps = {name: step for name, step in p.deltas.items() if step.any()}
     sums = [_outside_leading(m, p, {name: step}) for name, step in steps.items()]
-    along, before = (sum(inner[index] for inner in sums) for index in (0, 2))
+    inner_product, step_energy = (sum(inner[index] for inner in sums) for index in (0, 2))
     spread = float(np.std([inner[0] / inner[2] for inner in sums if inner[2] > 0] or [0.0]))
-    return (1 + along / before if before > 0 else 0.0), spread
+    return (1 + inner_product / step_energy if step_energy > 0 else 0.0), spread
 
 
 def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) -> tuple[float, float, float]:
     """⟨D, S⟩, ‖D‖² and ‖S‖² of D = m − s and a step S, both without the leading directions of S, over all matrices."""
-    along = after = before = 0.0
+    inner_product = rest_energy = step_energy = 0.0
     for name, step in steps.items():
         if not step.any():
             continue
@@ -166,10 +166,10 @@ def _outside_leading(m: ModelParts, s: ModelParts, steps: Mapping[str, Floats]) 
         u, vt = u[:, :leading], vt[:leading]
         outside = _project_out(step, u, vt)
         difference = _project_out(m.weights[name] - s.weights[name], u, vt)
-        along += float(np.vdot(difference, outside))
-        after += float(np.vdot(difference, difference))
-        before += float(np.vdot(outside, outside))
-    return along, after, before
+        inner_product += float(np.vdot(difference, outside))
+        rest_energy += float(np.vdot(difference, difference))
+        step_energy += float(np.vdot(outside, outside))
+    return inner_product, rest_energy, step_energy
 
 
 def _project_out(matrix: Floats, u: Floats, vt: Floats) -> Floats:
@@ -232,9 +232,9 @@ class Siblings:
             return 0
         return int(np.count_nonzero(updates.changed & (updates.evenness >= self.thresholds.even_update)))
 
-    def has_order(self, other: Candidate) -> bool:
+    def has_order(self, candidate: Candidate) -> bool:
         """Whether dates show that the other model was created first; models created later are never candidates."""
-        created, other_created = self.target.created, other.created
+        created, other_created = self.target.created, candidate.created
         return (
             self.dates
             and created is not None
@@ -242,12 +242,12 @@ class Siblings:
             and abs(created - other_created) >= SAME_DAY
         )
 
-    def is_run_of_same_sweep(self, other: Candidate) -> bool:
+    def is_run_of_same_sweep(self, candidate: Candidate) -> bool:
         """Whether the other has the same author and datasets, and dates that are close or unknown."""
-        created, other_created = self.target.created, other.created
+        created, other_created = self.target.created, candidate.created
         hours = timedelta(hours=self.thresholds.same_run_hours)
         is_near = created is None or other_created is None or abs(created - other_created) <= hours
-        return is_near and other.author == self.target.author and other.datasets == self.target.datasets
+        return is_near and candidate.author == self.target.author and candidate.datasets == self.target.datasets
 
     def relative(self, sample: SampledWeights) -> Relative | None:
         """The model as a possible parent; None if it cannot be one."""
@@ -346,13 +346,13 @@ class Siblings:
         if not remaining:
             return None
         most = max(relative.shared for relative in remaining) - self.thresholds.min_shared
-        near = [relative for relative in remaining if relative.shared >= most]
+        nearest = [relative for relative in remaining if relative.shared >= most]
         first = min(
-            near, key=lambda relative: (round(relative.edge.residual, 9), relative.weights.candidate.upload_order)
+            nearest, key=lambda relative: (round(relative.edge.residual, 9), relative.weights.candidate.upload_order)
         )
         equal = [
             relative
-            for relative in near
+            for relative in nearest
             if relative is not first and abs(relative.edge.residual - first.edge.residual) < 1e-9
         ]
         return replace(first.edge, same=tuple(relative.weights.candidate.model for relative in equal))

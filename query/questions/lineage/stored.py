@@ -28,11 +28,11 @@ class DeclaredParents:
     indexed: frozenset[str]
     names_base: bool
 
-    def agreement(self, parent: str | None, same: Sequence[str] = ()) -> str:
-        """Whether the card agrees with a parent (None: the base), or with one of the models that are the ``same``."""
+    def agreement(self, parent: str | None, copies: Sequence[str] = ()) -> str:
+        """Whether the card agrees with a parent (None: the base), or with one of its ``copies``."""
         if parent is None and not self.models:
             return CONFIRMED if self.names_base else NOT_DECLARED
-        if parent is not None and {parent, *same} & self.models:
+        if parent is not None and {parent, *copies} & self.models:
             return CONFIRMED
         return CONTRADICTED if self.indexed else NOT_DECLARED
 
@@ -80,12 +80,12 @@ def notes_on_card(
             notes.append(f"its card names {name}, a fine-tune of {rows[0]['base']}")
         else:
             notes.append(f"its card names {name}; its weights do not show that")
-    back = atlas.rows(
+    mutual_rows = atlas.rows(
         "SELECT DISTINCT model FROM declared_lineage WHERE lower(parent) = lower(?) "
         "AND model IN (SELECT unnest(?::VARCHAR[]))",
         [model, sorted(declared.models)],
     )
-    notes.extend(f"its card and that of {row['model']} name each other as parents" for row in back)
+    notes.extend(f"its card and that of {row['model']} name each other as parents" for row in mutual_rows)
     return notes
 
 

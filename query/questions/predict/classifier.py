@@ -149,7 +149,7 @@ class FittedClassifiers:
         return {way: self._by_evidence(design, evidence) for way, evidence in ways(design.kinds).items()}
 
     def _by_evidence(self, design: Design, evidence: frozenset[str]) -> Reals:
-        used = design.known & np.array([kind.name in evidence for kind in EVIDENCE])
+        used = design.is_known & np.array([kind.name in evidence for kind in EVIDENCE])
         probabilities = np.zeros((len(used), design.present.shape[1] + 1))
         for pattern in np.unique(used, axis=0):
             rows = (used == pattern).all(axis=1)
@@ -166,24 +166,27 @@ def fit(training: TrainingSet, withheld: Sequence[int]) -> FittedClassifiers:
     """
     sweeps = training.sweeps
     sweep_of_row = sweeps.of_model[training.rows]
-    chosen = training_rows(sweep_of_row, np.isin(sweeps.authors[training.rows], withheld))
-    features = training.features(chosen, withheld)
-    importance = 1 / np.bincount(sweep_of_row[chosen], minlength=1)[sweep_of_row[chosen]]
+    rows = training_rows(sweep_of_row, np.isin(sweeps.authors[training.rows], withheld))
+    features = training.features(rows, withheld)
+    importance = 1 / np.bincount(sweep_of_row[rows], minlength=1)[sweep_of_row[rows]]
     comparable = features.present.any(axis=1)  # a model without other authors to compare with shows nothing
-    none = none_share(features.known[comparable], importance[comparable])
-    known = features.known > 0
-    authors = sweeps.authors[training.rows[chosen[known]]]
-    if known.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < _ENOUGH_AUTHORS:
+    none = none_share(features.covered[comparable], importance[comparable])
+    is_covered = features.covered > 0
+    authors = sweeps.authors[training.rows[rows[is_covered]]]
+    if is_covered.sum() < ENOUGH_MODELS or len(set(authors.tolist())) < _ENOUGH_AUTHORS:
         return uncalibrated(none)
     shown = design_of(features)
-    hidden = design_of(training.features(chosen, withheld, is_hidden=True))  # the same models, their datasets hidden
+    hidden = design_of(training.features(rows, withheld, is_hidden=True))  # the same models, their datasets hidden
     classifiers = {}
     for size in range(1, len(shown.kinds) + 1):
         for kinds in combinations(shown.kinds, size):
             # With its datasets hidden, a model may have no other sweep to compare its vocabulary with.
-            seen, unseen = shown.has(kinds), shown.has(kinds) & hidden.has(kinds)
-            if seen.any():
-                cases = (shown.take(seen), importance[seen]), (hidden.take(unseen), importance[unseen])
+            has_shown, has_hidden = shown.has(kinds), shown.has(kinds) & hidden.has(kinds)
+            if has_shown.any():
+                cases = (
+                    (shown.take(has_shown), importance[has_shown]),
+                    (hidden.take(has_hidden), importance[has_hidden]),
+                )
                 classifiers[frozenset(kinds)] = _fitted(frozenset(kinds), *cases)
     return FittedClassifiers(classifiers, none, is_calibrated=True)
 
@@ -198,13 +201,13 @@ def training_rows(sweep: Integers, is_withheld: Booleans, most: int = _MAX_MODEL
         is_withheld: (n,) models to leave out.
         most: the largest number of models.
     """
-    places = np.flatnonzero((sweep >= 0) & ~is_withheld)
+    rows = np.flatnonzero((sweep >= 0) & ~is_withheld)
     counts_by_sweep: dict[int, int] = {}
     order = []
-    for number in sweep[places].tolist():
+    for number in sweep[rows].tolist():
         order.append(counts_by_sweep.get(number, 0))
         counts_by_sweep[number] = order[-1] + 1
-    return np.sort(places[np.argsort(np.array(order, dtype=np.intp), kind="stable")[:most]])
+    return np.sort(rows[np.argsort(np.array(order, dtype=np.intp), kind="stable")[:most]])
 
 
 def uncalibrated(none: float) -> FittedClassifiers:
@@ -212,21 +215,21 @@ def uncalibrated(none: float) -> FittedClassifiers:
     return FittedClassifiers({}, none, is_calibrated=False)
 
 
-def none_share(known: Reals, importance: Reals) -> float:
+def none_share(covered: Reals, importance: Reals) -> float:
     """The share of models whose dataset is none of the answers, by the rule of succession: never 0 or 1."""
-    return float((importance @ (1 - known) + 1) / (importance.sum() + 2))
+    return float((importance @ (1 - covered) + 1) / (importance.sum() + 2))
 
 
 def _fitted(evidence: frozenset[str], shown: tuple[Design, Reals], hidden: tuple[Design, Reals]) -> Classifier:
     """Fit to models as they are and to models whose datasets are hidden, both with their importance (rows,)."""
-    seen, importance = shown
-    unseen, unseen_importance = hidden
-    fitted = Classifier(evidence, _fit_weights(evidence, seen, importance))
-    known = importance * seen.truth.sum(axis=1)
-    if not known.sum() or not unseen_importance.sum():
+    shown_design, shown_importance = shown
+    hidden_design, hidden_importance = hidden
+    fitted = Classifier(evidence, _fit_weights(evidence, shown_design, shown_importance))
+    covered = shown_importance * shown_design.truth.sum(axis=1)
+    if not covered.sum() or not hidden_importance.sum():
         return fitted
-    signals = fitted.signals(seen), fitted.signals(unseen)
-    return replace(fitted, novelty=_fit_novelty(*signals, known, unseen_importance))
+    signals = fitted.signals(shown_design), fitted.signals(hidden_design)
+    return replace(fitted, novelty=_fit_novelty(*signals, covered, hidden_importance))
 
 
 # ---- the first model: which of the answers ----
@@ -248,14 +251,14 @@ def _log_given_known(terms: Reals, weights: Reals, present: Booleans) -> Reals:
 def _fit_weights(evidence: frozenset[str], shown: Design, importance: Reals) -> Reals:
     """The weights, none negative, that maximise the log-likelihood of the conditional logit less the penalty."""
     terms, usual = shown.of_answers[columns_of(OF_ANSWERS, evidence)], usual_weights(evidence)
-    known = importance * shown.truth.sum(axis=1)
+    covered = importance * shown.truth.sum(axis=1)
     observed = np.array([importance @ np.vecdot(shown.truth, term) for term in terms])
 
     def loss(weights: Reals) -> tuple[float, Reals]:
         logs = _log_given_known(terms, weights, shown.present)
         likelihood = importance @ np.vecdot(shown.truth, np.where(shown.present, logs, 0))
         probabilities = np.exp(logs)
-        expected = np.array([known @ np.vecdot(probabilities, term) for term in terms])
+        expected = np.array([covered @ np.vecdot(probabilities, term) for term in terms])
         deviation = weights - usual
         return float(_PENALTY / 2 * deviation @ deviation - likelihood), expected - observed + _PENALTY * deviation
 
@@ -265,19 +268,19 @@ def _fit_weights(evidence: frozenset[str], shown: Design, importance: Reals) -> 
 # ---- the second model: whether it is one of the answers ----
 
 
-def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) -> NoveltyModel:
-    """Logistic regression of ``seen`` (weighted by ``known``) against ``unseen``, with equal total weights.
+def _fit_novelty(shown: Reals, hidden: Reals, covered: Reals, importance: Reals) -> NoveltyModel:
+    """Logistic regression of ``shown`` (weighted by ``covered``) against ``hidden``, with equal total weights.
 
     No slope is negative.
     """
     from scipy.special import expit
 
-    low, high = _medians(unseen, importance), _medians(seen, known)
+    low, high = _medians(hidden, importance), _medians(shown, covered)
     is_ordered = low < high
     low, high = np.where(is_ordered, low, -np.inf), np.where(is_ordered, high, np.inf)
-    signals = np.clip(np.concatenate([seen, unseen]), low, high)
-    is_seen = np.repeat([1.0, 0.0], [len(seen), len(unseen)])
-    counted = np.concatenate([known, importance * known.sum() / importance.sum()])
+    signals = np.clip(np.concatenate([shown, hidden]), low, high)
+    is_shown = np.repeat([1.0, 0.0], [len(shown), len(hidden)])
+    counted = np.concatenate([covered, importance * covered.sum() / importance.sum()])
     weight = np.where(np.isnan(signals), 0, counted[:, None])
     total = np.maximum(weight.sum(axis=0), 1e-12)
     centre = (weight * np.nan_to_num(signals)).sum(axis=0) / total
@@ -288,8 +291,8 @@ def _fit_novelty(seen: Reals, unseen: Reals, known: Reals, importance: Reals) ->
 
     def loss(fitted: Reals) -> tuple[float, Reals]:
         odds = design @ fitted
-        value = counted @ (np.logaddexp(0, odds) - is_seen * odds) + penalty @ fitted**2 / 2
-        return float(value), design.T @ (counted * (expit(odds) - is_seen)) + penalty * fitted
+        value = counted @ (np.logaddexp(0, odds) - is_shown * odds) + penalty @ fitted**2 / 2
+        return float(value), design.T @ (counted * (expit(odds) - is_shown)) + penalty * fitted
 
     fitted = _minimum(loss, np.zeros(design.shape[1]), [(None, None)] + [(0, None)] * len(centre))
     return replace(model, slopes=fitted[1:], intercept=float(fitted[0]))

@@ -67,8 +67,8 @@ class DatasetRuns(AuthorRuns):
         free = ~np.isin(self.author, np.array(withheld, dtype=np.intp))
         allowed: Booleans = free[None, :] & (self.author[None, :] != self.authors[rows][:, None])
         if is_hidden:
-            own = self.of_model[rows]
-            allowed &= (self.related[own].toarray() == 0) | (own < 0)[:, None]
+            sweep = self.of_model[rows]
+            allowed &= (self.related[sweep].toarray() == 0) | (sweep < 0)[:, None]
         return allowed
 
     def truth(self, rows: Integers, present: Booleans) -> Reals:
@@ -76,9 +76,9 @@ class DatasetRuns(AuthorRuns):
 
         A task that is not present counts as its collection.
         """
-        own = self.of_model[rows]
+        sweep = self.of_model[rows]
         truth = np.zeros(present.shape)
-        truth[own >= 0] = self.shares[own[own >= 0]].toarray()
+        truth[sweep >= 0] = self.shares[sweep[sweep >= 0]].toarray()
         for task, parent in sorted(self.parents.items(), key=lambda pair: -self.answers[pair[0]].count("/")):
             missing = np.where(present[:, task], 0, truth[:, task])
             truth[:, parent] += missing

@@ -106,11 +106,11 @@ def evaluate_models(
 
     def auroc_of_none(name: str) -> float | None:
         hidden, shown = (columns[name]["none"] for columns in (trial.hidden, trial.scores))
-        return auroc(hidden, shown, (importance * (trial.known > 0), importance * trial.known))
+        return auroc(hidden, shown, (importance * (trial.covered > 0), importance * trial.covered))
 
     def accuracies_at(name: str) -> dict[str, float | None]:
         """The accuracy for mixtures of models whose dataset another author names, with and without it hidden."""
-        weights = importance * (trial.known > 0)
+        weights = importance * (trial.covered > 0)
         if not weights.sum():
             return {}
         accuracies: dict[str, float | None] = {}
@@ -138,7 +138,7 @@ def evaluate_models(
         none_of_these=tuple(
             NoneScore(
                 name,
-                share=mean(1 - trial.known),
+                share=mean(1 - trial.covered),
                 probability=mean(trial.scores[name]["none"]),
                 hidden_probability=mean(trial.hidden[name]["none"]),
                 hidden_accuracy=mean(trial.hidden[name]["accuracy"]),
@@ -164,26 +164,29 @@ class CrossValidation:
         scores: by way of predicting: together, vectors, head, majority, chance, and with vocabulary vectors
             vocabulary, without_vocabulary; see ``score_models``.
         hidden: the same without votes of models that share a dataset, so that "none of these" is true.
-        known: the share of the truth that is among the answers.
+        covered: the share of the truth that the answers cover.
         is_calibrated: whether every fold had enough models to fit on.
     """
 
     rows: Integers
     scores: dict[str, Columns]
     hidden: dict[str, Columns]
-    known: Reals
+    covered: Reals
     is_calibrated: bool
 
 
 def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     """Leave out one group of authors at a time, fit on the others, and score the predictions for that group."""
 
-    def joined(parts: Sequence[Columns]) -> Columns:
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    def joined(folds_of_columns: Sequence[Columns]) -> Columns:
+        return {
+            name: np.concatenate([columns_of_fold[name] for columns_of_fold in folds_of_columns])
+            for name in folds_of_columns[0]
+        }
 
     def with_none(features: Features) -> Reals:
         """(rows, answers + 1): the truth with its share outside the answers."""
-        return np.concatenate([features.truth, 1 - features.known[:, None]], axis=1)
+        return np.concatenate([features.truth, 1 - features.covered[:, None]], axis=1)
 
     def at_shares(guess: Reals, truth: Reals, none: float) -> Columns:
         return {f"accuracy at {share}": accuracy_at(guess, truth, none, share) for share in UNKNOWN_SHARES}
@@ -193,7 +196,7 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
     groups = [np.flatnonzero(group == number) for number in range(int(group.max()) + 1)]
     scores: dict[str, list[Columns]] = {}
     hidden_scores: dict[str, list[Columns]] = {}
-    known, calibrated = [], []
+    covered, calibrated = [], []
     for rows in groups:
         fitted = fit(training, np.unique(authors[rows]).tolist())
         shown, hidden = training.features(rows), training.features(rows, is_hidden=True)
@@ -205,13 +208,13 @@ def cross_validate(training: TrainingSet, folds: int) -> CrossValidation:
         for name, guess in fitted.probabilities(hidden).items():
             columns = score_models(guess, hidden_truth) | at_shares(guess, hidden_truth, fitted.none)
             hidden_scores.setdefault(name, []).append(columns)
-        known.append(shown.known)
+        covered.append(shown.covered)
         calibrated.append(fitted.is_calibrated)
     return CrossValidation(
         rows=np.concatenate(groups),
-        scores={name: joined(parts) for name, parts in scores.items()},
-        hidden={name: joined(parts) for name, parts in hidden_scores.items()},
-        known=np.concatenate(known),
+        scores={name: joined(folds_of_columns) for name, folds_of_columns in scores.items()},
+        hidden={name: joined(folds_of_columns) for name, folds_of_columns in hidden_scores.items()},
+        covered=np.concatenate(covered),
         is_calibrated=all(calibrated),
     )
 
@@ -224,8 +227,8 @@ def _majority(sweeps: DatasetRuns, shown: Features, none: float) -> Reals:
     """
     share = np.where(shown.present, sweeps.shares.sum(axis=0), 0).astype(np.float64)
     share /= np.maximum(share.sum(axis=1, keepdims=True), 1e-12)
-    nothing = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
-    return np.concatenate([(1 - nothing) * share, nothing], axis=1)
+    none_probability = np.where(shown.present.any(axis=1), none, 1.0)[:, None]
+    return np.concatenate([(1 - none_probability) * share, none_probability], axis=1)
 
 
 def _outcomes(training: TrainingSet, trial: CrossValidation, importance: Reals) -> tuple[PredictedModel, ...]:

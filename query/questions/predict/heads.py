@@ -51,18 +51,18 @@ class HeadMatches:
             (_matching(is_named, rows, sweeps), _matching(names, rows, sweeps, _jaccard)),
         )
 
-    def recognised(self, places: Integers, allowed: Booleans) -> NDArray[np.float64]:
-        """(places,): the largest overlap of the label names with those of a sweep; NaN without names."""
-        comparable, matching = (share[places] for share in self._links[-1])
+    def recognised(self, indices: Integers, allowed: Booleans) -> NDArray[np.float64]:
+        """(indices,): the largest overlap of the label names with those of a sweep; NaN without names."""
+        comparable, matching = (share[indices] for share in self._links[-1])
         overlap = np.where(allowed, matching / np.maximum(comparable, 1e-9), 0)
-        return np.where(self._has_names[places], overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
+        return np.where(self._has_names[indices], overlap.max(axis=1, initial=0), np.nan).astype(np.float64)
 
-    def log_ratios(self, places: Integers, allowed: Booleans) -> NDArray[np.float64]:
-        """(places, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (places, sweeps)."""
+    def log_ratios(self, indices: Integers, allowed: Booleans) -> NDArray[np.float64]:
+        """(indices, answers): ln P(head | dataset) / P(head), from the sweeps ``allowed`` (indices, sweeps)."""
         shares = self._sweeps.shares
         total = np.zeros((len(allowed), shares.shape[1]))
         for link in self._links:
-            comparable, matching = (allowed * share[places] for share in link)
+            comparable, matching = (allowed * share[indices] for share in link)
             average = (matching.sum(axis=1) + _UNSEEN) / (comparable.sum(axis=1) + 2 * _UNSEEN)
             average = average.astype(np.float64)[:, None]
             share = (matching @ shares + SMOOTHING * average) / (comparable @ shares + SMOOTHING)
@@ -90,8 +90,8 @@ def _matching(
     table = csr_array((weights, (codes[members], sweep)), (len(numbers), len(sweeps.labels))).toarray()
     if similarity is not None and numbers:
         table = similarity(list(numbers)) @ table
-    nothing = np.zeros((1, len(sweeps.labels)), np.float32)
-    return np.concatenate([table, nothing])[codes[rows]]
+    no_match = np.zeros((1, len(sweeps.labels)), np.float32)
+    return np.concatenate([table, no_match])[codes[rows]]
 
 
 def _jaccard(heads: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
@@ -102,7 +102,7 @@ def _jaccard(heads: Sequence[tuple[str, int | None, frozenset[str]]]) -> Floats:
     row = np.repeat(np.arange(len(heads)), [len(names) for *_, names in heads])
     column = np.array([words[word] for *_, names in heads for word in names], dtype=np.intp)
     incidence = csr_array((np.ones(len(row), np.float32), (row, column)), (len(heads), len(words)))
-    common = (incidence @ incidence.T).toarray()
-    sizes = common.diagonal()
+    shared_counts = (incidence @ incidence.T).toarray()
+    sizes = shared_counts.diagonal()
     codes = codes_of([entry[:2] for entry in heads])
-    return common / (sizes[:, None] + sizes[None, :] - common) * (codes[:, None] == codes[None, :])
+    return shared_counts / (sizes[:, None] + sizes[None, :] - shared_counts) * (codes[:, None] == codes[None, :])

@@ -82,8 +82,10 @@ def ways(kinds: Collection[str]) -> dict[str, frozenset[str]]:
     """The ways of predicting from these kinds of evidence, and the evidence that each may use."""
     usual = [kind.name for kind in EVIDENCE if kind.name in kinds and not kind.is_optional]
     optional = [kind.name for kind in EVIDENCE if kind.name in kinds and kind.is_optional]
-    alone = {name: frozenset({name}) for name in (*usual, *optional)}
-    return {TOGETHER: frozenset(kinds)} | alone | {WITHOUT + name: frozenset(kinds) - {name} for name in optional}
+    single_kinds = {name: frozenset({name}) for name in (*usual, *optional)}
+    return (
+        {TOGETHER: frozenset(kinds)} | single_kinds | {WITHOUT + name: frozenset(kinds) - {name} for name in optional}
+    )
 
 
 def way_in_words(way: str) -> str:
@@ -92,17 +94,17 @@ def way_in_words(way: str) -> str:
         if way == kind.name:
             return f"the {kind.name} alone: {kind.reason}"
     optional = [kind.name for kind in EVIDENCE if kind.is_optional]
-    parts = [
+    clauses = [
         f"without the {name}" if way == WITHOUT + name else f"with the {name} of models that have one"
         for name in optional
     ]
-    return ", ".join([f"{joined(kind.name for kind in EVIDENCE if not kind.is_optional)} together", *parts])
+    return ", ".join([f"{joined(kind.name for kind in EVIDENCE if not kind.is_optional)} together", *clauses])
 
 
 def evidence_of(features: Features, row: int) -> list[str]:
     """The kinds of evidence of a model."""
-    known = {kind.name: kind.is_known(features) for kind in EVIDENCE}
-    return [name for name, is_known in known.items() if is_known is not None and is_known[row]]
+    is_known_by_kind = {kind.name: kind.is_known(features) for kind in EVIDENCE}
+    return [name for name, is_known in is_known_by_kind.items() if is_known is not None and is_known[row]]
 
 
 def in_words(kinds: Collection[str]) -> str:
@@ -191,7 +193,7 @@ class Design:
 
     Attributes:
         kinds: the kinds of evidence that any labelled model has.
-        known: (rows, kinds of ``EVIDENCE``): which evidence a model has.
+        is_known: (rows, kinds of ``EVIDENCE``): which evidence a model has.
         of_answers: (columns, rows, answers), in the order of ``OF_ANSWERS``; 0 where the evidence is not known.
         of_models: (columns, rows), in the order of ``OF_MODELS``; NaN where they are not known.
         present: (rows, answers): which answers are named by a model of another author.
@@ -199,7 +201,7 @@ class Design:
     """
 
     kinds: tuple[str, ...]
-    known: Booleans
+    is_known: Booleans
     of_answers: Reals
     of_models: Reals
     present: Booleans
@@ -208,21 +210,21 @@ class Design:
     def take(self, rows: Booleans) -> Design:
         """The design matrix of some of the models."""
         return Design(
-            self.kinds, self.known[rows], self.of_answers[:, rows], self.of_models[:, rows], self.present[rows],
+            self.kinds, self.is_known[rows], self.of_answers[:, rows], self.of_models[:, rows], self.present[rows],
             self.truth[rows],
         )  # fmt: skip
 
     def has(self, kinds: Collection[str]) -> Booleans:
         """(rows,): whether a model has all of this evidence."""
         needed = np.array([kind.name in kinds for kind in EVIDENCE])
-        return np.asarray((self.known | ~needed).all(axis=1))
+        return np.asarray((self.is_known | ~needed).all(axis=1))
 
 
 def design_of(features: Features) -> Design:
     """All measurements of these models."""
     is_known_by_kind = {kind.name: kind.is_known(features) for kind in EVIDENCE}
-    rows = len(features.places)
-    known = {
+    rows = len(features.indices)
+    masks = {
         name: np.zeros(rows, dtype=bool) if is_known is None else is_known
         for name, is_known in is_known_by_kind.items()
     }
@@ -230,7 +232,7 @@ def design_of(features: Features) -> Design:
     def values(measurement: Measurement, shape: tuple[int, ...]) -> Reals:
         if measurement.evidence is None:
             return measurement.values(features)
-        has_evidence = known[measurement.evidence]
+        has_evidence = masks[measurement.evidence]
         if not has_evidence.any():
             return np.full(shape, np.nan)
         mask = has_evidence if len(shape) == 1 else has_evidence[:, None]
@@ -238,7 +240,7 @@ def design_of(features: Features) -> Design:
 
     return Design(
         kinds=tuple(name for name, is_known in is_known_by_kind.items() if is_known is not None),
-        known=np.stack(list(known.values()), axis=1),
+        is_known=np.stack(list(masks.values()), axis=1),
         of_answers=np.nan_to_num(np.stack([values(measurement, features.present.shape) for measurement in OF_ANSWERS])),
         of_models=np.stack([values(measurement, (rows,)) for measurement in OF_MODELS]),
         present=features.present,

@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 
 # The share of models on unknown data is estimated if there are at least this many models.
 FEWEST_MODELS = 10
-# By the author left out (None: nobody), the number of votes and the labelled models.
+# Keys: the author left out (None: nobody), the number of votes and the labelled models.
 Fits = dict[tuple[object, ...], FittedClassifiers]
 
 
@@ -130,10 +130,12 @@ def _command(
             options = {"k": k, "base": base, "representation": representation, "unknown_share": unknown_share}
             _show_many(call, atlas, names, store, options)
         elif model is not None:
-            found = atlas.predict(model, k=k, base=base, representation=representation, unknown_share=unknown_share)
-            call.show(found)
+            prediction = atlas.predict(
+                model, k=k, base=base, representation=representation, unknown_share=unknown_share
+            )
+            call.show(prediction)
             if store:
-                _keep(call, atlas, [found])
+                _keep(call, atlas, [prediction])
         else:
             call.show(atlas.evaluate_prediction(base, k=k, representation=representation), drawn=file)
 
@@ -145,15 +147,15 @@ def _show_many(
 
     Raises AtlasError at the end if a model has no answer.
     """
-    asked = call.asked(atlas, undocumented, options["base"]) if names is None else names
-    count = len(asked)
+    models = call.asked(atlas, undocumented, options["base"]) if names is None else names
+    count = len(models)
     if not count:
         emit([], call.output)
         return
-    kept: list[Prediction] = []
+    predictions: list[Prediction] = []
 
     def rows(name: str, prediction: Prediction) -> list[dict[str, Any]]:
-        kept.append(prediction)
+        predictions.append(prediction)
         if call.output != "table":
             return [{"model": prediction.model} | row for row in prediction.to_rows()]
         best = plain(prediction.best, table=True)
@@ -163,21 +165,21 @@ def _show_many(
         with Progress(count, "models") as progress:
             many = atlas.predict_many(names, on_progress=lambda _: progress.update(1), **options)
         call.show_many(many, count, rows)
-        if assumed := assumed_share(kept):
+        if assumed := assumed_share(predictions):
             say(assumed)
         if call.output == "table":
             say("the first answer for each model; every answer: --format jsonl")
     finally:
         # After printing: if another process is writing, the answers are not lost.
         if store:
-            _keep(call, atlas, kept)
+            _keep(call, atlas, predictions)
 
 
 def _keep(call: Invocation, atlas: Atlas, predictions: Sequence[Prediction]) -> None:
     """Store them in the atlas, and print how many."""
-    stored = call.asked(atlas, keep, predictions)
-    skipped = len(predictions) - stored
-    say(f"the atlas keeps the predictions for {stored} models")
+    stored_count = call.asked(atlas, keep, predictions)
+    skipped = len(predictions) - stored_count
+    say(f"the atlas keeps the predictions for {stored_count} models")
     if skipped:
         say(f"{skipped} predictions were skipped because the atlas does not contain their models")
 
@@ -217,14 +219,14 @@ def predict(
             dataset.
     """
     _check(unknown_share)
-    found = _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
+    prediction = _predict(atlas, str(model), LabelledModelReader(atlas, representation), k, base)
     if unknown_share is not None:
-        return found.with_unknown_share(unknown_share)
+        return prediction.with_unknown_share(unknown_share)
     note = (
-        f"It is assumed that {percent(found.unknown_share)} of the models are tuned on data that no other author "
+        f"It is assumed that {percent(prediction.unknown_share)} of the models are tuned on data that no other author "
         "names, as in this atlas; `unknown_share` changes that."
     )
-    return replace(found, notes=(*found.notes, note))
+    return replace(prediction, notes=(*prediction.notes, note))
 
 
 def _check(unknown_share: float | None) -> None:
@@ -246,7 +248,7 @@ def predict_many(
 ) -> list[Answered[Prediction]]:
     """``predict`` for many models; by default for every indexed model of the base that names no dataset.
 
-    Of ten models or more of a base (with a vocabulary, where the base has such vectors) the ``unknown_share`` is
+    If a base has ten models or more (with a vocabulary, where the base has such vectors), ``unknown_share`` is
     estimated from all of them together, unless it is given. A model without an answer has an ``error`` instead of an
     ``answer``. ``store``: keep the answers for indexed models in the atlas (table ``predictions``, view
     ``likely_datasets``). ``on_progress`` is called with the number of models read.
@@ -261,32 +263,39 @@ def predict_many(
         return _predict(atlas, ModelRef(model) if are_indexed else model, labelled, k, base, fits)
 
     many: list[Answered[Prediction]] = []
-    for one in answered(undocumented(atlas, base) if models is None else map(str, models), ask):
-        many.append(one)
+    for entry in answered(undocumented(atlas, base) if models is None else map(str, models), ask):
+        many.append(entry)
         if on_progress is not None:
             on_progress(len(many))
     shares: dict[str, float] = {}
-    for of_base in {one.answer.base for one in many if one.answer is not None}:
-        found = [one.answer for one in many if one.answer is not None and one.answer.base == of_base]
+    for of_base in {entry.answer.base for entry in many if entry.answer is not None}:
+        predictions = [entry.answer for entry in many if entry.answer is not None and entry.answer.base == of_base]
         if has_vocabulary(atlas, of_base):
-            # Of few adapters among full fine-tunes the evidence for unknown data is too strong on average.
-            found = [one for one in found if one.answers[0].vocabulary is not None]
+            # With few adapters among full fine-tunes, their evidence for unknown data is too strong on average.
+            predictions = [prediction for prediction in predictions if prediction.answers[0].vocabulary is not None]
         if unknown_share is not None:
             shares[of_base] = unknown_share
-        elif len(found) >= FEWEST_MODELS:
-            none = [answer.probability for one in found for answer in one.answers if answer.dataset == NONE_OF_THESE]
-            shares[of_base] = estimated_share(np.array(none), np.array([one.unknown_share for one in found]))
-    for place, one in enumerate(many):
-        if one.answer is not None and one.answer.base in shares:
-            many[place] = replace(one, answer=one.answer.with_unknown_share(shares[one.answer.base]))
+        elif len(predictions) >= FEWEST_MODELS:
+            probabilities = [
+                answer.probability
+                for prediction in predictions
+                for answer in prediction.answers
+                if answer.dataset == NONE_OF_THESE
+            ]
+            shares[of_base] = estimated_share(
+                np.array(probabilities), np.array([prediction.unknown_share for prediction in predictions])
+            )
+    for index, entry in enumerate(many):
+        if entry.answer is not None and entry.answer.base in shares:
+            many[index] = replace(entry, answer=entry.answer.with_unknown_share(shares[entry.answer.base]))
     if store:
-        keep(atlas, [one.answer for one in many if one.answer is not None])
+        keep(atlas, [entry.answer for entry in many if entry.answer is not None])
     return many
 
 
 def assumed_share(answers: Sequence[Prediction]) -> str:
-    """What these answers of one ``predict_many`` assume of unknown data, in a sentence; empty if they do not agree."""
-    shares = {one.unknown_share for one in answers}
+    """A sentence on the share of unknown data that answers of one ``predict_many`` assume; empty if shares differ."""
+    shares = {prediction.unknown_share for prediction in answers}
     if len(shares) != 1 or len(answers) < FEWEST_MODELS:
         return ""
     return f"{percent(shares.pop())} of the models are assumed to be tuned on data that no other author names"
@@ -324,115 +333,115 @@ def _predict(
     without = () if target.model_id is None else (target.model_id, *relatives(atlas, target.model_id))
     models, representation = labelled.read(target.base, without), labelled.representation
     if not _has_voters(models, target):
-        others = labelled.read_others(target.base, without)
-        vector = None if others is None or target.vector is None else _words_of(atlas, model, others.table)
-        if others is not None and vector is not None and _has_voters(others, target):
+        other_models = labelled.read_others(target.base, without)
+        vector = None if other_models is None or target.vector is None else _words_of(atlas, model, other_models.table)
+        if other_models is not None and vector is not None and _has_voters(other_models, target):
             note = (
                 f"No model of {target.base} by another author names a dataset, so the models of other bases vote, by "
                 "the words that both moved."
             )
             notes = (*target.notes, note)
             target = replace(target, vector=vector, vocabulary=None, start=None, notes=notes)
-            models, representation = others, WORDS.name
-    found = predict_target(target, models, k=k, representation=representation, fits=fits)
-    return replace(found, notes=(*found.notes, *labelled.notes))
+            models, representation = other_models, WORDS.name
+    prediction = predict_target(target, models, k=k, representation=representation, fits=fits)
+    return replace(prediction, notes=(*prediction.notes, *labelled.notes))
 
 
 def _has_voters(models: LabelledModels, target: Target) -> bool:
     """Whether a model by another author names a dataset."""
-    own = models.voter(target.author, target.name)
-    return any(author != own for author in models.authors)
+    voter = models.voter(target.author, target.name)
+    return any(author != voter for author in models.authors)
 
 
-def _words_of(atlas: AtlasReader, asked: ResolvedModel, table: VectorTable) -> VectorTable | None:
+def _words_of(atlas: AtlasReader, model: ResolvedModel, table: VectorTable) -> VectorTable | None:
     """The vector of words of a model, to be compared with those of ``table``; None if it has none."""
     from query.models.across import WordTable
 
     assert isinstance(table, WordTable)
-    if asked.record is not None:
-        words = atlas.base_row(asked.base)["words"] or ()
-        is_held = WORDS.with_words(words).is_held_by(asked.record)
-        vector = vector_of_record(atlas, asked.record, WORDS.name) if is_held else None
+    if model.record is not None:
+        words = atlas.base_row(model.base)["words"] or ()
+        is_held = WORDS.with_words(words).is_held_by(model.record)
+        vector = vector_of_record(atlas, model.record, WORDS.name) if is_held else None
     else:
-        assert asked.model_id is not None
-        vector = atlas.index(asked.base, WORDS.name).rows([asked.model_id]).row(asked.model_id)
+        assert model.model_id is not None
+        vector = atlas.index(model.base, WORDS.name).rows([model.model_id]).row(model.model_id)
     if vector is None:
         return None
     inputs = np.zeros((1, table.inputs.shape[1]), np.float32)
     inputs[0, : len(vector)] = vector
-    return replace(table, inputs=inputs, base=np.array([table.space.bases.index(asked.base)], dtype=np.intp))
+    return replace(table, inputs=inputs, base=np.array([table.space.bases.index(model.base)], dtype=np.intp))
 
 
-def _target(atlas: AtlasReader, asked: ResolvedModel, representation: str) -> Target:
-    """What is known about a model. Of a copy of the base or an unrelated model, only the head is used.
+def _target(atlas: AtlasReader, model: ResolvedModel, representation: str) -> Target:
+    """The known facts about a model. For a copy of the base or an unrelated model, only the head is used.
 
     Raises AtlasError if neither its vector nor its head can be used.
     """
-    atlas.published(asked.base, representation)
-    if asked.record is None:
+    atlas.published(model.base, representation)
+    if model.record is None:
         facts = atlas.rows(
             "SELECT head_class, label_count, label_names, problem_type, datasets, delta_norm, duplicate_group "
             "FROM models WHERE model_id = ?",
-            [asked.model_id],
+            [model.model_id],
         )[0]
     else:
-        facts = facts_of_record(asked.record)
+        facts = facts_of_record(model.record)
     head = head_of(facts["head_class"], facts["label_count"], facts["label_names"], facts["problem_type"])
     declared = tuple(facts["datasets"])
-    reason = f"{asked.name} is {asked.as_copy} (its delta is zero)" if asked.is_copy else asked.unrelated
+    reason = f"{model.name} is {model.as_copy} (its delta is zero)" if model.is_copy else model.unrelated
     if reason:
         if facts["label_count"] is None:
             raise AtlasError(f"{reason}, and its config.json names no labels: nothing can be predicted from it.", "")
         note = f"{reason}: the prediction uses only its head."
-        return Target(asked.name, asked.base, asked.author, asked.model_id, None, head, declared, (), (note,))
-    vector = table_of(atlas, asked, representation)
-    duplicates = _duplicates(atlas, asked, facts)
-    notes = vector_notes(atlas, asked)
+        return Target(model.name, model.base, model.author, model.model_id, None, head, declared, (), (note,))
+    vector = table_of(atlas, model, representation)
+    duplicates = _duplicates(atlas, model, facts)
+    notes = vector_notes(atlas, model)
     vocabulary = None
-    if representation != VOCABULARY and has_vocabulary(atlas, asked.base):
-        if asked.record is None:
-            assert asked.model_id is not None
-            vocabulary = atlas.index(asked.base, VOCABULARY).rows([asked.model_id]).row(asked.model_id)
-        elif representation_named(VOCABULARY).is_held_by(asked.record):
-            vocabulary = vector_of_record(atlas, asked.record, VOCABULARY)
+    if representation != VOCABULARY and has_vocabulary(atlas, model.base):
+        if model.record is None:
+            assert model.model_id is not None
+            vocabulary = atlas.index(model.base, VOCABULARY).rows([model.model_id]).row(model.model_id)
+        elif representation_named(VOCABULARY).is_held_by(model.record):
+            vocabulary = vector_of_record(atlas, model.record, VOCABULARY)
     return Target(
-        asked.name,
-        asked.base,
-        asked.author,
-        asked.model_id,
+        model.name,
+        model.base,
+        model.author,
+        model.model_id,
         vector,
         head,
         declared,
         duplicates,
         notes,
         vocabulary,
-        _start(atlas, asked),
+        _start(atlas, model),
     )
 
 
-def _start(atlas: AtlasReader, asked: ResolvedModel) -> str | None:
-    """Where it began, as ``query.models.population.START`` says of indexed models."""
-    if asked.record is None:
-        (row,) = atlas.rows(f"SELECT {START} AS start FROM models WHERE model_id = ?", [asked.model_id])
-        found: str | None = row["start"]
-        return found
-    start = start_as_row(asked.record)
+def _start(atlas: AtlasReader, model: ResolvedModel) -> str | None:
+    """The start of an adapter, in the form of ``query.models.population.START``."""
+    if model.record is None:
+        (row,) = atlas.rows(f"SELECT {START} AS start FROM models WHERE model_id = ?", [model.model_id])
+        stored_start: str | None = row["start"]
+        return stored_start
+    start = start_as_row(model.record)
     if start is not None and start["seed"] is not None:
         return f"{start['generator']} {start['seed']} {start['offset']}"
-    return None if asked.initialisation is None else f"as {asked.initialisation}"
+    return None if model.initialisation is None else f"as {model.initialisation}"
 
 
-def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
+def _duplicates(atlas: AtlasReader, model: ResolvedModel, facts: Mapping[str, Any]) -> tuple[Duplicate, ...]:
     """Labelled models with the same weights: by the atlas's flags, or by the record if the model was just read."""
-    if asked.record is None:
+    if model.record is None:
         rows = atlas.rows(
             "SELECT model, datasets FROM models WHERE duplicate_group = ? AND model_id <> ? AND len(datasets) > 0 "
             "ORDER BY model_id",
-            [facts["duplicate_group"], asked.model_id],
+            [facts["duplicate_group"], model.model_id],
         )
         return tuple(Duplicate(row["model"], tuple(row["datasets"])) for row in rows)
-    within = thresholds(atlas, asked.base)["duplicate_within"]
-    base_norm = math.hypot(*(delta.base_norm for delta in asked.record.deltas))
+    within = thresholds(atlas, model.base)["duplicate_within"]
+    base_norm = math.hypot(*(delta.base_norm for delta in model.record.deltas))
     rows = [
         row
         for row in atlas.rows(
@@ -440,37 +449,37 @@ def _duplicates(atlas: AtlasReader, asked: ResolvedModel, facts: Mapping[str, An
             "FROM models JOIN records USING (model_id) "
             "WHERE base = ? AND model_id IS DISTINCT FROM ? AND len(datasets) > 0 "
             "ORDER BY model_id",
-            [asked.base, asked.model_id],
+            [model.base, model.model_id],
         )
-        if row["read"] != asked.read  # an estimated and an exact norm differ, whatever the models are
+        if row["read"] != model.read  # an estimated and an exact norm differ, whatever the models are
         or None in (row["delta_norm"], facts["delta_norm"])  # an adapter whose strength is not known
         or relative_difference(row["delta_norm"], facts["delta_norm"]) <= within
         or norms_fit(row["delta_norm"], facts["delta_norm"], base_norm)
     ]
-    default = representation_named(DEFAULT, atlas.published(asked.base, DEFAULT).budget)
-    own = signatures_from([signature_of(default.vector(asked.record))])
-    cosines = (signatures_from([row["signature"] for row in rows]) @ own.T).ravel().tolist()
+    default = representation_named(DEFAULT, atlas.published(model.base, DEFAULT).budget)
+    signature = signatures_from([signature_of(default.vector(model.record))])
+    cosines = (signatures_from([row["signature"] for row in rows]) @ signature.T).ravel().tolist()
     store = RecordStore(atlas.folder)
-    found = []
+    duplicates = []
     for row, cosine in zip(rows, cosines, strict=True):
         if cosine < ALIKE:
             continue
         try:  # the test of a publish
-            is_duplicate = difference_of(asked.record, store.read(row["record_key"])) <= within
+            is_duplicate = difference_of(model.record, store.read(row["record_key"])) <= within
         except AtlasError:  # the atlas has no records: by norm and signature alone
             norms = row["delta_norm"], facts["delta_norm"]
             is_close = None not in norms and relative_difference(*norms) <= within
             is_duplicate = cosine >= 1 - within and is_close
         if is_duplicate:
-            found.append(Duplicate(row["model"], tuple(row["datasets"])))
-    return tuple(found)
+            duplicates.append(Duplicate(row["model"], tuple(row["datasets"])))
+    return tuple(duplicates)
 
 
 def predict_target(
     target: Target, models: LabelledModels, *, k: int, representation: str = "", fits: Fits | None = None
 ) -> Prediction:
     """Predict from labelled models, which must not include the target itself. ``fits``: kept for the next target."""
-    own = models.voter(target.author, target.name)
+    own_voter = models.voter(target.author, target.name)
     if not _has_voters(models, target):
         raise AtlasError(
             f"There is no model of {target.base} with a known dataset by another author than "
@@ -478,15 +487,15 @@ def predict_target(
             Text("Index more models: ", Call("build", target.base)),
         )
     vector = target.vector or models.table.like(np.zeros_like(models.table.inputs)).take(slice(0, 1))
-    everyone = models.with_unlabelled(vector, target.name, own, target.head, target.vocabulary, target.start)
-    training = TrainingSet(everyone, k, np.array([len(models.models)]))
+    all_models = models.with_unlabelled(vector, target.name, own_voter, target.head, target.vocabulary, target.start)
+    training = TrainingSet(all_models, k, np.array([len(models.models)]))
     features = training.features(np.array([0]))
-    fitted = _fitted_without(models, own, k, {} if fits is None else fits)
-    probabilities = {way: each[0] for way, each in fitted.probabilities(features).items()}
+    fitted = _fitted_without(models, own_voter, k, {} if fits is None else fits)
+    probabilities = {way: table[0] for way, table in fitted.probabilities(features).items()}
     # A model without a vector is only asked about if its config.json names labels.
     kinds = evidence_of(features, 0) or ["head"]
     way = kinds[0] if len(kinds) == 1 else TOGETHER
-    alone = [kind.name for kind in EVIDENCE if kind.name in Answer.__dataclass_fields__]
+    single_kinds = [kind.name for kind in EVIDENCE if kind.name in Answer.__dataclass_fields__]
     voters = _votes(training, features)
     votes = np.append(features.vectors.votes.toarray()[0], 0.0)
     present = np.append(features.present[0], True)
@@ -504,22 +513,25 @@ def predict_target(
                 authors=len({voter.author for voter in agreeing}),
                 declared=dataset in declared,
                 models=tuple(voter.model for voter in agreeing),
-                **{kind: float(probabilities[kind][column]) if kind in kinds else None for kind in alone},
+                **{kind: float(probabilities[kind][column]) if kind in kinds else None for kind in single_kinds},
             )
         )
     notes = [*target.notes]
     if target.declared:
         notes.append(f"It names {', '.join(target.declared)} itself; the prediction does not use that.")
-    notes += [f"{one.model} has the same weights and names {', '.join(one.datasets)}." for one in target.duplicates]
+    notes += [
+        f"{duplicate.model} has the same weights and names {', '.join(duplicate.datasets)}."
+        for duplicate in target.duplicates
+    ]
     if "head" not in kinds:
         uses = in_words(kinds) if len(kinds) > 1 else f"only {in_words(kinds)}"
         notes.append(f"Nothing is known about its head: the prediction uses {uses}.")
     if target.vector is not None and training.has_silent_twins(0):
         notes.append(
-            "Adapters that began at the same random numbers have no vote for data that another model names: here the "
-            "data go with these numbers, and the same seed makes adapters alike."
+            "Adapters that began at the same random numbers do not vote for data that another model names: in this "
+            "atlas datasets and seeds are confounded, and adapters of one seed are alike."
         )
-    own_models = [row for row, name in enumerate(models.authors) if name == own]
+    own_models = [row for row, name in enumerate(models.authors) if name == own_voter]
     if target.vector is not None and own_models:
         similarity = target.vector.similarities(models.table.take(own_models))[0]
         nearest = own_models[int(np.argmax(similarity))]
@@ -550,11 +562,11 @@ def predict_target(
 
 def _fitted_without(models: LabelledModels, author: str, k: int, fits: Fits) -> FittedClassifiers:
     """The classifiers fitted on all labelled models but this author's: the same for all authors who have none."""
-    own = author if author in models.authors else None
-    key = (own, k, *models.models)
+    excluded = author if author in models.authors else None
+    key = (excluded, k, *models.models)
     if key not in fits:
         sweeps = DatasetRuns(models.authors, models.datasets)
-        is_own = np.array([one == own for one in models.authors], dtype=bool)
+        is_own = np.array([name == excluded for name in models.authors], dtype=bool)
         training = TrainingSet(models, k, training_rows(sweeps.of_model, is_own))
         fits[key] = fit(training, np.unique(sweeps.authors[is_own]).tolist())
     return fits[key]
@@ -564,7 +576,7 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
     """The votes on the last of the models, the largest first."""
     models, sweeps = training.models, training.sweeps
     weights = features.vectors.weights.tocoo()
-    found = []
+    votes = []
     for sweep, weight in zip(weights.coords[1].tolist(), weights.data.tolist(), strict=True):
         members = np.flatnonzero(sweeps.of_model == sweep)
         is_twin = training.is_twin(training.rows[-1:], members)
@@ -573,8 +585,8 @@ def _votes(training: TrainingSet, features: Features) -> tuple[NeighbourVote, ..
         similarity = models.table.take(slice(-1, None)).similarities(models.table.take(members))[0]
         nearest = int(members[np.argmax(similarity)])
         author, datasets = models.authors[nearest], sweeps.labels[sweep]
-        found.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))
-    return tuple(sorted(found, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
+        votes.append(NeighbourVote(models.models[nearest], author, datasets, float(similarity.max()), float(weight)))
+    return tuple(sorted(votes, key=lambda voter: (-voter.vote, -voter.similarity, voter.model)))
 
 
 def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
@@ -586,24 +598,28 @@ def keep(atlas: AtlasReader, predictions: Sequence[Prediction]) -> int:
     from indexer.publish.stored_answers import PREDICTIONS, store_answers
 
     now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-    stored = 0
-    for base in sorted({one.base for one in predictions}):
+    stored_count = 0
+    for base in sorted({prediction.base for prediction in predictions}):
         keys = {
             row["model"]: row["record_key"]
             for row in atlas.rows("SELECT model, record_key FROM models WHERE base = ?", [base])
         }
-        known = [one for one in predictions if one.base == base and one.model in keys]
+        storable = [prediction for prediction in predictions if prediction.base == base and prediction.model in keys]
         lines = []
-        for one in known:
-            for rank, answer in enumerate(one.shown_answers(), start=1):
-                where = {"model": one.model, "record_key": keys[one.model], "rank": rank}
-                how = {"calibrated": one.calibrated, "representation": one.representation, "k": one.k}
-                agreement = {"agreement": one.agreement(answer), "answered_at": now}
+        for prediction in storable:
+            for rank, answer in enumerate(prediction.shown_answers(), start=1):
+                key_columns = {"model": prediction.model, "record_key": keys[prediction.model], "rank": rank}
+                settings = {
+                    "calibrated": prediction.calibrated,
+                    "representation": prediction.representation,
+                    "k": prediction.k,
+                }
+                agreement = {"agreement": prediction.agreement(answer), "answered_at": now}
                 columns = {name: cell for name, cell in asdict(answer).items() if name != "vocabulary"}
-                lines.append(where | columns | how | agreement | {"models": list(answer.models)})
-        if known:
-            store_answers(atlas.folder, PREDICTIONS, base, [one.model for one in known], lines)
-            stored += len(known)
-    if stored:
+                lines.append(key_columns | columns | settings | agreement | {"models": list(answer.models)})
+        if storable:
+            store_answers(atlas.folder, PREDICTIONS, base, [prediction.model for prediction in storable], lines)
+            stored_count += len(storable)
+    if stored_count:
         atlas.has_stored_answers = True
-    return stored
+    return stored_count

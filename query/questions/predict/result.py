@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What several fields mean.
+# Meanings that several fields share.
 _AUTHORS = Doc("Number of authors whose models voted for it.")
 _VOTING_NEIGHBOURS = Doc("Number of nearest models used for the vote.")
 _CALIBRATED = Doc("Whether the probabilities were fitted to this atlas. They are not if too few models name a dataset.")
@@ -173,7 +173,7 @@ class Prediction(Listed[Answer]):
     base: BaseId
     representation: Vectors
     k: Annotated[int, _VOTING_NEIGHBOURS]
-    evidence: Annotated[str, Doc("What the prediction is made from: together, vectors, head or vocabulary.")]
+    evidence: Annotated[str, Doc("The evidence for the prediction: together, vectors, head or vocabulary.")]
     calibrated: Annotated[bool, _CALIBRATED, Detail()]
     declared: Annotated[tuple[str, ...], Doc("Datasets that the model names itself.")]
     repeats: Annotated[tuple[Duplicate, ...], Doc("Models with the same weights, and the datasets they name.")]
@@ -205,9 +205,10 @@ class Prediction(Listed[Answer]):
         ordered = sorted(fitted[0], key=lambda answer: answer.dataset == NONE_OF_THESE)
         columns = [name for name in _PROBABILITIES if getattr(ordered[0], name) is not None]
         table = np.array([[getattr(answer, name) for answer in ordered] for name in columns])
-        moved = with_prior(table, fitted[1], share).T.tolist()
+        new_probabilities = with_prior(table, fitted[1], share).T.tolist()
         answers = [
-            replace(answer, **dict(zip(columns, row, strict=True))) for answer, row in zip(ordered, moved, strict=True)
+            replace(answer, **dict(zip(columns, row, strict=True)))
+            for answer, row in zip(ordered, new_probabilities, strict=True)
         ]
         return replace(self, answers=ranked(answers), unknown_share=share, fitted=fitted)
 
@@ -229,9 +230,9 @@ class Prediction(Listed[Answer]):
         best = self.answers[0]
         authors = len({voter.author for voter in self.voters})
         by = in_words([kind.name for kind in EVIDENCE if getattr(best, kind.name, None) is not None])
-        what = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
+        dataset = "none of the datasets that others name" if best.dataset == NONE_OF_THESE else best.dataset
         return (
-            f"{self.model} was most probably tuned on {what} ({percent(best.probability)}), judged by {by}, with "
+            f"{self.model} was most probably tuned on {dataset} ({percent(best.probability)}), judged by {by}, with "
             f"{counted(len(self.voters), 'vote')} by {counted(authors, 'author')}."
         )
 
@@ -349,15 +350,15 @@ class Evaluation(Drawn):
     def headline(self) -> str:
         """The accuracy of the best answer, and that of the commonest dataset as an answer."""
         majority = self._score("majority")
-        than = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
+        baseline = f", where naming the commonest dataset would be in {percent(majority.accuracy)}" if majority else ""
         case = "A sweep counts as one case."
         if self.is_small:
-            case = f"So few say little of how often it is: {counted(self.sweeps, 'sweep')} by "
+            case = f"These are too few for a percentage: {counted(self.sweeps, 'sweep')} by "
             case += f"{counted(self.authors, 'author')}."
         often = f"for {self.share_right}" if self.is_small else f"in {self.share_right} of cases"
         return (
             f"Each of {counted(self.models, 'model')} predicted from models of other authors: the best answer is right "
-            f"{often} ({self._interval_in_words}){than}. {case}"
+            f"{often} ({self._interval_in_words}){baseline}. {case}"
         )
 
     @property
@@ -378,11 +379,11 @@ class Evaluation(Drawn):
         """``share_right`` with its meaning."""
         majority = self._score("majority")
         models = counted(self.models, "model") + f" by {counted(self.authors, 'author')}"
-        than = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
+        baseline = f"; {percent(majority.accuracy)} by always naming the most common one" if majority else ""
         few = "few models: " if self.is_small else ""
         return (
             self.share_right,
-            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){than}",
+            f"hidden datasets predicted correctly ({few}{models}, {self._interval_in_words}){baseline}",
         )
 
     def _score(self, evidence: str) -> PredictionScore | None:

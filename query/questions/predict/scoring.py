@@ -18,7 +18,7 @@ from query.shared.wording import two_decimals
 
 DECIMALS = Format(two_decimals)
 
-# What several fields mean.
+# Meanings that several fields share.
 _ACCURACY = Doc("Share of models whose best answer is right, from 0 to 1.")
 _TOP3 = Doc("Share of models with a right answer among the first three, from 0 to 1.")
 _BRIER = Doc("Squared error of the probabilities, summed over the answers, from 0 (perfect) to 2.")
@@ -90,9 +90,9 @@ def with_prior(probabilities: Reals, none: float | Reals, share: float) -> Reals
     none = np.broadcast_to(np.asarray(none, dtype=np.float64), len(probabilities))
     weights = np.repeat(((1 - share) / (1 - none))[:, None], probabilities.shape[1], axis=1)
     weights[:, -1] = share / none
-    moved = probabilities * weights
-    total = moved.sum(axis=1, keepdims=True)
-    return np.divide(moved, total, out=probabilities.copy(), where=total > 0)
+    weighted = probabilities * weights
+    total = weighted.sum(axis=1, keepdims=True)
+    return np.divide(weighted, total, out=probabilities.copy(), where=total > 0)
 
 
 def estimated_share(none: Reals, prior: Reals, weights: Reals | None = None) -> float:
@@ -130,8 +130,8 @@ def auroc(positive: Reals, negative: Reals, weights: tuple[Reals, Reals]) -> flo
     scores, score_index = np.unique(np.round(np.concatenate([positive, negative]), 12), return_inverse=True)
     of_positive = np.bincount(score_index[: len(positive)], weights=weights[0], minlength=len(scores))
     of_negative = np.bincount(score_index[len(positive) :], weights=weights[1], minlength=len(scores))
-    below = np.cumsum(of_negative) - of_negative / 2
-    return float(of_positive @ below / totals)
+    negatives_below = np.cumsum(of_negative) - of_negative / 2
+    return float(of_positive @ negatives_below / totals)
 
 
 def chance_scores(present: Booleans, truth: Reals) -> Columns:
@@ -139,8 +139,8 @@ def chance_scores(present: Booleans, truth: Reals) -> Columns:
     answers = present.sum(axis=1) + 1.0
     right = (truth > 0).sum(axis=1)
     missed = np.ones(len(truth))
-    for drawn in range(_TOP):
-        missed *= np.maximum(answers - right - drawn, 0) / np.maximum(answers - drawn, 1)
+    for draw in range(_TOP):
+        missed *= np.maximum(answers - right - draw, 0) / np.maximum(answers - draw, 1)
     return {
         "answer": np.full(len(truth), -1, dtype=np.intp),
         "confidence": 1 / answers,

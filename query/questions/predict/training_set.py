@@ -46,7 +46,7 @@ COMMON_SHARE = 0.2  # share of the votes that is given to datasets by how common
 _CORROBORATING = 2  # sweeps of a dataset that say how near it is
 _HALVES = 2  # blocks of a vocabulary vector
 _APART = -2.0  # in place of the similarity of models that cannot be compared
-# Labels go with starts if fewer than this share of random exchanges of labels share as many.
+# Labels and starts are confounded if fewer than this share of random exchanges of labels share as many.
 _EXCHANGES, _SIGNIFICANT = 199, 0.05
 _BLOCK = 1 << 23  # similarities in memory at a time
 
@@ -56,7 +56,7 @@ class LabelledModels:
     """Models with known datasets; entry i of every column is the same model.
 
     ``table``: their vectors, zero for a model without one. ``datasets``: empty for the model to be predicted.
-    ``authors``: whose vote each is part of; with ``by_run`` its run's, as all are by one author.
+    ``authors``: the voter that each model belongs to: its author or, with ``by_run`` (all are by one author), its run.
     ``starts``: where adapters began (``query.models.population.START``), None for others and if it is not known.
     ``vocabulary``: the same of their vocabulary vectors (``indexer.records.representations.vocabulary``), whose two
     blocks are compared one by one; None if there are none.
@@ -72,7 +72,7 @@ class LabelledModels:
     by_run: bool = False
 
     def voter(self, author: str, model: str) -> str:
-        """Whose vote a further model would be part of."""
+        """The voter that another model would belong to."""
         return model if self.by_run else author
 
     @property
@@ -95,24 +95,24 @@ class LabelledModels:
         start: str | None = None,
     ) -> LabelledModels:
         """These models and, last, one whose datasets are unknown."""
-        met = self.vocabulary
-        if met is not None:
-            last = np.zeros(met.shape[1], np.float32) if vocabulary is None else vocabulary
-            met = np.concatenate([met, last[None, :]])
+        vocabularies = self.vocabulary
+        if vocabularies is not None:
+            last = np.zeros(vocabularies.shape[1], np.float32) if vocabulary is None else vocabulary
+            vocabularies = np.concatenate([vocabularies, last[None, :]])
         return LabelledModels(
             table=self.table.with_last(vector),
             models=[*self.models, model],
             authors=[*self.authors, author],
             datasets=[*self.datasets, frozenset()],
             heads=[*self.heads, head],
-            vocabulary=met,
+            vocabulary=vocabularies,
             starts=None if self.starts is None else [*self.starts, start],
             by_run=self.by_run,
         )
 
 
 class LabelledModelReader:
-    """Reads the labelled models of each base once. ``notes``: on the sampled models of the latest, without a vector."""
+    """Reads the labelled models of each base once. ``notes``: on the sampled models of the base that was read last."""
 
     def __init__(self, atlas: AtlasReader, representation: str = "input") -> None:
         self.representation = representation
@@ -129,32 +129,34 @@ class LabelledModelReader:
         """
         if base not in self._read:
             population = read_population(self._atlas, base, self.representation, documented=True)
-            found = self._atlas.rows(
+            facts = self._atlas.rows(
                 f"SELECT model_id, {START} AS start, head_class, label_count, label_names, problem_type "
                 "FROM models WHERE base = ?",
                 [base],
             )
-            starts = {row["model_id"]: row.pop("start") for row in found}
-            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in found}, starts
+            starts = {row["model_id"]: row.pop("start") for row in facts}
+            self._read[base] = population, {row.pop("model_id"): head_of(**row) for row in facts}, starts
         population, heads, starts = self._read[base]
         is_out = np.isin(population.ids, list(without))
-        chosen = distinct(replace(population, is_copy=population.is_copy | is_out))
-        rows = [row for row, names in enumerate(chosen.datasets) if names]
+        distinct_models = distinct(replace(population, is_copy=population.is_copy | is_out))
+        rows = [row for row, names in enumerate(distinct_models.datasets) if names]
         self.notes = notes_on_sampled(self._atlas, population)
-        models, authors = ([column[row] for row in rows] for column in (chosen.models, chosen.authors))
+        models, authors = (
+            [column[row] for row in rows] for column in (distinct_models.models, distinct_models.authors)
+        )
         votes = voters(authors, models)
         by_run = votes != authors
         if by_run and len(set(votes)) > 1:
             self.notes += (BY_RUN,)
         return LabelledModels(
-            table=chosen.table.take(rows),
+            table=distinct_models.table.take(rows),
             models=models,
             authors=votes,
             by_run=by_run,
-            datasets=[chosen.datasets[row] for row in rows],
-            heads=[heads[int(chosen.ids[row])] for row in rows],
-            vocabulary=self._vocabulary(base, chosen.ids[rows]),
-            starts=[starts[int(chosen.ids[row])] for row in rows],
+            datasets=[distinct_models.datasets[row] for row in rows],
+            heads=[heads[int(distinct_models.ids[row])] for row in rows],
+            vocabulary=self._vocabulary(base, distinct_models.ids[rows]),
+            starts=[starts[int(distinct_models.ids[row])] for row in rows],
         )
 
     def read_others(self, base: str, without: Collection[int] = ()) -> LabelledModels | None:
@@ -169,19 +171,19 @@ class LabelledModelReader:
                 population = all_bases(self._atlas, documented=True)
             except AtlasError:  # only one base has vectors of words
                 return None
-            found = self._atlas.rows(
+            facts = self._atlas.rows(
                 "SELECT model_id, head_class, label_count, label_names, problem_type FROM models "
                 "WHERE model_id IN (SELECT unnest($1::INTEGER[]))",
                 [population.ids.tolist()],
             )
-            self._of_all_bases = population, {row.pop("model_id"): head_of(**row) for row in found}
+            self._of_all_bases = population, {row.pop("model_id"): head_of(**row) for row in facts}
         population, heads = self._of_all_bases
         table = population.across_only()
         if base not in table.space.bases:
             return None
-        own = table.space.bases.index(base)
+        base_number = table.space.bases.index(base)
         is_used = [
-            bool(names) and table.space.are_comparable(own, number)
+            bool(names) and table.space.are_comparable(base_number, number)
             for names, number in zip(population.datasets, table.base.tolist(), strict=True)
         ]
         rows = np.flatnonzero(np.array(is_used, dtype=bool) & ~np.isin(population.ids, list(without))).tolist()
@@ -203,12 +205,12 @@ class LabelledModelReader:
         """(n, d) vocabulary vectors, zero for a model without one; None if none of the models has one."""
         if self.representation == VOCABULARY or not has_vocabulary(self._atlas, base):
             return None
-        found = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
-        if not len(found.ids):
+        stored_vectors = self._atlas.index(base, VOCABULARY).rows(sorted(ids.tolist()))
+        if not len(stored_vectors.ids):
             return None
-        vectors = np.zeros((len(ids), found.matrix.shape[1]), dtype=np.float32)
-        place = {model_id: row for row, model_id in enumerate(ids.tolist())}
-        vectors[[place[model_id] for model_id in found.ids.tolist()]] = found.matrix
+        vectors = np.zeros((len(ids), stored_vectors.matrix.shape[1]), dtype=np.float32)
+        row_of = {model_id: row for row, model_id in enumerate(ids.tolist())}
+        vectors[[row_of[model_id] for model_id in stored_vectors.ids.tolist()]] = stored_vectors.matrix
         return vectors
 
 
@@ -245,21 +247,21 @@ class Votes:
 
 @dataclass(frozen=True)
 class Features:
-    """What the ``allowed`` sweeps (rows, sweeps) show of the models (rows) in ``places`` of a training set.
+    """The features of the models (rows) at ``indices`` of a training set, from the ``allowed`` sweeps (rows, sweeps).
 
     Everything is computed when it is first asked for. Rows of all arrays are these models, columns all answers.
     """
 
     training: TrainingSet
-    places: Integers
+    indices: Integers
     allowed: Booleans
 
     @cached_property
     def common(self) -> Floats:
         """(rows, answers): the dataset's share of the sweeps that may vote."""
-        named = self.allowed.astype(np.float32) @ self.training.sweeps.shares
-        named /= np.maximum(named.sum(axis=1, keepdims=True), 1)
-        return named
+        shares = self.allowed.astype(np.float32) @ self.training.sweeps.shares
+        shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
+        return shares
 
     @cached_property
     def present(self) -> Booleans:
@@ -277,22 +279,22 @@ class Features:
 
         Rows sum to less than 1 if no model that may vote names one of them.
         """
-        return self.training.sweeps.truth(self.training.rows[self.places], self.present)
+        return self.training.sweeps.truth(self.training.rows[self.indices], self.present)
 
     @cached_property
-    def known(self) -> Reals:
-        """(rows,): the share of the truth that is among the answers."""
+    def covered(self) -> Reals:
+        """(rows,): the share of the truth that the answers cover."""
         return self.truth.sum(axis=1)
 
     @cached_property
     def _voting(self) -> Booleans:
         """(rows, sweeps): which sweeps vote by their vectors."""
-        return self.training.voting(self.places, self.allowed) & self.training.has_vector[self.places][:, None]
+        return self.training.voting(self.indices, self.allowed) & self.training.has_vector[self.indices][:, None]
 
     @cached_property
     def vectors(self) -> Votes:
         """The votes by vectors."""
-        return self._votes(self.training.nearest, self._voting, self.training.has_vector[self.places])
+        return self._votes(self.training.nearest, self._voting, self.training.has_vector[self.indices])
 
     @cached_property
     def nearness(self) -> Reals:
@@ -300,7 +302,7 @@ class Features:
 
         It is that of the dataset where it is largest; NaN if there are no sweeps or the model has no vector.
         """
-        return self.training.nearness(self.places, self._voting)
+        return self.training.nearness(self.indices, self._voting)
 
     @cached_property
     def vocabulary(self) -> Votes | None:
@@ -309,26 +311,26 @@ class Features:
         if nearest is None:
             return None
         assert nearest.comparable is not None
-        comparable = self.allowed & nearest.comparable[self.places]
+        comparable = self.allowed & nearest.comparable[self.indices]
         return self._votes(nearest, comparable, np.asarray(comparable.any(axis=1)))
 
     @cached_property
     def has_head(self) -> Booleans:
         """(rows,): whether anything is known about the head."""
-        return self.training.heads.is_known[self.places]
+        return self.training.heads.is_known[self.indices]
 
     @cached_property
     def head(self) -> Reals:
         """(rows, answers): ln P(head | dataset) / P(head); 0 without a head."""
-        return np.where(self.present, self.training.heads.log_ratios(self.places, self.allowed), 0)
+        return np.where(self.present, self.training.heads.log_ratios(self.indices, self.allowed), 0)
 
     @cached_property
     def recognised(self) -> Reals:
         """(rows,), see ``HeadMatches``."""
-        return self.training.heads.recognised(self.places, self.allowed)
+        return self.training.heads.recognised(self.indices, self.allowed)
 
     def _votes(self, nearest: NearestSweeps, voting: Booleans, is_known: Booleans) -> Votes:
-        weights, prominence, similarity = self.training.cast_votes(nearest, self.places, voting)
+        weights, prominence, similarity = self.training.cast_votes(nearest, self.indices, voting)
         votes = weights @ self.training.sweeps.shares
         total = votes.sum(axis=1)[:, None]
         share = votes.toarray() / np.where(total > 0, total, 1)
@@ -356,12 +358,12 @@ class TrainingSet:
         self.models, self.k = models, k
         self.rows = np.arange(len(models.models)) if rows is None else rows
         self.sweeps = DatasetRuns(models.authors, models.datasets)
-        # A number for each start, -1 if it is not known; None if starts say nothing of labels.
+        # A number for each start, -1 if it is not known; None if starts and labels are independent.
         self._starts: Integers | None = None
         if models.starts is not None:
             numbers = {start: number for number, start in enumerate(dict.fromkeys([None, *models.starts]), -1)}
             starts = np.array([numbers[start] for start in models.starts], dtype=np.intp)
-            if labels_go_with_starts(self.sweeps, starts):
+            if are_starts_confounded(self.sweeps, starts):
                 self._starts = starts
         self.has_vector: Booleans = models.table.take(self.rows).has_vector
         self.nearest = self._nearest_sweeps(models.table)
@@ -370,46 +372,49 @@ class TrainingSet:
             self.nearest_by_vocabulary = self._nearest_sweeps(VectorTable(models.vocabulary, _HALVES), are_halves=True)
         self.heads = HeadMatches(models.heads, self.rows, self.sweeps)
 
-    def features(self, places: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
-        """The features of the models in ``places`` of ``rows``, from authors other than their own and ``withheld``.
+    def features(self, indices: Integers, withheld: Sequence[int] = (), is_hidden: bool = False) -> Features:
+        """The features of the models at ``indices`` of ``rows``, from authors other than their own and ``withheld``.
 
         ``is_hidden``: as if no other model named their datasets.
         """
-        return Features(self, places, self.sweeps.allowed(self.rows[places], withheld, is_hidden))
+        return Features(self, indices, self.sweeps.allowed(self.rows[indices], withheld, is_hidden))
 
-    def voting(self, places: Integers, allowed: Booleans) -> Booleans:
-        """Which of the ``allowed`` sweeps (places, sweeps) vote by their vectors.
+    def voting(self, indices: Integers, allowed: Booleans) -> Booleans:
+        """Which of the ``allowed`` sweeps (indices, sweeps) vote by their vectors.
 
         Runs of one data set that began at the same random numbers are more alike than others on that data, because the
-        order of their batches comes from the same seed: they repeat each other's labels, whatever these say. So, where
-        labels go with starts, a sweep that began where a model did votes on it only if none that began elsewhere names
-        one of its datasets.
+        order of their batches comes from the same seed: they repeat each other's labels, right or wrong. So, if labels
+        and starts are confounded, a sweep that began where a model did votes on it only if no sweep that began
+        elsewhere names one of its datasets.
         """
         is_twin = self.nearest.is_twin
-        if is_twin is None or not (twins := allowed & is_twin[places]).any():
+        if is_twin is None or not (twins := allowed & is_twin[indices]).any():
             return allowed
         shares = self.sweeps.shares
-        named = ((allowed & ~is_twin[places]).astype(np.float32) @ shares > 0).astype(np.float32)
-        return allowed & ~(twins & (named @ shares.T.toarray() > 0))
+        is_named = ((allowed & ~is_twin[indices]).astype(np.float32) @ shares > 0).astype(np.float32)
+        return allowed & ~(twins & (is_named @ shares.T.toarray() > 0))
 
-    def has_silent_twins(self, place: int) -> bool:
-        """Whether models by others do not vote on the one at this place of ``rows`` because they began where it did."""
+    def has_silent_twins(self, index: int) -> bool:
+        """Whether models by others have no vote on the one at ``index`` of ``rows`` because they began where it did."""
         if self.nearest.is_twin is None:
             return False
-        places, sweeps = np.array([place]), self.sweeps
-        row = self.rows[places]
+        indices, sweeps = np.array([index]), self.sweeps
+        row = self.rows[indices]
         members = np.flatnonzero((sweeps.of_model >= 0) & (sweeps.authors != sweeps.authors[row]))
         is_twin = self.is_twin(row, members)
         assert is_twin is not None
-        votes = self.voting(places, sweeps.allowed(row, ()))[0] & self.nearest.is_twin[place]
+        votes = self.voting(indices, sweeps.allowed(row, ()))[0] & self.nearest.is_twin[index]
         return not bool(votes[sweeps.of_model[members[is_twin[0]]]].all())
 
     def is_twin(self, rows: Integers, members: Integers) -> Booleans | None:
-        """(rows, members): whether two models began at the same random numbers; None if labels do not go with that."""
+        """(rows, members): whether two models began at the same random numbers.
+
+        None if labels and starts are independent.
+        """
         if self._starts is None:
             return None
-        found: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
-        return found
+        are_twins: Booleans = (self._starts[rows][:, None] == self._starts[members]) & (self._starts[members] >= 0)
+        return are_twins
 
     def _nearest_sweeps(self, table: VectorTable, *, are_halves: bool = False) -> NearestSweeps:
         """For each of the rows all sweeps, nearest first.
@@ -429,13 +434,15 @@ class TrainingSet:
             block = slice(start, start + step)
             to_members = table.take(self.rows[block]).similarities(table.take(members))
             if are_halves:
-                mine, theirs = (changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members))
-                to_members[shared_blocks(mine, theirs) == 0] = _APART
+                changed, member_changed = (
+                    changed_blocks(table.inputs[rows], _HALVES) for rows in (self.rows[block], members)
+                )
+                to_members[shared_blocks(changed, member_changed) == 0] = _APART
             nearest = np.maximum.reduceat(to_members, starts, axis=1)
             if twins is not None and (is_twin := self.is_twin(self.rows[block], members)) is not None:
                 twins[block] = np.logical_and.reduceat(is_twin, starts, axis=1)
-                others = np.maximum.reduceat(np.where(is_twin, _APART, to_members), starts, axis=1)
-                nearest = np.where(twins[block], nearest, others)
+                elsewhere = np.maximum.reduceat(np.where(is_twin, _APART, to_members), starts, axis=1)
+                nearest = np.where(twins[block], nearest, elsewhere)
             order[block] = np.argsort(-nearest, axis=1, kind="stable")
             similarity[block] = np.take_along_axis(nearest, order[block], axis=1)
         comparable = None
@@ -444,26 +451,26 @@ class TrainingSet:
             np.put_along_axis(comparable, order, similarity > _APART, axis=1)
         return NearestSweeps(order, similarity, comparable, twins)
 
-    def nearness(self, places: Integers, allowed: Booleans) -> Reals:
-        """(places,): ``Features.nearness`` by the ``allowed`` sweeps (places, sweeps)."""
-        found = self.nearest
+    def nearness(self, indices: Integers, allowed: Booleans) -> Reals:
+        """(indices,): ``Features.nearness`` by the ``allowed`` sweeps (indices, sweeps)."""
+        nearest_sweeps = self.nearest
         table = np.empty(allowed.shape, dtype=np.float64)
-        np.put_along_axis(table, found.order[places], found.similarity[places], axis=1)
+        np.put_along_axis(table, nearest_sweeps.order[indices], nearest_sweeps.similarity[indices], axis=1)
         table[~allowed] = -np.inf
-        nearest = np.full(len(places), -np.inf)
+        nearest = np.full(len(indices), -np.inf)
         of_answer = self.sweeps.shares.tocsc()
         for answer in range(of_answer.shape[1]):
             members = of_answer.indices[of_answer.indptr[answer] : of_answer.indptr[answer + 1]]
-            two = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
-            is_there = np.isfinite(two)
-            mean = np.where(is_there, two, 0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
+            two_nearest = -np.sort(-table[:, members], axis=1)[:, :_CORROBORATING]
+            is_there = np.isfinite(two_nearest)
+            mean = np.where(is_there, two_nearest, 0).sum(axis=1) / np.maximum(is_there.sum(axis=1), 1)
             nearest = np.maximum(nearest, np.where(is_there.any(axis=1), mean, -np.inf))
         return np.where(np.isfinite(nearest), nearest, np.nan)
 
     def cast_votes(
-        self, nearest: NearestSweeps, places: Integers, allowed: Booleans
+        self, nearest: NearestSweeps, indices: Integers, allowed: Booleans
     ) -> tuple[csr_array, Reals, NDArray[np.float32]]:
-        """The votes of the k nearest sweeps that are ``allowed``; of the nearest one its prominence and its similarity.
+        """The votes of the k nearest ``allowed`` sweeps, and the prominence and the similarity of the nearest one.
 
         A vote is max(0, (s - m) / (s₁ - m))³, with s the similarity of the sweep, s₁ that of the nearest one, and m the
         median over all allowed sweeps. So the nearest has one vote whatever the level of the similarities, which is
@@ -471,16 +478,16 @@ class TrainingSet:
         """
         from scipy.sparse import csr_array
 
-        order, similarity = nearest.order[places], nearest.similarity[places]
+        order, similarity = nearest.order[indices], nearest.similarity[indices]
         votes = np.take_along_axis(allowed, order, axis=1)
         rank = np.cumsum(votes, axis=1, dtype=np.int32)
         counts = votes.sum(axis=1)
 
-        def similarity_at(wanted: Integers) -> Floats:
+        def similarity_at(wanted_rank: Integers) -> Floats:
             """The similarity of the allowed sweep of this rank (from 1); 0 if there are none."""
             if not rank.shape[1]:
                 return np.zeros(len(rank), dtype=np.float32)
-            column = np.minimum((rank < wanted[:, None]).sum(axis=1), rank.shape[1] - 1)
+            column = np.minimum((rank < wanted_rank[:, None]).sum(axis=1), rank.shape[1] - 1)
             return np.where(rank[:, -1] > 0, similarity[np.arange(len(rank)), column], 0)
 
         first = similarity_at(np.minimum(1, counts))
@@ -488,9 +495,9 @@ class TrainingSet:
         low = similarity_at((3 * counts + 3) // 4)
         row, column = np.nonzero(votes & (rank <= self.k))
         lead = first - middle
-        above = np.maximum(similarity[row, column] - middle[row], 0)
+        excess = np.maximum(similarity[row, column] - middle[row], 0)
         stands_out = lead > 1e-6
-        weight = np.where(stands_out[row], (above / np.where(stands_out, lead, 1)[row]) ** _SHARPNESS, 1)
+        weight = np.where(stands_out[row], (excess / np.where(stands_out, lead, 1)[row]) ** _SHARPNESS, 1)
         prominence = np.where(counts > 0, np.log((lead + 1e-4) / (middle - low + 1e-4)), 0)
         weights = csr_array((weight.astype(np.float32), (row, order[row, column])), allowed.shape)
         return weights, prominence.astype(np.float64), first
@@ -501,8 +508,8 @@ class NearestSweeps:
     """All sweeps by their similarity to each of the rows, nearest first: numbers and similarities, (rows, sweeps).
 
     ``comparable`` (rows, sweeps), by number: whether a sweep can be compared at all; None if all can. ``is_twin``, also
-    by number: whether all its members began at the same random numbers as the row's model; None if labels do not go
-    with that.
+    by number: whether all its members began at the same random numbers as the row's model; None if labels and starts
+    are independent.
     """
 
     order: NDArray[np.int32]
@@ -511,7 +518,7 @@ class NearestSweeps:
     is_twin: Booleans | None = None
 
 
-def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
+def are_starts_confounded(sweeps: DatasetRuns, starts: Integers) -> bool:
     """Whether models by different authors that began alike share datasets more often than by chance.
 
     ``starts`` (n,): a number for each start, -1 if it is not known. The test exchanges the labels of sweeps (p ≤ .05).
@@ -530,8 +537,8 @@ def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
 
     def sums(groups: Integers) -> csr_array:
         """(groups, units): 1 where a unit belongs to a group."""
-        places = np.arange(len(groups))
-        return csr_array((np.ones(len(groups)), (groups, places)), (groups.max() + 1, len(groups)))
+        columns = np.arange(len(groups))
+        return csr_array((np.ones(len(groups)), (groups, columns)), (groups.max() + 1, len(groups)))
 
     by_start, by_author = sums(of_start), sums(of_author)
 
@@ -544,4 +551,4 @@ def labels_go_with_starts(sweeps: DatasetRuns, starts: Integers) -> bool:
     rng = np.random.default_rng(0)
     actual = shared(np.arange(len(units)))
     by_chance = [shared(rng.permutation(len(units))) for _ in range(_EXCHANGES)]
-    return 1 + sum(one >= actual - 1e-9 for one in by_chance) <= _SIGNIFICANT * (1 + _EXCHANGES)
+    return 1 + sum(overlap >= actual - 1e-9 for overlap in by_chance) <= _SIGNIFICANT * (1 + _EXCHANGES)

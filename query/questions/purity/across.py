@@ -43,22 +43,26 @@ class _Trial:
     share: Booleans
     k: int | None
 
-    def scores(self, kinds: Integers, stays: Booleans | None = None) -> tuple[Integers, Integers, Floats, Floats]:
+    def scores(
+        self, kinds: Integers, is_counted_model: Booleans | None = None
+    ) -> tuple[Integers, Integers, Floats, Floats]:
         """The scored models, the neighbours looked at, their purity and chance, for models of these ``kinds`` (n,).
 
-        ``stays`` (n,): the models that count.
+        ``is_counted_model`` (n,): the models that count.
         """
         counts: Booleans = (
-            self.is_candidate if stays is None else self.is_candidate & np.logical_and.outer(stays, stays)
+            self.is_candidate
+            if is_counted_model is None
+            else self.is_candidate & np.logical_and.outer(is_counted_model, is_counted_model)
         )
         matches: Booleans = counts & self.share[kinds[:, None], kinds[None, :]]
         matching, pool = matches.sum(axis=1), counts.sum(axis=1)
         scored = np.flatnonzero(matching)
         looked_at = matching[scored] if self.k is None else np.minimum(self.k, pool[scored])
-        near = self.order[scored]
-        is_counted = np.take_along_axis(counts[scored], near, axis=1)
+        ordered = self.order[scored]
+        is_counted = np.take_along_axis(counts[scored], ordered, axis=1)
         is_counted &= np.cumsum(is_counted, axis=1) <= looked_at[:, None]
-        hits = (np.take_along_axis(matches[scored], near, axis=1) & is_counted).sum(axis=1)
+        hits = (np.take_along_axis(matches[scored], ordered, axis=1) & is_counted).sum(axis=1)
         return scored, looked_at, hits / looked_at, matching[scored] / pool[scored]
 
     def excess(self, kinds: Integers) -> float:
@@ -83,21 +87,22 @@ def purity_across(
     labels = [population.datasets[row] for row in rows.tolist()]
     scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
     if len(rows):
-        chosen = population.table.take(rows)
+        table = population.table.take(rows)
         authors = codes_of([population.authors[row] for row in rows.tolist()])
         kinds, sets = codes_of(labels), list(dict.fromkeys(labels))
-        share = np.array([[bool(one & other) for other in sets] for one in sets], dtype=bool)
-        order = neighbour_order(chosen).astype(np.intp)
-        space, numbers = chosen.space, range(len(chosen.space.bases))
+        share = np.array([[bool(first & second) for second in sets] for first in sets], dtype=bool)
+        order = neighbour_order(table).astype(np.intp)
+        space, numbers = table.space, range(len(table.space.bases))
         comparable = np.array(
-            [[one != other and space.are_comparable(one, other) for other in numbers] for one in numbers], dtype=bool
+            [[first != second and space.are_comparable(first, second) for second in numbers] for first in numbers],
+            dtype=bool,
         )
-        is_candidate: Booleans = comparable[chosen.base[:, None], chosen.base[None, :]]
-        is_candidate &= np.any(chosen.inputs > 0, axis=1, keepdims=True).T
+        is_candidate: Booleans = comparable[table.base[:, None], table.base[None, :]]
+        is_candidate &= np.any(table.inputs > 0, axis=1, keepdims=True).T
         names = [population.models[row] for row in rows.tolist()]
         apart: Booleans = is_candidate & np.not_equal.outer(authors, authors)
         scores = [
-            _score(_Trial(order, candidates, share, k), kinds, labels, authors, chosen.base, names, draws, [seed, form])
+            _score(_Trial(order, candidates, share, k), kinds, labels, authors, table.base, names, draws, [seed, form])
             for form, candidates in enumerate((is_candidate, apart))
         ]
     return PurityResult(

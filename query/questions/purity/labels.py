@@ -36,9 +36,9 @@ class OwnPlaces:
         step = max(1, _BLOCK // max(1, self.count))
         flat_places = []
         for start in range(0, self.count, step):
-            part = slice(start, start + step)
-            rows, places = np.nonzero(owner_of[order[part]] == owners[part, None])
-            flat_places.append((rows + start) * (self.count + 1) + places)
+            tile = slice(start, start + step)
+            rows, columns = np.nonzero(owner_of[order[tile]] == owners[tile, None])
+            flat_places.append((rows + start) * (self.count + 1) + columns)
         # One ascending array for all lists: the positions in list f are offset by f · (n + 1).
         self.places: Integers = np.concatenate([np.zeros(0, dtype=np.intp), *flat_places])
         self.starts = np.arange(self.count) * (self.count + 1)
@@ -78,8 +78,8 @@ class LabelledOrder:
         is_split: an author's models with one label are then a sweep in each stratum, instead of one sweep.
         owners: (n,) the authors whose sweeps are permuted (``AuthorRuns``), by default ``excluded``; a group of
             ``excluded`` belongs to one owner.
-        own: for ``excess``, if ``order`` lacks the models of a model's owner, but those in other groups of
-            ``own.excluded`` count among its m_f nearest.
+        own_places: for ``excess``, if ``order`` lacks the models of a model's owner, but those in other groups of
+            ``own_places.excluded`` count among its m_f nearest.
     """
 
     def __init__(
@@ -92,11 +92,12 @@ class LabelledOrder:
         is_split: bool = False,
         *,
         owners: Integers | None = None,
-        own: OwnPlaces | None = None,
+        own_places: OwnPlaces | None = None,
     ) -> None:
-        self.order, self.excluded, self.labels, self.k, self.own = order, excluded, labels, k, own
+        self.order, self.excluded, self.labels, self.k = order, excluded, labels, k
+        self.own_places = own_places
         owners = excluded if owners is None else owners
-        finest = excluded if own is None else own.excluded
+        finest = excluded if own_places is None else own_places.excluded
         # Among candidates of one owner, the size of a sweep decides whether its models match each other.
         is_finer = len(np.unique(finest)) > len(np.unique(owners))
         dataset_owners = {(name, owner) for owner, names in zip(owners.tolist(), labels, strict=True) for name in names}
@@ -123,7 +124,7 @@ class LabelledOrder:
         self.sweeps = AuthorRuns(owners, keys, strata)
         self.sweep_kinds = self.kinds[self.sweeps.first]
         self.groups = _Groups(excluded, self.sweeps)
-        self.own_groups = None if own is None else _Groups(own.excluded, self.sweeps)
+        self.own_groups = None if own_places is None else _Groups(own_places.excluded, self.sweeps)
         self.pool = self.groups.pool
         widest = (self.own_groups or self.groups).pool
         self.looked_at = None if k is None else np.minimum(k, widest)
@@ -140,13 +141,13 @@ class LabelledOrder:
         kinds = sweep_kinds[self.sweeps.of_model]
         of_kind = np.bincount(kinds, weights=weights, minlength=len(self.share))
         # How many models share a dataset with each kind, including the models of this kind.
-        everyone = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
+        all_matches = np.bincount(self.share_left, weights=of_kind[self.share_right], minlength=len(of_kind))
         of_part = sweep_kinds[groups.sweep]
         sizes = np.bincount(groups.parts.of_model, weights=weights, minlength=len(of_part))
-        own = np.bincount(
+        own_group = np.bincount(
             groups.left, weights=self.share[of_part[groups.left], of_part[groups.right]] * sizes[groups.right]
         )
-        return (everyone[kinds] - own[groups.parts.of_model]).astype(np.intp)
+        return (all_matches[kinds] - own_group[groups.parts.of_model]).astype(np.intp)
 
     def evaluate(self, sweep_kinds: Integers) -> tuple[Integers, Integers, Floats, Floats]:
         """The scored models, and the number of neighbours, the purity and the chance of each."""
@@ -165,12 +166,12 @@ class LabelledOrder:
             The scored models (m,); the number of their neighbours that count (m_f or k); the number of those by other
             authors; the number of candidates by other authors that match.
         """
-        others = self.matching(sweep_kinds)
-        every = others if self.own_groups is None else self.matching(sweep_kinds, groups=self.own_groups)
-        scored = np.flatnonzero(every)
-        limits = every if self.looked_at is None else self.looked_at
-        by_others = limits if self.own is None else limits - self.own.before(limits)
-        return scored, limits[scored], by_others[scored], others[scored]
+        other_matches = self.matching(sweep_kinds)
+        all_matches = other_matches if self.own_groups is None else self.matching(sweep_kinds, groups=self.own_groups)
+        scored = np.flatnonzero(all_matches)
+        limits = all_matches if self.looked_at is None else self.looked_at
+        by_others = limits if self.own_places is None else limits - self.own_places.before(limits)
+        return scored, limits[scored], by_others[scored], other_matches[scored]
 
     def excess(self, sweep_kinds: Integers) -> float:
         """How far the share of matches by others is above chance if the sweeps have these kinds: a mean over models.
@@ -179,11 +180,11 @@ class LabelledOrder:
         that can match by chance, whatever their labels: (matches by others - neighbours by others × share of candidates
         by others that match) / m_f. Without such models this is purity minus chance. 0 if no model is scored.
         """
-        scored, limits, by_others, others = self.neighbour_counts(sweep_kinds)
+        scored, limits, by_others, other_matches = self.neighbour_counts(sweep_kinds)
         if not len(scored):
             return 0.0
-        hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, by_others, others)
-        chance = by_others / limits * (others / np.maximum(self.pool[scored], 1))
+        hits = self._hits(sweep_kinds[self.sweeps.of_model], scored, by_others, other_matches)
+        chance = by_others / limits * (other_matches / np.maximum(self.pool[scored], 1))
         return float((hits / limits - chance).mean())
 
     def reaches(self, sweep_kinds: Integers, least: float) -> bool:
@@ -192,17 +193,17 @@ class LabelledOrder:
         Exact, but usually without counting all models. It begins with the models that have the fewest neighbours, and
         stops when the mean would be too small even if all the remaining models matched.
         """
-        scored, limits, by_others, others = self.neighbour_counts(sweep_kinds)
+        scored, limits, by_others, other_matches = self.neighbour_counts(sweep_kinds)
         if not len(scored):
             return least <= 0
         kinds = sweep_kinds[self.sweeps.of_model]
-        chance = by_others / limits * (others / np.maximum(self.pool[scored], 1))
+        chance = by_others / limits * (other_matches / np.maximum(self.pool[scored], 1))
         cost = np.minimum(by_others, len(kinds) - by_others)
         turns = np.argsort(cost, kind="stable")
-        hits, start = np.minimum(by_others, others).astype(np.float64), 0
+        hits, start = np.minimum(by_others, other_matches).astype(np.float64), 0
         for end in [*(_SHARES * len(turns)).astype(np.intp).tolist(), len(turns)]:
-            part = turns[start:end]
-            hits[part] = self._hits(kinds, scored[part], by_others[part], others[part])
+            block = turns[start:end]
+            hits[block] = self._hits(kinds, scored[block], by_others[block], other_matches[block])
             reached = float((hits / limits - chance).mean())
             if reached < least - _ROUNDING:
                 return False
@@ -219,19 +220,19 @@ class LabelledOrder:
         share = self.share.astype(np.float64)
         flat = (sweep_kinds + width * np.arange(draws)[:, None]).ravel()
         of_kind = np.bincount(flat, weights=np.tile(sweeps.sizes, draws), minlength=draws * width).reshape(draws, width)
-        everyone = np.take_along_axis(of_kind @ share, sweep_kinds, axis=1)[:, sweeps.of_model]
+        matches_of_kind = np.take_along_axis(of_kind @ share, sweep_kinds, axis=1)[:, sweeps.of_model]
 
         def matching(groups: _Groups) -> Integers:
             of_part = sweep_kinds[:, groups.sweep]
             pairs = self.share[of_part[:, groups.left], of_part[:, groups.right]] * groups.parts.sizes[groups.right]
-            own = np.add.reduceat(pairs, groups.starts, axis=1)
-            return (everyone - own[:, groups.parts.of_model]).astype(np.intp)
+            own_group = np.add.reduceat(pairs, groups.starts, axis=1)
+            return (matches_of_kind - own_group[:, groups.parts.of_model]).astype(np.intp)
 
-        others = matching(self.groups)
-        every = others if self.own_groups is None else matching(self.own_groups)
-        limits = every if self.looked_at is None else np.broadcast_to(self.looked_at, every.shape)
-        limits = np.where(every > 0, limits, 0)
-        by_others = limits if self.own is None else limits - self.own.before(limits)
+        other_matches = matching(self.groups)
+        all_matches = other_matches if self.own_groups is None else matching(self.own_groups)
+        limits = all_matches if self.looked_at is None else np.broadcast_to(self.looked_at, all_matches.shape)
+        limits = np.where(all_matches > 0, limits, 0)
+        by_others = limits if self.own_places is None else limits - self.own_places.before(limits)
         reach = int(by_others.max(initial=0))
         # Reading and writing these arrays takes most of the time, hence small dtypes, and draws in the last axis.
         kinds = np.full((count + 1, draws), width - 1, np.uint8 if width <= 256 else np.uint32)
@@ -239,14 +240,14 @@ class LabelledOrder:
         own_kinds = kinds[:count]
         counted = np.ascontiguousarray(by_others.T.astype(np.uint16 if count < 1 << 16 else np.uint32))
         hits = np.zeros_like(counted)
-        for rank, near in enumerate(self.order[:, :reach].T):
-            near_kinds = kinds[near]
+        for rank, neighbours in enumerate(self.order[:, :reach].T):
+            near_kinds = kinds[neighbours]
             matches = near_kinds == own_kinds if self.is_one_each else self.share[own_kinds, near_kinds]
             matches &= counted > rank
             hits += matches
         width_of = np.maximum(limits, 1)
-        gains = hits.T / width_of - by_others / width_of * (others / np.maximum(self.pool, 1))
-        return gains.sum(axis=1) / np.maximum((every > 0).sum(axis=1), 1)
+        gains = hits.T / width_of - by_others / width_of * (other_matches / np.maximum(self.pool, 1))
+        return gains.sum(axis=1) / np.maximum((all_matches > 0).sum(axis=1), 1)
 
     def matches(self, kinds: Integers) -> Callable[[Integers, Order], Booleans]:
         """A function of rows and their neighbours (rows, width): which of them match if models have these kinds."""
@@ -266,11 +267,11 @@ class LabelledOrder:
         hits = np.empty(len(rows), dtype=np.intp)
         many = np.bincount(kinds[rows], weights=np.minimum(limits, len(kinds) - limits)) > 8000
         for kind in np.flatnonzero(many):
-            part = np.flatnonzero(kinds[rows] == kind)
+            of_kind = np.flatnonzero(kinds[rows] == kind)
             matching = self.share[kind].take(kind_of)
-            hits[part] = count_matches(self.order, rows[part], limits[part], totals[part], marked(matching))
-        rest = np.flatnonzero(~many[kinds[rows]])
-        hits[rest] = count_matches(self.order, rows[rest], limits[rest], totals[rest], is_match)
+            hits[of_kind] = count_matches(self.order, rows[of_kind], limits[of_kind], totals[of_kind], marked(matching))
+        remaining = np.flatnonzero(~many[kinds[rows]])
+        hits[remaining] = count_matches(self.order, rows[remaining], limits[remaining], totals[remaining], is_match)
         return hits
 
     def dataset_scores(self) -> Iterator[DatasetPurity]:
@@ -312,10 +313,10 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
     counts = np.zeros((len(names), len(names)))
     expected = np.zeros_like(counts)
     totals = np.zeros(len(names))
-    for rows, missed, others in _misses(trial):
+    for rows, missed, unmatched in _misses(trial):
         # (rows, datasets): neighbours and candidates that do not match, by the datasets they name.
-        mistaken, choices = missed @ member, others @ member
-        missed_count, choice_count = missed.sum(axis=1), others.sum(axis=1)
+        mistaken, choices = missed @ member, unmatched @ member
+        missed_count, choice_count = missed.sum(axis=1), unmatched.sum(axis=1)
         by_dataset = member[rows].T
         totals += by_dataset @ missed_count
         counts += by_dataset @ mistaken
@@ -323,19 +324,21 @@ def confused_pairs(trial: LabelledOrder) -> tuple[Confusion, ...]:
     totals = np.maximum(totals, 1)
     confusions = []
     for first, second in combinations(range(len(names)), 2):
-        forth, back = counts[first, second], counts[second, first]
-        if forth + back:
+        forward_count, backward_count = counts[first, second], counts[second, first]
+        if forward_count + backward_count:
             confusions.append(
                 Confusion(
                     dataset=names[first],
                     taken_for=names[second],
-                    neighbours=int(forth),
-                    share=float(forth / totals[first]),
+                    neighbours=int(forward_count),
+                    share=float(forward_count / totals[first]),
                     chance=float(expected[first, second] / totals[first]),
-                    back_neighbours=int(back),
-                    back_share=float(back / totals[second]),
+                    back_neighbours=int(backward_count),
+                    back_share=float(backward_count / totals[second]),
                     back_chance=float(expected[second, first] / totals[second]),
-                    is_notable=bool(forth > expected[first, second] and back > expected[second, first]),
+                    is_notable=bool(
+                        forward_count > expected[first, second] and backward_count > expected[second, first]
+                    ),
                 )
             )
 
@@ -353,12 +356,12 @@ def _misses(trial: LabelledOrder) -> Iterator[tuple[Integers, Floats, Floats]]:
     scored = np.flatnonzero(matching)
     count = len(trial.order)
     is_match = trial.matches(trial.kinds)
-    everyone = np.arange(count)
+    positions = np.arange(count)
     step = max(1, _BLOCK // count)
     for rows in (scored[start : start + step] for start in range(0, len(scored), step)):
         candidates = trial.excluded[rows, None] != trial.excluded[None, :]
-        others = candidates & ~is_match(rows, np.broadcast_to(everyone, candidates.shape))
-        near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column is for no model
+        unmatched = candidates & ~is_match(rows, np.broadcast_to(positions, candidates.shape))
+        is_near = np.zeros((len(rows), count + 1), dtype=bool)  # the last column is for no model
         lists = trial.order[rows].astype(np.intp)
-        np.put_along_axis(near, lists, everyone < limits[rows, None], axis=1)
-        yield rows, (near[:, :count] & others).astype(np.float64), others.astype(np.float64)
+        np.put_along_axis(is_near, lists, positions < limits[rows, None], axis=1)
+        yield rows, (is_near[:, :count] & unmatched).astype(np.float64), unmatched.astype(np.float64)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "input"
 
-# What words cannot tell.
+# A limit of comparing words.
 TWINS_NOTE = "Data sets of the same text with other labels move the same words, so they count as mistakes here."
 
 

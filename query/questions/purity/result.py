@@ -101,7 +101,7 @@ class WithinScore:
     The other fields are as in PurityScore.
     """
 
-    within: Annotated[str, Doc("What is the same where labels were exchanged: head, language, author …")]
+    within: Annotated[str, Doc("Labels were exchanged among models that are equal in this: head, language, author …")]
     strata: Annotated[int, Doc("Number of different values of it.")]
     movable: Annotated[int, Doc("Number of models whose label can become another.")]
     chance: Annotated[float | None, CHANCE] = None
@@ -196,7 +196,7 @@ class PurityResult(Drawn, PurityScore):
         ),
         "among": "Which models count as neighbours: all, or only those by other authors.",
         "part": "What the row is about: a layer, a family, a dataset or a model; all: the answer as a whole.",
-        "task": "What the model does: the kind of its head and its label names, or their number.",
+        "task": "The task of the model: the kind of its head and its label names, or their number.",
         "tasks": "The tasks of the models; in a summary of purity, the number of tasks that were scored.",
         "by_task": "The same for each task, where only that task counts as a match.",
         "purity_by_task_mean": "Mean of the tasks' purities, from 0 to 1; each task counts once.",
@@ -226,7 +226,7 @@ class PurityResult(Drawn, PurityScore):
     on_sampled: Annotated[
         tuple[str, ...], Hidden()
     ] = ()  # a note on models that were left out, as a sample gives no such vector
-    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that go with the labels
+    on_habits: Annotated[tuple[str, ...], Hidden()] = ()  # notes on habits that are confounded with the labels
 
     @property
     def is_by_task(self) -> bool:
@@ -240,9 +240,9 @@ class PurityResult(Drawn, PurityScore):
 
     @property
     def notes(self) -> Annotated[Notes, After("by_dataset")]:  # type: ignore[override]
-        """Why an interval is missing, which models are, and which habits go with the labels."""
-        why = filter(None, (self.interval_note, self.cross_author.interval_note))
-        return (*dict.fromkeys(why), *self.on_habits, *self.on_sampled)
+        """Why an interval is missing, which models are missing, and which habits are confounded with the labels."""
+        interval_notes = filter(None, (self.interval_note, self.cross_author.interval_note))
+        return (*dict.fromkeys(interval_notes), *self.on_habits, *self.on_sampled)
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
         """Dots for all models and for each dataset, with chance. Raises AtlasError if matplotlib is missing."""
@@ -458,7 +458,7 @@ def verdict(result: PurityResult) -> list[str]:
     of_data = result.by == "dataset"
     neighbours = "share a training dataset with it" if of_data else f"have the {result.by} that it has"
     alike = "tuned on the same data" if of_data else f"of the same {result.by}"
-    depend = "depend on the data" if of_data else f"depend on the {result.by}"
+    dependence = "depend on the data" if of_data else f"depend on the {result.by}"
     sentences = [
         f"With the representation “{result.representation}”, {percent(result.purity)} of a model's nearest neighbours "
         f"{neighbours}; for random neighbours it would be {percent(result.chance)}. "
@@ -474,22 +474,22 @@ def verdict(result: PurityResult) -> list[str]:
     if cross_author.is_more_than_chance:
         judgement = f"So models {alike} do lie together, and not only because one person made them."
     elif cross_author.purity is None and result.chance is not None and result.purity > result.chance:
-        judgement = f"So it remains open whether the vectors {depend} or only on whose scripts were used."
+        judgement = f"So it remains open whether the vectors {dependence} or only on whose scripts were used."
     elif not result.is_more_than_chance:
-        judgement = f"This may be chance: these numbers do not show that the vectors {depend}."
+        judgement = f"This may be chance: these numbers do not show that the vectors {dependence}."
     else:
         judgement = "Across authors this may be chance: the plain number may reflect the habits of single uploaders."
     if result.on_habits and result.is_more_than_chance:
-        judgement += " But a habit goes with the labels, and may be the reason."
+        judgement += " But a habit is confounded with the labels, and may be the reason."
     sentences[-1] += " " + judgement
     for among, score in (("", result), (" among other authors' models", cross_author)):
         for level in score.within:
             if level.chance is None:
                 sentences.append(f"Within {level.within}{among} no label can be exchanged: the two always go together.")
                 continue
-            can = f"the label of {counted(level.movable, 'model')} can change"
+            movable = f"the label of {counted(level.movable, 'model')} can change"
             sentences.append(
                 f"If only sweeps of the same {level.within} exchange labels, chance{among} is {percent(level.chance)} "
-                f"(p {_p_in_words(level)}; {can})."
+                f"(p {_p_in_words(level)}; {movable})."
             )
     return sentences

@@ -108,7 +108,7 @@ def purity(
     if len(rows):
         authors = codes_of([population.authors[row] for row in rows])
         names = [population.models[row] for row in rows]
-        # To leave out a model's author is to leave out the model, too, so one table serves both forms in turn.
+        # Leaving out a model's author also leaves out the model, so both forms use one table, one after the other.
         kin = np.arange(len(rows), dtype=np.intp) if trees is None else codes_of(trees[rows].tolist())
         families = authors
         if trees is not None:  # models joined by an author or a family tree, directly or through others
@@ -119,8 +119,8 @@ def purity(
         # of the model's family and of the largest group of authors left out.
         holders = Counter(name for names in labels for name in names)
         looked_at = np.array([sum(holders[name] for name in names) for names in labels]) if k is None else k
-        away = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
-        reach: Integers = looked_at + np.bincount(families)[families] + away
+        largest_unit = np.bincount(units_of(authors.tolist(), MOST_UNITS)).max()
+        reach: Integers = looked_at + np.bincount(families)[families] + largest_unit
         order = neighbour_order(population.table.take(rows), reach)
         strata = {name: codes_of([values[row] for row in rows]) for name, values in within.items()}
 
@@ -137,19 +137,19 @@ def purity(
             return replace(plain_score, confusions=confused_pairs(trial) if confusions else (), within=levels)
 
         leave_out(order, kin)
-        plain = score(kin)
-        own = OwnPlaces(order, kin, families)
+        score_among_all = score(kin)
+        places_of_own = OwnPlaces(order, kin, families)
         leave_out(order, families)
         scores = [
             _with_p(
                 form_score,
-                partial(LabelledOrder, order, families, labels, k, own=own_places),
+                partial(LabelledOrder, order, families, labels, k, own_places=own_places),
                 strata,
                 by == "task",
                 draws,
                 [seed, form],
             )
-            for form, (form_score, own_places) in enumerate(((plain, own), (score(families), None)))
+            for form, (form_score, own_places) in enumerate(((score_among_all, places_of_own), (score(families), None)))
         ]
     else:
         scores = [PurityScore(0, 0, 0, note="No model has both a vector and a known dataset.")] * 2
@@ -229,34 +229,34 @@ def null_distribution(trial: LabelledOrder, draws: int | None, rng: np.random.Ge
     most = min(_MOST_DRAWS, max(_DRAWS, int(_LOOKS / looks))) if draws is None else draws
     is_small, is_exact = looks * _DRAWS <= _LOOKS, False
     step = max(1, _AT_ONCE // looks)
-    reached, drawn, values = 0, 0, np.zeros(0)
+    reached, draw_count, values = 0, 0, np.zeros(0)
     if is_small and (outcomes := sweeps.outcomes(carried)) <= min(most, _MOST_COUNTED):
         arrangements = sweeps.every(carried)
-        parts = iter(lambda: list(islice(arrangements, step)), [])
-        values = np.concatenate([trial.excesses(np.array(part)) for part in parts])
-        reached, drawn, is_exact = int((values >= observed).sum()), outcomes, True
+        batches = iter(lambda: list(islice(arrangements, step)), [])
+        values = np.concatenate([trial.excesses(np.array(batch)) for batch in batches])
+        reached, draw_count, is_exact = int((values >= observed).sum()), outcomes, True
     elif is_small:
         target = _DRAWS if draws is None else draws
         while True:
-            counts = [min(step, target - start) for start in range(drawn, target, step)]
+            counts = [min(step, target - start) for start in range(draw_count, target, step)]
             new_values = [trial.excesses(sweeps.permuted(carried, rng, count)) for count in counts]
             values = np.concatenate([values, *new_values])
-            drawn, reached = target, int((values >= observed).sum())
-            if draws is not None or reached >= ENOUGH or 10 * drawn > most:
+            draw_count, reached = target, int((values >= observed).sum())
+            if draws is not None or reached >= ENOUGH or 10 * draw_count > most:
                 break
-            target = 10 * drawn
+            target = 10 * draw_count
     else:
-        drawn = _DRAWS if draws is None else draws
+        draw_count = _DRAWS if draws is None else draws
         is_long = len(trial.order) >= _MANY
-        moves = (sweeps.permuted(carried, rng) for _ in range(drawn))
+        moves = (sweeps.permuted(carried, rng) for _ in range(draw_count))
         first_moves = list(islice(moves, _CHANCE_DRAWS))
         values = np.array(map_parts(trial.excess, first_moves, is_long=is_long))
         are_reached = map_parts(lambda kinds: trial.reaches(kinds, observed), moves, is_long=is_long)
         reached = int((values >= observed).sum()) + sum(are_reached)
     spread = float(values.std())
     return {
-        "p_value": reached / drawn if is_exact else (1 + reached) / (1 + drawn),
-        "permutations": drawn,
+        "p_value": reached / draw_count if is_exact else (1 + reached) / (1 + draw_count),
+        "permutations": draw_count,
         "reached": reached,
         "is_exact": is_exact,
         "effect": (observed - float(values.mean())) / spread if spread > _TIE else None,
@@ -280,7 +280,7 @@ def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> Pur
     if chance.min() == 1.0:
         note = "Every candidate of every scored model matches it, so purity is 1 whatever the vectors are."
     by_dataset = sorted(trial.dataset_scores(), key=lambda row: (-row.models, row.dataset))
-    ends = interval(trial, authors, scored, purity)
+    bounds = interval(trial, authors, scored, purity)
     return PurityScore(
         models=len(scored),
         candidates=len(names),
@@ -288,9 +288,9 @@ def _score(trial: LabelledOrder, authors: Integers, names: Sequence[str]) -> Pur
         purity=float(purity.mean()),
         purity_by_dataset_mean=float(np.mean([row.purity for row in by_dataset])),
         chance=float(chance.mean()),
-        ci_low=ends[0] if ends else None,
-        ci_high=ends[1] if ends else None,
-        ci_reason=None if ends else TOO_FEW_AUTHORS,
+        ci_low=bounds[0] if bounds else None,
+        ci_high=bounds[1] if bounds else None,
+        ci_reason=None if bounds else TOO_FEW_AUTHORS,
         authors=len(np.unique(authors[scored])),
         by_dataset=tuple(by_dataset),
         note=note,
@@ -372,26 +372,26 @@ def interval(trial: LabelledOrder, authors: Integers, scored: Integers, purity: 
 
 def means_without(trial: LabelledOrder, units: Integers) -> list[float | None]:
     """Mean purity without the models of each unit in turn; None if none of the others can be scored."""
-    count, gone = int(units.max()) + 1, np.arange(len(units))
+    count, unit_numbers = int(units.max()) + 1, np.arange(len(units))
     limits = np.zeros((len(units), count + 1), dtype=np.intp)  # the last column is for no unit
     for unit in range(count):
-        stays = units != unit
-        matching = trial.matching(trial.sweep_kinds, stays)
-        pool = stays.sum() - np.bincount(trial.excluded, weights=stays)[trial.excluded].astype(np.intp)
+        is_kept = units != unit
+        matching = trial.matching(trial.sweep_kinds, is_kept)
+        pool = is_kept.sum() - np.bincount(trial.excluded, weights=is_kept)[trial.excluded].astype(np.intp)
         looked_at = matching if trial.k is None else np.minimum(trial.k, pool)
-        limits[:, unit] = np.where(stays & (matching > 0), looked_at, 0)
+        limits[:, unit] = np.where(is_kept & (matching > 0), looked_at, 0)
     reach = limits[:, :-1] + np.bincount(units)  # the part of the list that is needed
     widths = np.minimum(np.where(limits[:, :-1] > 0, reach, 0).max(axis=1), len(units))
     hits = np.zeros(limits.shape, dtype=np.intp)
 
-    def count_hits(part: Integers) -> None:
-        hits[part] = _hits_without(trial, units, part, limits[part], int(widths[part].max()))
+    def count_hits(block: Integers) -> None:
+        hits[block] = _hits_without(trial, units, block, limits[block], int(widths[block].max()))
 
-    some = np.flatnonzero(widths)
-    map_parts(count_hits, (some[part] for part in by_width(widths[some], _BLOCK)))
+    nonempty = np.flatnonzero(widths)
+    map_parts(count_hits, (nonempty[block] for block in by_width(widths[nonempty], _BLOCK)))
     means: list[float | None] = []
     for unit in range(count):
-        scored = gone[limits[:, unit] > 0]
+        scored = unit_numbers[limits[:, unit] > 0]
         means.append(float((hits[scored, unit] / limits[scored, unit]).mean()) if len(scored) else None)
     return means
 
@@ -416,6 +416,6 @@ def _hits_without(trial: LabelledOrder, units: Integers, rows: Integers, limits:
     passed = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
     is_passed &= np.take_along_axis(matches, turns, axis=1)
     unit_matches = np.bincount(cells[is_passed], minlength=sizes.size).reshape(sizes.shape)
-    before = np.zeros((len(rows), width + 1), dtype=np.int32)
-    np.cumsum(matches, axis=1, out=before[:, 1:])
-    return before[row_index, limits + passed] - unit_matches
+    matches_before = np.zeros((len(rows), width + 1), dtype=np.int32)
+    np.cumsum(matches, axis=1, out=matches_before[:, 1:])
+    return matches_before[row_index, limits + passed] - unit_matches

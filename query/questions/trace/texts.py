@@ -37,7 +37,10 @@ class ComparedText:
     """A text, shortened, compared with one model. ``met`` is None if no row of its tokens was read."""
 
     text: Annotated[str, Doc("The text, shortened.")]
-    verdict: Annotated[str, Doc("certainly_not_used or possible.")]
+    verdict: Annotated[
+        str,
+        Doc("certainly_not_used (in no step that changed the embedding, as the text is written here) or possible."),
+    ]
     untouched: Annotated[list[str], Doc("Tokens of the text whose rows did not move.")]
     met: Annotated[float | None, Doc("Mean probability that a token of the text was met.")]
 
@@ -53,8 +56,8 @@ class ComparedTexts:
     certainly_not_used: Annotated[
         int | None,
         Doc(
-            "Number of texts with a token whose row did not move: they cannot have been in the training text as "
-            "they are written."
+            "Number of texts with a token whose row did not move: no step that changed the embedding used them as they "
+            "are written."
         ),
     ]
     possible: Annotated[int | None, Doc("Number of the other texts. A text that is possible was not necessarily used.")]

@@ -74,7 +74,7 @@ class TracedModel(Result):
     class_: Annotated[
         str,
         Doc(
-            "What the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
+            "How much the input embedding can show: exact (rows of tokens that the text contains can be distinguished "
             "from the others), statistical (only likely), frozen (no row moved), or none (an adapter, or an "
             "embedding that cannot be compared)."
         ),
@@ -98,7 +98,7 @@ class TracedModel(Result):
         tuple[Word, ...], Doc("Words that set the model apart from others of its base, whole words first.")
     ]
     scripts: Annotated[tuple[Script, ...], Doc("Scripts of the tokens that were met."), If(in_tables=True)]
-    text: Annotated[ComparedTexts | None, Doc("What the embedding shows about a file of texts."), If()]
+    text: Annotated[ComparedTexts | None, Doc("Results of comparing the embedding with a file of texts."), If()]
     notes: Notes
 
     @property
@@ -129,7 +129,7 @@ class TracedModel(Result):
 
     @property
     def known(self) -> Annotated[dict[str, Any], Shown(), Spread()]:
-        """The facts that are known, and what is known of all texts together."""
+        """The known facts, and the results for all texts together."""
         facts = self.to_dict()
         text = facts.pop("text", {})
         tables = ("words", "scripts", "notes", "by_text")
@@ -138,19 +138,19 @@ class TracedModel(Result):
     @property
     def first_words(self) -> Annotated[list[dict[str, Any]], Shown("words", in_details=False), If()]:
         """The first ten words with their scores."""
-        return [{"word": one.word, "score": one.score} for one in self.words[:10]]
+        return [{"word": word.word, "score": word.score} for word in self.words[:10]]
 
     @property
     def more_words(self) -> Annotated[list[dict[str, Any]], Shown("words"), Detail(), If()]:
         """As many words as are worth reading."""
-        return [{"word": one.word, "score": one.score} for one in self.words[:WORDS]]
+        return [{"word": word.word, "score": word.score} for word in self.words[:WORDS]]
 
     @property
     def verdicts(self) -> Annotated[list[dict[str, Any]], Shown("by_text"), If()]:
-        """What is said of each text."""
+        """The verdict on each text."""
         return [
-            {"verdict": one.verdict, "untouched": ", ".join(one.untouched[:5]), "met": one.met, "text": one.text}
-            for one in (self.text.by_text if self.text is not None else None) or ()
+            {"verdict": text.verdict, "untouched": ", ".join(text.untouched[:5]), "met": text.met, "text": text.text}
+            for text in (self.text.by_text if self.text is not None else None) or ()
         ]
 
 
@@ -210,7 +210,7 @@ def trace(
     if evidence is None or evidence.kind == FROZEN:
         notes.append(_why_none(resolved, row, evidence, all_rows))
         if texts is not None:
-            notes.append("Nothing can be said of the texts. `query ask` compares them by the block matrices.")
+            notes.append("The texts cannot be compared. `query ask` compares them by the block matrices.")
         return _without_trace(resolved, evidence, notes)
     tokenizer, reason = tokenizer_for(atlas, resolved, str(model), row, evidence)
     if tokenizer is None and texts is not None:
@@ -334,8 +334,9 @@ def _on_texts(token_limit: int | None) -> tuple[str | Text, ...]:
         + unknown
         + ". “Certainly not used” means that no "
         "training step that changed a number of the embedding had the text as it is written here, at the start of an "
-        "input. A step whose learning rate was zero, or nearly, leaves no trace; and a changed text may have been "
-        "used. A possible text was not necessarily used.",
+        "input. A step that left the embedding as it was (frozen, or at a rate of nearly zero) leaves no trace, nor "
+        "does a row that was written anew afterwards; and a changed text may have been used. A possible text was not "
+        "necessarily used.",
     )
 
 
@@ -351,7 +352,11 @@ def _ranks_of_other_models(
         [resolved.base, evidence.is_share, resolved.model_id, MOST_OTHERS],
     )
     evidences = (evidence_of_row(row) for row in rows)
-    ranks = [other.ranks for other in evidences if other is not None and other.codes.shape == evidence.codes.shape]
+    ranks = [
+        other_evidence.ranks
+        for other_evidence in evidences
+        if other_evidence is not None and other_evidence.codes.shape == evidence.codes.shape
+    ]
     return np.array(ranks) if ranks else None
 
 
@@ -424,8 +429,8 @@ def met_probabilities(evidence: TokenEvidence) -> NDArray[np.float64]:
         return probabilities
     met, untouched = int(evidence.is_met.sum()), int(evidence.is_untouched.sum())
     hidden = 0.0 if evidence.kind == EXACT else _HIDDEN / (1 - _HIDDEN) * met
-    below = hidden / (hidden + untouched) if hidden + untouched else 0.0
-    probabilities = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(below, 1.0), 0.5))
+    hidden_share = hidden / (hidden + untouched) if hidden + untouched else 0.0
+    probabilities = np.where(evidence.is_met, 1.0, np.where(evidence.is_untouched, min(hidden_share, 1.0), 0.5))
     return probabilities.astype(np.float64)
 
 
@@ -455,7 +460,7 @@ def _why_none(
 
 def _why_statistical(evidence: TokenEvidence) -> str:
     if evidence.is_share:
-        return "Its head is tied to the embedding, so that every row moved: what is said of tokens is only likely."
+        return "Its head is tied to the embedding, so that every row moved: statements about tokens are only likely."
     if not evidence.is_untouched.any():
         return "Every row moved, so that no token is known not to have been met."
     return (

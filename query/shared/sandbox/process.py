@@ -181,7 +181,7 @@ def _refuse_outside_access(tree: str) -> None:
         raise _Refused(f"{_NO_SELECT}: a {sorted(nodes)[0].removesuffix('_NODE')} is hidden in it.", "")
     for name in re.findall(r'"(?:function_name|table_name)":"((?:[^"\\]|\\.)*)"', tree):
         if _OUTSIDE.fullmatch(name.lower()):
-            raise _Refused(f"{name} is not available here: a statement sees the atlas and nothing else.", "")
+            raise _Refused(f"{name} is not available here: a statement can read only the atlas.", "")
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, statement: str, parameters: Any, limit: int | None) -> str:
@@ -268,9 +268,9 @@ def _marked(location: str, lines_before: int) -> str:
         width += 2 if unicodedata.east_asian_width(text[start]) in "WF" else 1
         start += 1
     stop = start + max(1, lines[1].count("^"))
-    before = ("…" if start > 30 else "") + text[max(0, start - 30) : start]
-    after = text[stop : stop + 30] + ("…" if len(text) > stop + 30 else "")
-    return f" (line {line}: {before}>>{text[start:stop]}<<{after})"
+    text_before = ("…" if start > 30 else "") + text[max(0, start - 30) : start]
+    text_after = text[stop : stop + 30] + ("…" if len(text) > stop + 30 else "")
+    return f" (line {line}: {text_before}>>{text[start:stop]}<<{text_after})"
 
 
 def _quoted(name: str) -> str:

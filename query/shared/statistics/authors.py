@@ -101,8 +101,8 @@ class AuthorRuns:
         for sweeps, columns in self.exchangeable:
             turns = np.tile(np.arange(len(sweeps)), (len(permuted), 1))
             lists = sweep_labels[sweeps][rng.permuted(turns, axis=1)]
-            for part in columns:
-                lists[:, :, part] = rng.permuted(lists[:, :, part], axis=2)
+            for stratum_columns in columns:
+                lists[:, :, stratum_columns] = rng.permuted(lists[:, :, stratum_columns], axis=2)
             permuted[:, sweeps] = lists
         return permuted[0] if count is None else permuted
 
@@ -111,7 +111,8 @@ class AuthorRuns:
         """How many different permutations there are."""
         return math.prod(
             math.factorial(len(sweeps))
-            * math.prod(math.factorial(part.stop - part.start) for part in columns) ** len(sweeps)
+            * math.prod(math.factorial(stratum_columns.stop - stratum_columns.start) for stratum_columns in columns)
+            ** len(sweeps)
             for sweeps, columns in self.exchangeable
         )
 
@@ -132,12 +133,14 @@ class AuthorRuns:
 
         def arrangements(sweeps: Integers, columns: Sequence[slice]) -> Iterator[list[int]]:
             for contents in _every_order([_contents(row, columns) for row in sweep_labels[sweeps].tolist()]):
-                parts = [list(_every_order(part)) for content in contents for part in content]
-                for chosen in product(*parts):
-                    yield list(chain.from_iterable(chosen))
+                orders = [list(_every_order(stratum_labels)) for content in contents for stratum_labels in content]
+                for arrangement in product(*orders):
+                    yield list(chain.from_iterable(arrangement))
 
         groups = self.exchangeable
-        sweep_order = np.concatenate([row[part] for sweeps, columns in groups for row in sweeps for part in columns])
+        sweep_order = np.concatenate(
+            [row[stratum_columns] for sweeps, columns in groups for row in sweeps for stratum_columns in columns]
+        )
         for lists in product(*(list(arrangements(*group)) for group in groups)):
             arranged = sweep_labels.copy()
             arranged[sweep_order] = list(chain.from_iterable(lists))
@@ -147,24 +150,24 @@ class AuthorRuns:
         """The models whose label can become another in a permutation of ``sweep_labels`` (sweeps,)."""
         is_movable = np.zeros(len(sweep_labels), dtype=bool)
         for sweeps, columns in self.exchangeable:
-            for part in columns:
-                is_movable[sweeps[:, part]] = len(np.unique(sweep_labels[sweeps[:, part]])) > 1
+            for stratum_columns in columns:
+                is_movable[sweeps[:, stratum_columns]] = len(np.unique(sweep_labels[sweeps[:, stratum_columns]])) > 1
         return np.flatnonzero((self.of_model >= 0) & is_movable[self.of_model])
 
 
 def _contents(row: Sequence[int], columns: Sequence[slice]) -> tuple[tuple[int, ...], ...]:
     """The labels of an author's sweeps, by stratum, in no order."""
-    return tuple(tuple(sorted(row[part])) for part in columns)
+    return tuple(tuple(sorted(row[stratum_columns])) for stratum_columns in columns)
 
 
-def _orders(things: Sequence[Hashable]) -> int:
-    """How many different orders these things have; some of the things may be equal."""
-    return math.factorial(len(things)) // math.prod(map(math.factorial, Counter(things).values()))
+def _orders(labels: Sequence[Hashable]) -> int:
+    """The number of different orders of ``labels``, some of which may be equal."""
+    return math.factorial(len(labels)) // math.prod(map(math.factorial, Counter(labels).values()))
 
 
-def _every_order(things: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Every different order of these things, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
-    order = sorted(things)
+def _every_order(labels: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """Every different order of ``labels``, in lexicographic order (Knuth, TAOCP 7.2.1.2, algorithm L)."""
+    order = sorted(labels)
     while True:
         yield tuple(order)
         last = next((index for index in range(len(order) - 2, -1, -1) if order[index] < order[index + 1]), None)

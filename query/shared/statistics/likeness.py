@@ -1,4 +1,4 @@
-"""Similarities of models from their vectors: of all pairs, and as points whose inner products they are."""
+"""Similarities of models from their vectors: for all pairs, or as points with these inner products."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def points(table: VectorTable) -> Reals:
         return vectors / np.float32(np.sqrt(table.blocks or 1))
     count = len(table)
     is_exact = count <= _LANDMARKS
-    chosen = np.arange(count)
+    landmark_rows = np.arange(count)
     if not is_exact:
-        chosen = np.sort(np.random.default_rng(0).choice(count, _LANDMARKS, replace=False))
-    landmarks = table.take(chosen)
+        landmark_rows = np.sort(np.random.default_rng(0).choice(count, _LANDMARKS, replace=False))
+    landmarks = table.take(landmark_rows)
     between = landmarks.similarities(landmarks).astype(np.float64)
     np.fill_diagonal(between, 1.0)  # also for a model of very few blocks, whose similarities are shrunk
     eigenvalues, directions = np.linalg.eigh((between + between.T) / 2)

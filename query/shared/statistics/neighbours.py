@@ -62,12 +62,12 @@ def leave_out(order: Order, excluded: Integers) -> None:
     group_of = np.append(excluded, -1)
     columns = np.arange(count)
 
-    def close_up(part: slice) -> None:
-        lists = order[part]
-        is_kept = (group_of[lists] != excluded[part, None]) & (lists < count)
+    def close_up(tile: slice) -> None:
+        lists = order[tile]
+        is_kept = (group_of[lists] != excluded[tile, None]) & (lists < count)
         is_filled = columns < is_kept.sum(axis=1)[:, None]
-        order[part][is_filled] = lists[is_kept]
-        order[part][~is_filled] = count
+        order[tile][is_filled] = lists[is_kept]
+        order[tile][~is_filled] = count
 
     step = max(1, _BLOCK // max(1, count))
     map_parts(close_up, (slice(start, start + step) for start in range(0, count, step)))
@@ -76,8 +76,8 @@ def leave_out(order: Order, excluded: Integers) -> None:
 def members_of(codes: Integers) -> list[Integers]:
     """The indices of each code, from 0."""
     order = np.argsort(codes, kind="stable")
-    ends = np.cumsum(np.bincount(codes)).tolist()
-    return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    group_ends = np.cumsum(np.bincount(codes)).tolist()
+    return [order[start:end] for start, end in zip([0, *group_ends], group_ends, strict=False)]
 
 
 def count_matches(
@@ -91,18 +91,18 @@ def count_matches(
     count = len(order)
     counts = np.empty(len(rows), dtype=np.intp)
     beyond = limits * 2 > count
-    for chosen, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
-        for group in by_width(widths[chosen], 1 << 17):
-            part = chosen[group]
-            width = int(widths[part[-1]])
+    for list_rows, widths in ((np.flatnonzero(~beyond), limits), (np.flatnonzero(beyond), count - limits)):
+        for group in by_width(widths[list_rows], 1 << 17):
+            block = list_rows[group]
+            width = int(widths[block[-1]])
             if widths is limits:
-                matches = is_match(rows[part], order[rows[part], :width])
-                matches &= np.arange(width) < limits[part, None]
-                counts[part] = matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
+                matches = is_match(rows[block], order[rows[block], :width])
+                matches &= np.arange(width) < limits[block, None]
+                counts[block] = matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
             else:
-                matches = is_match(rows[part], order[rows[part], count - width :])
-                matches &= np.arange(count - width, count) >= limits[part, None]
-                counts[part] = totals[part] - matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
+                matches = is_match(rows[block], order[rows[block], count - width :])
+                matches &= np.arange(count - width, count) >= limits[block, None]
+                counts[block] = totals[block] - matches.view(np.uint8).sum(axis=1, dtype=np.uint32)
     return counts
 
 
@@ -141,8 +141,8 @@ def neighbour_order(table: VectorTable, reach: Integers | None = None) -> Order:
     far = np.full(count, count) if reach is None else reach
     step = max(1, _BLOCK // max(1, count))
 
-    def sort(part: tuple[int, Floats]) -> None:
-        start, similarity = part
+    def sort(panel: tuple[int, Floats]) -> None:
+        start, similarity = panel
         rows = np.arange(start, start + len(similarity))
         keys = _keys(similarity, np.arange(count, dtype=np.uint64))
         keys.sort(axis=1)
@@ -150,8 +150,8 @@ def neighbour_order(table: VectorTable, reach: Integers | None = None) -> Order:
         order[rows] = keys & _COLUMN
 
     for start, similarity in _panels(table):
-        parts = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
-        map_parts(sort, parts)
+        panels = ((start + first, similarity[first : first + step]) for first in range(0, len(similarity), step))
+        map_parts(sort, panels)
     return order
 
 
@@ -173,12 +173,12 @@ def _panels(table: VectorTable) -> Iterator[tuple[int, Floats]]:
     Each pair is multiplied once: a product that a later panel needs is kept until then.
     """
     step = max(1, _PANEL // max(1, table.inputs.shape[1]))
-    parts = [table.take(slice(start, start + step)) for start in range(0, len(table), step)]
-    tiles_of: list[list[Floats]] = [[] for _ in parts]
-    for first, part in enumerate(parts):
+    tables = [table.take(slice(start, start + step)) for start in range(0, len(table), step)]
+    tiles_of: list[list[Floats]] = [[] for _ in tables]
+    for first, rows in enumerate(tables):
         tiles = tiles_of[first]
-        for second in range(first, len(parts)):
-            tile = part.similarities(parts[second])
+        for second in range(first, len(tables)):
+            tile = rows.similarities(tables[second])
             tiles.append(tile)
             if second > first:
                 tiles_of[second].append(tile.T)
@@ -208,15 +208,15 @@ class _Exact:
         """Compute whole lists again."""
         count = keys.shape[1]
         step = max(1, _PANEL // (2 * max(1, self.table.inputs.shape[1])))
-        for chosen in (rows[start : start + step] for start in range(0, len(rows), step)):
-            part = self.table.take(models[chosen])
-            similarity = np.empty((len(chosen), count))
+        for key_rows in (rows[start : start + step] for start in range(0, len(rows), step)):
+            part = self.table.take(models[key_rows])
+            similarity = np.empty((len(key_rows), count))
             for start in range(0, count, step):
-                others = self.table.take(slice(start, start + step))
-                similarity[:, start : start + step] = part.similarities(others, np.float64)
+                block = self.table.take(slice(start, start + step))
+                similarity[:, start : start + step] = part.similarities(block, np.float64)
             list_keys = _keys(similarity, np.arange(count, dtype=np.uint64))
             list_keys.sort(axis=1)
-            keys[chosen] = list_keys
+            keys[key_rows] = list_keys
 
     def _pairs(self, rows: Integers, columns: Integers) -> npt.NDArray[np.float64]:
         """Similarities of pairs of models."""
