@@ -1,6 +1,6 @@
-# make demo: train small models and build an atlas of them. make notebook: write docs/atlas.ipynb again from that atlas.
+# make demo: train small models and build an atlas of them. make notebook: write docs/guide/atlas.ipynb again from that atlas.
 # make test: the checks and the faster tests. make slow: the slower tests. make studies: whole studies (half an hour).
-# make reproduce: the study of four bases, about 25 minutes.
+# make reproduce: the study of four bases, about 25 minutes. make docs: the site of docs/, in site/.
 # Each target makes its environment (.venv) on first use, unless a virtual environment is active or PYTHON=… is given.
 
 ifdef VIRTUAL_ENV
@@ -17,7 +17,7 @@ SHARED_OUT := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 INSTALLED := $(ENVIRONMENT)/.vectors-in-the-wild-installed
 
-.PHONY: demo notebook reproduce test types suite slow studies bench clean
+.PHONY: demo notebook reproduce test types suite slow studies bench docs clean
 
 demo: $(INSTALLED)
 	$(PYTHON) -m scripts.demo
@@ -50,6 +50,11 @@ studies: $(INSTALLED)
 bench: $(INSTALLED)
 	$(PYTHON) -m scripts.bench
 
+# The site, in site/: a warning is an error. To read it while it changes: zensical serve
+docs: $(INSTALLED)
+	$(PYTHON) -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(PYTHON) -m zensical build --strict
+
 # Python compiles what is used, when it is used; pip would compile every file of every package first (a minute).
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(ENVIRONMENT)/bin/python || $(BOOTSTRAP) -m venv $(ENVIRONMENT)
@@ -57,4 +62,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .demo build dist *.egg-info
+	rm -rf .venv .demo build dist site *.egg-info

@@ -108,7 +108,7 @@ CREATE TABLE records (
         -- deltas. Null if it was made from the base as it is.
     change VARCHAR,  -- What was done to the base's weights, by the weights alone: trained, adapter, adapter merged,
         -- unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows
-        -- added, layers moved, rearranged, untrained or broken (docs/kinds.md). Null if its record has no signs of it.
+        -- added, layers moved, rearranged, untrained or broken (docs/guide/kinds.md). Null if its record has no signs of it.
     change_probability DOUBLE,  -- Probability of change, by how far its test is from the scores of ordinary models.
     change_evidence VARCHAR,  -- Why, in words.
     vector_group VARCHAR NOT NULL DEFAULT 'full',  -- What its vector is made of: adapter (of what training did to the
@@ -398,11 +398,11 @@ CREATE TABLE lineage (
     same VARCHAR[] NOT NULL,  -- Models whose weights cannot be distinguished from the parent.
     bytes_read BIGINT NOT NULL,  -- Bytes of weights that were read for the answer, summed over all parents.
     answered_at TIMESTAMP NOT NULL,  -- When the answer was computed, UTC.
-    probability DOUBLE NOT NULL  -- Calibrated probability that the step is right (docs/lineage.md).
+    probability DOUBLE NOT NULL  -- Calibrated probability that the step is right (docs/guide/lineage.md).
 );
 
 -- Conversions of models of a base (GGUF, AWQ, GPTQ, bitsandbytes, MLX below 8 bits, ONNX), and of which model each is a
--- copy. They have no record and no vector; their status is skipped, with the reason conversion. docs/conversions.md.
+-- copy. They have no record and no vector; their status is skipped, with the reason conversion. docs/guide/conversions.md.
 CREATE TABLE conversions (
     model_id INTEGER NOT NULL,  -- The conversion, see fine_tunes.
     "commit" VARCHAR NOT NULL,  -- The commit that was read; a publish deletes the row once the model has another.
@@ -575,7 +575,7 @@ CREATE TABLE adapter_bases (
 --   the base as it is.
 -- change: What was done to the base's weights: trained, adapter, adapter merged, merge (by query lineage --all),
 --   unchanged, fact edited, abliterated, pruned, quantised, noise added, embedding rows reset, embedding rows added,
---   layers moved, rearranged, untrained or broken (docs/kinds.md).
+--   layers moved, rearranged, untrained or broken (docs/guide/kinds.md).
 -- change_probability: Probability of change, by how far its test is from the scores of ordinary models.
 -- change_evidence: Why, in words.
 -- vector_group: What its vector is made of: adapter (what training did to the input side of an adapter), adapter by

@@ -38,7 +38,7 @@ DEFAULT_RELATIONS = ("finetune", "adapter", "merge")
 MOST_QUESTIONS = 500
 MOST_STEPS = 5
 
-# The order of families wherever they are listed or concatenated; docs/families.md says what they are.
+# The order of families wherever they are listed or concatenated; docs/guide/families.md says what they are.
 FAMILIES = (
     "query_a",
     "query",

@@ -5,8 +5,6 @@ What the others use: ``loopback_hub`` (a Hub on 127.0.0.1), ``family`` (small tr
 what the documents show of it; ``ship`` makes the atlas that comes with the package, and ``guide`` runs the commands of
 docs/guide on it; ``golden`` compares all numbers of two atlases, and ``count_code`` counts the code.
 
-Measures, each with the page that has its figures: ``adapters``, ``vectors`` (docs/vectors.md), ``arena`` (arena.md), ``ask``
-(ask.md), ``bench`` (promises about speed), ``coverage`` (coverage.md), ``depth`` (layers.md), ``lineage`` (lineage.md),
-``model_types`` (architectures.md), ``reproduce`` (the original study), ``sampling`` (reading.md), ``scale`` (scale.md,
-sharing.md) and ``trace`` (trace.md, ask.md).
+``reference`` writes the pages of docs/reference. ``bench`` measures speed against promises, ``reproduce`` repeats the original
+study, and ``model_types`` builds every model type of transformers. Measurements behind docs/evidence are in ``studies``.
 """

@@ -1,4 +1,4 @@
-"""Write docs/atlas.ipynb with its outputs: python -m scripts.notebook --atlas .demo/atlas.
+"""Write docs/guide/atlas.ipynb with its outputs: python -m scripts.notebook --atlas .demo/atlas.
 
 The cells are in this file; they run in a new kernel in a folder where the atlas is called "atlas".
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts.child import PROJECT
 
-OUT = PROJECT / "docs" / "atlas.ipynb"
+OUT = PROJECT / "docs" / "guide" / "atlas.ipynb"
 SECONDS = 600  # for one cell
 CELLS = (
     """# An atlas of fine-tuned models, from Python

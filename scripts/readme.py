@@ -1,9 +1,9 @@
 """Put the demo's output into README.md: one command updates every figure there that depends on vectors.
 
-``python -m scripts.readme .demo`` copies the demo's replies to docs/demo.json and writes them into README.md: below
+``python -m scripts.readme .demo`` copies the demo's replies to docs/evidence/demo.json and writes them into README.md: below
 every ``$ command`` of a console block whose reply is known, and between the comments ``demo:NAME`` of a sentence.
 The
-ranges over several trainings are from docs/trainings.json (``python -m studies.trainings``). A test compares README.md
+ranges over several trainings are from docs/evidence/trainings.json (``python -m studies.trainings``). A test compares README.md
 with both.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 from scripts.child import PROJECT
 from scripts.tables import decimal, filled
 
-README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "demo.json"
-TRAININGS = PROJECT / "docs" / "trainings.json"  # written by studies.trainings
+README, REPLIES = PROJECT / "README.md", PROJECT / "docs" / "evidence" / "demo.json"
+TRAININGS = PROJECT / "docs" / "evidence" / "trainings.json"  # written by studies.trainings
 
 BASE = "atlas-demo/tiny-roberta"
 BUILD = f"index build --base {BASE} --discover names --spectra"
@@ -117,7 +117,7 @@ def _prediction(replies: Mapping[str, str], trainings: Sequence[Mapping[str, Any
 
 
 def main() -> None:
-    """Update docs/demo.json, docs/map.png and README.md from the folder of a demo."""
+    """Update docs/evidence/demo.json, docs/map.png and README.md from the folder of a demo."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else ".demo")
     replies = (folder / REPLIES.name).read_text(encoding="utf-8").replace(str(folder.resolve()), ".demo")
     REPLIES.write_text(replies, encoding="utf-8")

@@ -1,1 +1,1 @@
-"""Studies: measurements behind the pages of docs/, each repeated by one command (``python -m studies.NAME``)."""
+"""Studies: measurements behind the pages of docs/evidence, each repeated by one command (``python -m studies.NAME``)."""

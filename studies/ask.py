@@ -191,7 +191,7 @@ def joined(parts: Sequence[Features]) -> Features:
 def documentation() -> list[Texts]:
     """The lines of the pages of this project that have enough of them."""
     found = []
-    for page in sorted([*(PROJECT / "docs").glob("*.md"), *PROJECT.glob("*.md"), PROJECT / "LICENSE"]):
+    for page in sorted([*(PROJECT / "docs").rglob("*.md"), *PROJECT.glob("*.md"), PROJECT / "LICENSE"]):
         lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
         lines = [line for line in lines if len(line) >= SHORTEST_LINE][:100]
         if len(lines) >= FEWEST_LINES:

@@ -1,6 +1,6 @@
 """``python -m studies.depth --tokenizer FILE``: train the small models and repeat the original experiments S1 to S9.
 
-Every part writes its numbers (docs/layers.md) as JSON; what exists is not made again.
+Every part writes its numbers (docs/evidence/layers.md) as JSON; what exists is not made again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Is a model's base recognised among others of its shapes? Planted changes of real bases, against unrelated models.
 
-    python -m studies.identify ATLAS… [--unrelated FOLDER…] [--with FOLDER…] [--seeds 3] [--page docs/own-models.md]
+    python -m studies.identify ATLAS… [--unrelated FOLDER…] [--with FOLDER…] [--seeds 3] [--page docs/evidence/identify.md]
 
 For every base in the atlases: fine-tuned and then noised, pruned, quantised and back, permuted, rescaled and rotated, with
 layers moved or dropped. Each is also done to models of the same shapes that were not made from it: matrices drawn as

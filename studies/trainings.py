@@ -1,7 +1,7 @@
 """What a second training changes: the same family of models, trained from several seeds, indexed and asked.
 
 ``python -m studies.trainings --out DIR`` makes the families that are missing, builds an atlas of each, and writes
-docs/trainings.json; ``python -m scripts.readme`` puts the ranges into README.md.
+docs/evidence/trainings.json; ``python -m scripts.readme`` puts the ranges into README.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(out: Path, sizes: Sequence[str], seeds: Sequence[int]) -> None:
-    """Train, index and ask; write docs/trainings.json after each training."""
+    """Train, index and ask; write docs/evidence/trainings.json after each training."""
     found: list[dict[str, Any]] = json.loads(TRAININGS.read_text(encoding="utf-8")) if TRAININGS.exists() else []
     for size in sizes:
         for seed in seeds:

@@ -127,7 +127,7 @@ def test_a_cluster_does_what_one_process_does(shell, made_of_twelve):
 
 
 def certificates(folder):
-    """Made as in docs/clusters.md; returns the folder of a Dask configuration."""
+    """Made as in docs/guide/clusters.md; returns the folder of a Dask configuration."""
 
     def openssl(*words):
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
@@ -141,7 +141,7 @@ def certificates(folder):
     )
     signed = ("-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial", "-extfile", "host.ext", "-out", "host.pem")
     openssl("x509", "-req", "-in", "host.csr", "-days", "2", *signed)
-    shown = re.search("```yaml\n(.*?)```", (ROOT / "docs" / "clusters.md").read_text(), re.DOTALL)[1]
+    shown = re.search("```yaml\n(.*?)```", (ROOT / "docs" / "guide" / "clusters.md").read_text(), re.DOTALL)[1]
     (folder / "config").mkdir()
     (folder / "config" / "tls.yaml").write_text(shown.replace("/etc/dask", str(folder)))
     return folder / "config"

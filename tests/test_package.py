@@ -321,8 +321,8 @@ def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_pat
         "SECURITY.md",
         "README.md",
         "docs/map.png",
-        "docs/scale.md",
         "indexer/demo/atlas.duckdb",
+        "docs/evidence/scale.md",
         "schema.sql",
     ):
         assert name in names

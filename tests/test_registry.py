@@ -65,7 +65,7 @@ def toy(
     rows = atlas.rows("SELECT model FROM models WHERE contains(model, $1) ORDER BY model", [search])
     return Initials(tuple(Initial(row["model"], row["model"][0] * times) for row in rows))
 '''
-OF_THE_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "plugins.md").read_text(), re.DOTALL)[1]
+OF_THE_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "guide" / "plugins.md").read_text(), re.DOTALL)[1]
 WRONG = """
 raise ImportError("a library is missing")
 """

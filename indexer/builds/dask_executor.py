@@ -116,7 +116,7 @@ class DaskExecutor:
             client.status = "closed"  # otherwise it is closed at exit, which takes long and leaves a traceback
             raise AtlasError(
                 f"No Dask scheduler answers at {self.address}: {_in_a_line(error)}.",
-                "Check `scheduler`, and Dask's TLS configuration (docs/clusters.md).",
+                "Check `scheduler`, and Dask's TLS configuration (docs/guide/clusters.md).",
             ) from error
         return client
 

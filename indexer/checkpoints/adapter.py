@@ -2,7 +2,7 @@
 
 The readable adapters are those of PEFT (``adapter_model.safetensors``) that change weights, those of mlx-lm
 (``adapters.safetensors``), and those of image and video models, which diffusers, kohya's sd-scripts or LyCORIS saved
-and only their names identify. ``indexer.deltas.adapter_deltas`` computes δW from their tensors. docs/adapters.md
+and only their names identify. ``indexer.deltas.adapter_deltas`` computes δW from their tensors. docs/guide/adapters.md
 has the formulas and their sources. Adapters that change no weights, or whose change cannot be computed from their files
 and the base, are skipped with the reason.
 """

@@ -1,10 +1,10 @@
 """GGUF files: the header, and matrices by rows.
 
 A header names the tensors with their types and offsets, after key-value pairs that hold the architecture's numbers and
-the vocabulary (llama.cpp, docs/gguf.md, versions 2 and 3). It is untrusted: every number is checked against the size of
-the file before it is used. Names are those of the package gguf, which also knows how each type is stored. The matrices
-get the names of the architecture's checkpoints, and a converter's changes are undone: llama.cpp permutes the rows of
-queries and keys where transformers rotates halves of a head and it rotates neighbours.
+the vocabulary (llama.cpp describes versions 2 and 3). It is untrusted: each number is checked against the size of the
+file before it is used. Names are those of the package gguf, which also knows how each type is stored. The matrices get
+the names of the architecture's checkpoints, and a converter's changes are undone: llama.cpp permutes rows of queries
+and keys where transformers rotates halves of a head and it rotates neighbours.
 """
 
 from __future__ import annotations

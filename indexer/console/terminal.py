@@ -266,6 +266,17 @@ def _carried() -> Iterator[None]:
         raise _CarriedError from error
 
 
+# What a script can test, of every command.
+EXIT_STATUSES = {
+    0: "Done. Also if whoever reads the output has gone, as with `| head`.",
+    1: "An error, in one line on stderr; or some of several models could not be read or answered.",
+    2: "Wrong use: an unknown option, or a value that an option does not take.",
+    128 + signal.SIGHUP: "The terminal was closed (SIGHUP). As after Ctrl-C.",
+    128 + signal.SIGINT: "Ctrl-C. Finished work is kept; the same command goes on from there.",
+    128 + signal.SIGTERM: "SIGTERM, as batch systems send it. As after Ctrl-C.",
+}
+
+
 def _ended_by(error: BaseException) -> int:
     """Print what happened, in one line, and choose the exit code."""
     if isinstance(error, SystemExit):

@@ -1,8 +1,8 @@
 """The change of each block matrix by an adapter: factors where it has low rank, else a function of the weights.
 
-The formulas are those by which PEFT 0.21 (tuners/*/layer.py) and mlx-lm merge; docs/adapters.md lists them with their
-papers. In every formula W is (out, in): adapters do not depend on how a checkpoint stores its matrices. A change that
-depends on W is computed from the weights that the adapter was trained on: the base's, or those of its parent.
+The formulas are those by which PEFT 0.21 (tuners/*/layer.py) and mlx-lm merge; docs/guide/adapters.md lists them with
+their papers. In every formula W is (out, in): adapters do not depend on how a checkpoint stores its matrices. A change
+that depends on W is computed from the weights that the adapter was trained on: the base's, or those of its parent.
 """
 
 from __future__ import annotations

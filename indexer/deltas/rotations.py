@@ -1,4 +1,4 @@
-"""Adapters that rotate or reflect the inputs of a matrix: OFT, BOFT and HRA, by PEFT's formulas (docs/adapters.md)."""
+"""Adapters that rotate or reflect the inputs of a matrix: OFT, BOFT and HRA, as PEFT does (docs/guide/adapters.md)."""
 
 from __future__ import annotations
 

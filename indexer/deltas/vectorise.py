@@ -53,7 +53,7 @@ _APPROXIMATE = "approximate, from the leading triplets in its record: {}"
 # The factor by which the variance of a sum over the rows of a sample exceeds that of rows drawn at random. Rows of one
 # attention head change alike: the effect of a stripe of b rows is larger by ρ (b − 1) for an intraclass correlation ρ.
 # Both were chosen so that 95 % of intervals hold the norm, on one family of models, and checked on three others
-# (docs/reading.md).
+# (docs/evidence/reading.md).
 _DESIGN_EFFECT = 1.5
 _HEAD_CORRELATION = 0.3
 

@@ -25,7 +25,7 @@ FIXED_LENGTH = 57
 USUAL_BUDGET = 8_208
 
 # The draw of the hashes for vectors of a chosen length: the best of five on RoBERTa. On four bases purity varies by
-# ±.01 with the draw, that of eight adapters by ±.08 (docs/vectors.md).
+# ±.01 with the draw, that of eight adapters by ±.08 (docs/evidence/vectors.md).
 DRAW = "0|"
 
 # The shortest block, however many matrices share the budget.
@@ -44,7 +44,7 @@ def block_length(record: Record, budget: int) -> int:
 
 # The power of singular values in blocks made of U, and of what an adapter learned. With 1, as in blocks made of V, the
 # first directions of an adapter would decide: they are those of the largest activations, whatever the data are. Both
-# were chosen on adapters of three small bases and on real ones of GPT-2 (docs/vectors.md).
+# were chosen on adapters of three small bases and on real ones of GPT-2 (docs/evidence/vectors.md).
 OUTPUT_POWER = 0.5
 LEARNED_POWER = 0.25
 

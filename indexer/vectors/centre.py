@@ -3,7 +3,7 @@
 All full fine-tunes of a base share directions. So from every block (unit norm) of one a mean block of all is
 subtracted, and the rest is scaled to unit norm again. The mean must not be that of the data that most models of the
 atlas were tuned on. So models that are more alike than most share a vote, as the models of an author do, and the mean
-is shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/vectors.md).
+is shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/evidence/vectors.md).
 
 Nothing is subtracted from adapters: what several share is mostly their data. Of an atlas in which one data set is most
 of the adapters, any mean would be that data set.

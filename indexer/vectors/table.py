@@ -2,7 +2,7 @@
 
 Two models are compared by their input sides, but not two adapters of which one began at unknown random numbers: its
 input side holds these numbers, and those of the other one may be the same. Such a pair is compared by output sides
-(docs/vectors.md).
+(docs/evidence/vectors.md).
 """
 
 from __future__ import annotations

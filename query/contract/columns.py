@@ -49,7 +49,7 @@ STACK = Doc("encoder, decoder, text, vision and so on, if the model has several.
 LAYER = Doc("Number of the layer, from 0.")
 FAMILY = Doc(
     "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
-    "(docs/families.md); with its stack (encoder, decoder) if there are two."
+    "(docs/guide/families.md); with its stack (encoder, decoder) if there are two."
 )
 DOWNLOADS = Doc("Downloads in the last 30 days.")
 READ = Doc("What was read of the model: full, or sample (some rows of every matrix). Norms of a sample are estimates.")

@@ -29,7 +29,8 @@ Base = Annotated[
 
 
 def _vectors() -> str:
-    """The help of the option: the names of the representations. A function, because the registry is slow to import."""
+    """Vectors to use, by the name of their representation."""
+    # A function, because the registry is slow to import; help(Atlas) shows the line above.
     from indexer.records.representations.registry import REPRESENTATIONS
 
     return f"Vectors to use: {', '.join(REPRESENTATIONS)}."

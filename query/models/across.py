@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.intp]
 
 # Two bases with fewer words in common among the rows that are read are not compared. With 50 words about three in four
-# neighbours share a data set, with 100 nine in ten (docs/across-bases.md).
+# neighbours share a data set, with 100 nine in ten (docs/evidence/across-bases.md).
 FEWEST_WORDS, FEW_WORDS = 50, 100
 # A model that moved fewer of the common words farther than others is not compared: it is no evidence about them.
 FEWEST_MOVED = 5

@@ -77,7 +77,7 @@ class ShownModel(Result, Mapping[str, Any]):
             "has no neighbours."
         ),
         "is_partly_frozen": "Whether some matrices are exactly those of the base.",
-        "change": "What was done to the base's weights, by the weights alone (docs/kinds.md).",
+        "change": "What was done to the base's weights, by the weights alone (docs/guide/kinds.md).",
         "change_probability": "Calibrated probability of change; empty for a skipped model, of which it is certain.",
         "change_evidence": "Why, in words.",
         "base_grid": (
@@ -107,7 +107,7 @@ class ShownModel(Result, Mapping[str, Any]):
         ),
         "family": (
             "Family of matrices: query, key, value, output, feedforward1, feedforward2, gate and others "
-            "(docs/families.md); with its stack (encoder, decoder) if there are two."
+            "(docs/guide/families.md); with its stack (encoder, decoder) if there are two."
         ),
         "layers": "Number of layers that have the family.",
         "energy": (

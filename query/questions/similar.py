@@ -64,8 +64,8 @@ _REASONS_SHOWN = 3  # families, and layers, of each model in a table
 class Neighbour:
     """One model near another.
 
-    The similarity is a cosine of whole vectors for a representation without blocks. docs/vectors.md says how far it may
-    move. ``expected_by_chance`` is its E-value. ``is_shrunk``: they share so few matrices that it was shrunk
+    The similarity is a cosine of whole vectors for a representation without blocks. docs/guide/similarity.md says how
+    far it may move. ``expected_by_chance`` is its E-value. ``is_shrunk``: they share so few matrices that it was shrunk
     towards zero. ``because``, ``compared_by`` and ``same_start``: only if asked for.
     """
 

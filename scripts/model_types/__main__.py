@@ -1,4 +1,4 @@
-"""Write docs/architectures.md; with ``--build`` build every model type first, and write docs/architectures.json."""
+"""Write docs/reference/architectures.md; with ``--build`` build every model type first, and write docs/reference/architectures.json."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from scripts.child import PROJECT
 from scripts.model_types.sweep import sweep, unfolded
 from scripts.tables import markdown
 
-STORED = PROJECT / "docs" / "architectures.json"
-PAGE = PROJECT / "docs" / "architectures.md"
+STORED = PROJECT / "docs" / "reference" / "architectures.json"
+PAGE = PROJECT / "docs" / "reference" / "architectures.md"
 _EXAMPLES = 3
 
 
@@ -85,7 +85,7 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
     whole = sum(not one.passed_over for one in located)
     adapters = sum(one.adapters for one in located)
     built = sum("reason" not in entry for entry in entries.values())
-    # Classes of diffusers, which begin with a capital, are in docs/adapters.md.
+    # Classes of diffusers, which begin with a capital, are in docs/guide/adapters.md.
     elsewhere = [f"`{one}`" for one in known_model_types() if one not in entries and not one[0].isupper()]
     lines = [
         "# Model types",
@@ -96,7 +96,7 @@ def page(entries: Mapping[str, Mapping[str, Any]], version: str) -> str:
         "(towers for images and sound of language models, heads, small tables, all experts but the first). For",
         f"{adapters} of the {len(located)}, the module names in memory, which adapters use, lead to the same matrices.",
         "",
-        "`python -m scripts.model_types` writes this page from `docs/architectures.json`; with `--build` it first builds",
+        "`python -m scripts.model_types` writes this page from `docs/reference/architectures.json`; with `--build` it first builds",
         "every type again, which takes a quarter of an hour.",
         "",
         "Towers for images or sound of models that write text are not read. Fine-tunes mostly leave them frozen, and a",

@@ -1,6 +1,6 @@
-"""``python -m studies.across_bases``: tune families on different bases, compare their models, write docs/across-bases.md.
+"""``python -m studies.across_bases``: tune families on different bases, compare their models, write docs/evidence/across-bases.md.
 
-The figures are kept in docs/across-bases.json. An interrupted run goes on.
+The figures are kept in docs/evidence/across-bases.json. An interrupted run goes on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from scripts.family.__main__ import ENVIRONMENT
 from scripts.tables import fill
 from scripts.terminal import exit_status
 
-PAGE, FIGURES = PROJECT / "docs" / "across-bases.md", PROJECT / "docs" / "across-bases.json"
-PICTURES = {"light": PROJECT / "docs" / "across-bases.png", "dark": PROJECT / "docs" / "across-bases-dark.png"}
+PAGE, FIGURES = PROJECT / "docs" / "evidence" / "across-bases.md", PROJECT / "docs" / "evidence" / "across-bases.json"
+PICTURES = {
+    "light": PROJECT / "docs" / "evidence" / "across-bases.png",
+    "dark": PROJECT / "docs" / "evidence" / "across-bases-dark.png",
+}
 REAL = "minilm"
 
 

@@ -1,4 +1,4 @@
-"""Train adapters that share seeds (once), index them from a loopback Hub, and print the tables of docs/vectors.md."""
+"""Train adapters that share seeds (once), index them from a loopback Hub, and print the tables of docs/evidence/vectors.md."""
 
 from __future__ import annotations
 

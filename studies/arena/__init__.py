@@ -1,1 +1,1 @@
-"""Tests on models that nothing was chosen on: what vectors and answers are worth (``docs/arena.md``)."""
+"""Tests on models that nothing was chosen on: what vectors and answers are worth (``docs/evidence/arena.md``)."""

@@ -1,4 +1,4 @@
-"""``python -m studies.arena [PART …]``: measure, keep the figures in docs/arena.json, write the tables of docs/arena.md.
+"""``python -m studies.arena [PART …]``: measure, keep the figures in docs/evidence/arena.json, write the tables of docs/evidence/arena.md.
 
 A part is a module of this package with two functions. ``run(out: Path) -> Json`` trains what it needs below ``out`` (once; an
 interrupted run goes on), asks the questions, and returns figures as plain JSON. ``tables(figures: Json) -> str`` makes
@@ -23,7 +23,7 @@ from scripts.terminal import exit_status
 
 Json = dict[str, Any]
 
-PAGE, FIGURES = PROJECT / "docs" / "arena.md", PROJECT / "docs" / "arena.json"
+PAGE, FIGURES = PROJECT / "docs" / "evidence" / "arena.md", PROJECT / "docs" / "evidence" / "arena.json"
 # In the order of the page.
 PARTS = {
     "adapters": "adapters and their seed",
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="parts to run (default: all)")
     parser.add_argument("--out", type=Path, default=Path(".demo/arena"), help="the folder (default: %(default)s)")
-    parser.add_argument("--page", action="store_true", help="only write the page again, from docs/arena.json")
+    parser.add_argument("--page", action="store_true", help="only write the page again, from docs/evidence/arena.json")
     parser.add_argument(
         "--pretrained", type=Path, metavar="FOLDER",
         help="a folder with a real pretrained model, for parts that use one (default: an installed package of one)",
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_parts(names: Iterable[str], out: Path) -> None:
-    """Run these parts, keep their figures in docs/arena.json, print their tables, and write the page."""
+    """Run these parts, keep their figures in docs/evidence/arena.json, print their tables, and write the page."""
     for name in names:
         print(f"\n{name}: {PARTS[name]}\n", flush=True)
         (out / name).mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """How often the source of a conversion is found and proved.
 
-    python -m studies.conversions [--models 60] [--out docs/conversions.json] [--page docs/conversions.md]
+    python -m studies.conversions [--models 60] [--out docs/evidence/conversions.json] [--page docs/evidence/conversions.md]
 
 Fine-tunes of two bases, with the shapes of Qwen2 and of Llama (whose queries and keys llama.cpp permutes), at
 ‖δW‖ / ‖W‖ of .1, .01 and .002. Every fourth continues another by a tenth of that, so that each atlas holds models that

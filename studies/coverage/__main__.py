@@ -1,6 +1,6 @@
 """What becomes of every kind of upload: ``python -m studies.coverage [WORDS…]`` prints kind → outcome.
 
-``--page`` writes the tables into docs/coverage.md. WORDS choose the kinds whose names contain one of them. Each kind is
+``--page`` writes the tables into docs/evidence/coverage.md. WORDS choose the kinds whose names contain one of them. Each kind is
 written as a tiny base and an upload, a loopback Hub serves them, and `index build --read full` runs on every base. An
 upload counts as indexed if its δW has the norm that was planted, within one per cent, and its leading directions; of
 codes of 8 bits, which add noise, if the norm of its leading triplets is the planted one within 15.
@@ -24,7 +24,7 @@ from studies.coverage.making import Changes, norm_of
 if TYPE_CHECKING:
     from indexer.records.record import Record
 
-PAGE = PROJECT / "docs" / "coverage.md"
+PAGE = PROJECT / "docs" / "evidence" / "coverage.md"
 TOLERANCE = 0.01
 DIRECTIONS = 0.98
 # Where the fine-tune is stored in codes, their noise adds to every singular value: only the first two, the rank that is

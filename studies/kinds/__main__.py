@@ -1,8 +1,8 @@
 """Is the kind of a change recognised? Planted changes, against ordinary trainings of the same base.
 
     python -m scripts.family --out FAMILY [--architecture gpt2]     # a base with fine-tunes; or studies.arena, for a real one
-    python -m studies.kinds FAMILY… [--each 20] [--seeds 2] [--rows ROWS.json] [--json docs/kinds.json]
-    python -m studies.kinds --page docs/kinds.md
+    python -m studies.kinds FAMILY… [--each 20] [--seeds 2] [--rows ROWS.json] [--json docs/evidence/kinds.json]
+    python -m studies.kinds --page docs/evidence/kinds.md
 
 The rows of every family are kept beside ``--rows``; what is there is not made again. ``--json`` adds a summary of each
 family, from which ``--page`` writes the tables.
@@ -28,7 +28,7 @@ from studies.kinds.changes import PLANTED
 from studies.kinds.study import ORDINARY, base_of, fine_tunes_in, ordinary, planted, recipes
 from studies.kinds.weights import Reader, Weights
 
-SUMMARY = PROJECT / "docs/kinds.json"
+SUMMARY = PROJECT / "docs/evidence/kinds.json"
 _TRAINED = 4  # fine-tunes in which changes are planted
 Rows = Sequence[Mapping[str, Any]]
 

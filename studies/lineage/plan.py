@@ -134,7 +134,7 @@ SHAPES: Mapping[str, Shape] = {
         resumed=12,
         swept=12,
     ),
-    # Trainings of other kinds (docs/arena.md).
+    # Trainings of other kinds (docs/evidence/arena.md).
     "recipes": Shape(recipes=RECIPES),
     "recipes-short": Shape(recipes=RECIPES, steps=0.6, batch=8),
 }

@@ -1,7 +1,7 @@
 """``python -m studies.sampling``: read families of models by several plans of rows, and measure cost and loss.
 
 Results are the JSON of a run: ``families`` by base, each with its ``plans`` by name and its ``lineage``. Tables of them go to the
-terminal, and between the markers of docs/reading.md.
+terminal, and between the markers of docs/evidence/reading.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--lineage", action="store_true", help="also compare the lineage of every model (minutes)")
     add("--work", type=Path, metavar="DIR", help="where atlases are made (default: a temporary folder)")
     add("--json", type=Path, metavar="FILE", help="write the results to this file, as they come; continue it")
-    add("--doc", type=Path, metavar="FILE", help="measure nothing: fill docs/reading.md from the JSON of a run")
+    add(
+        "--doc", type=Path, metavar="FILE", help="measure nothing: fill docs/evidence/reading.md from the JSON of a run"
+    )
     options = parser.parse_args(arguments)
     if options.doc:
         return write_from_run(parser, options.doc, write_document, DOCUMENT)
@@ -104,7 +106,7 @@ def measure(options: argparse.Namespace, work: Path, hub: LoopbackHub) -> int:
 
 # ---- tables
 
-DOCUMENT = PROJECT / "docs" / "reading.md"
+DOCUMENT = PROJECT / "docs" / "evidence" / "reading.md"
 
 # How much of purity and of accuracy the shipped plan may lose on any family.
 MOST_LOST = 0.02

@@ -1,7 +1,7 @@
 """``python -m studies.scale``: make atlases of several sizes, measure what they cost, and print it.
 
 Results are the JSON of a run: ``machine``, rows of ``likeness``, and figures by size of ``atlases``. Tables of them go to the
-terminal, and between the markers of docs/scale.md.
+terminal, and between the markers of docs/evidence/scale.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> int:
     add("--work", type=Path, metavar="DIR", help="where atlases are made (default: a temporary folder)")
     add("--keep", action="store_true", help="leave them there")
     add("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    add("--doc", type=Path, metavar="FILE", help="measure nothing: fill docs/scale.md from the JSON of a run")
+    add("--doc", type=Path, metavar="FILE", help="measure nothing: fill docs/evidence/scale.md from the JSON of a run")
     options = parser.parse_args()
     if options.doc:
         return write_from_run(parser, options.doc, write_document, DOCUMENT)
@@ -91,7 +91,7 @@ def _counts(text: str) -> list[int]:
 
 # ---- tables
 
-DOCUMENT = PROJECT / "docs" / "scale.md"
+DOCUMENT = PROJECT / "docs" / "evidence" / "scale.md"
 
 # Name, title and unit of every figure, in the order of the table. A title with … belongs to the row above.
 MEASURED = (

@@ -33,7 +33,7 @@ from scripts.terminal import CommandFailed, Terminal, exit_status, indexed
 from studies.arena.scores import Json, Reals
 
 FOLDER = PROJECT.parent / "shared" / "data" / "wild" / "gpt2"
-DOCUMENT = PROJECT / "docs" / "wild.md"
+DOCUMENT = PROJECT / "docs" / "evidence" / "wild.md"
 NULLS = 20  # permutations of the labels that predictions are made for
 
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--doc", type=Path, metavar="RUN", help=f"only fill docs/{DOCUMENT.name} from the JSON of a run"
+        "--doc", type=Path, metavar="RUN", help=f"only fill docs/evidence/{DOCUMENT.name} from the JSON of a run"
     )
     options = parser.parse_args(arguments)
     if options.doc:

@@ -1,4 +1,4 @@
-"""The model types of transformers that docs/architectures.md says are located: by the stored names, and built again."""
+"""The model types of transformers that docs/reference/architectures.md says are located: by the stored names, and built again."""
 
 from __future__ import annotations
 

@@ -284,7 +284,11 @@ def test_the_page_and_the_help_say_what_is_left_out(command):
     """Every limit of the code by its number."""
     most = {"ask": (ask.MOST_TEXTS, ask.MOST_TEXTS_OF_SHARES), "trace": (query.models.texts.MOST_TEXTS,)}[command]
     help_text = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "200"}).output
-    document = (ROOT / "docs" / f"{command}.md").read_text(encoding="utf-8").partition("## Which texts are left out")[2]
+    document = (
+        (ROOT / "docs" / "guide" / f"{command}.md")
+        .read_text(encoding="utf-8")
+        .partition("## Which texts are left out")[2]
+    )
     for number in most:
         assert f"{number:,}" in document
         assert f"{number:,}" in help_text

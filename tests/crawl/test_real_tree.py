@@ -1,7 +1,7 @@
 """The family of Mistral-Small-24B-Base-2501 in April 2025: 66 models that claim to descend from it, three steps deep.
 
 Their tags, file lists and configurations are real; the weights are empty files. How many are found, and of how many the
-files could be read, are the figures of docs/crawl.md.
+files could be read, are the figures of docs/guide/crawl.md.
 """
 
 from __future__ import annotations

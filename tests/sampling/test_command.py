@@ -1,4 +1,4 @@
-"""``python -m studies.sampling``: plans of rows, what is counted, and docs/reading.md is filled from a run."""
+"""``python -m studies.sampling``: plans of rows, what is counted, and docs/evidence/reading.md is filled from a run."""
 
 from __future__ import annotations
 

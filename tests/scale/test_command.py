@@ -1,4 +1,4 @@
-"""``python -m studies.scale``: docs/scale.md is filled from a run."""
+"""``python -m studies.scale``: docs/evidence/scale.md is filled from a run."""
 
 from __future__ import annotations
 

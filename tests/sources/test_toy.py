@@ -1,4 +1,4 @@
-"""A source of another package, as docs/sources.md shows one: its models are built, added, compared and asked about."""
+"""A source of another package, as docs/guide/sources.md shows one: its models are built, added, compared and asked about."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from query import Atlas
 from tests.conftest import ROOT
 from tests.tiny_hub import BASE
 
-ON_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "sources.md").read_text(), re.DOTALL)[1]
-LINE = re.search(r"^zip = .*$", (ROOT / "docs" / "sources.md").read_text(), re.MULTILINE)[0].replace('"', "")
+ON_PAGE = re.search("```python\n(.*?)```", (ROOT / "docs" / "guide" / "sources.md").read_text(), re.DOTALL)[1]
+LINE = re.search(r"^zip = .*$", (ROOT / "docs" / "guide" / "sources.md").read_text(), re.MULTILINE)[0].replace('"', "")
 ZIPPED = f"zip:{BASE}"
 
 

@@ -2,7 +2,7 @@
 
 Of a full checkpoint some rows decide (``rows``), whatever its files say. Of an adapter its shapes leave out bases; what
 a DoRA or a PiSSA keeps of the base decides (``adapters``), else its files' names do, else all bases with these shapes
-share the probability. docs/own-models.md has the measurements.
+share the probability. docs/evidence/identify.md has the measurements.
 """
 
 from __future__ import annotations

@@ -12,7 +12,9 @@ from indexer.errors import AtlasError
 from indexer.version import __version__
 from query.questions.bom.materials import MODEL, BillOfMaterials, Material
 
-PREDICATE_TYPE = "https://github.com/vectors-in-the-wild/vectors-in-the-wild/blob/main/docs/bom.md#model-lineage-v1"
+PREDICATE_TYPE = (
+    "https://github.com/vectors-in-the-wild/vectors-in-the-wild/blob/main/docs/guide/bom.md#model-lineage-v1"
+)
 
 
 def document(bill: BillOfMaterials) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def check(atlas: AtlasReader, model: Model, base: Base = None, *, policy: Policy
     """Compare each claim of ``model``'s card with its weights and files.
 
     Base, parent, relation, data set, licence, quantisation, size and library: each agrees, is contradicted, or cannot
-    be told, with the evidence. A policy says which bases, licences, authors and kinds are allowed (docs/check.md).
+    be told, with the evidence. A policy says which bases, licences, authors and kinds are allowed: docs/guide/check.md.
 
     Raises:
         AtlasError: the model is unknown or cannot be read, or the policy has a mistake.

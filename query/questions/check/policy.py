@@ -58,7 +58,7 @@ class Policy:
             values = tomllib.loads(text)
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise AtlasError(
-                f"The policy {file} cannot be read: {error}.", "It is a TOML file; see docs/check.md."
+                f"The policy {file} cannot be read: {error}.", "It is a TOML file; see docs/guide/check.md."
             ) from error
         names = [column.name for column in fields(cls)]
         if unknown := sorted(set(values) - set(names)):

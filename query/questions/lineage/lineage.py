@@ -1,6 +1,6 @@
 """Which model a model was made from: factors in the atlas propose candidates, a few megabytes of weights decide.
 
-The method is a matching pursuit on task vectors with exact checks first; see docs/lineage.md for its measurements.
+The method is a matching pursuit on task vectors with exact checks first; docs/evidence/lineage.md has its measurements.
 """
 
 from __future__ import annotations

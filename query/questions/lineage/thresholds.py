@@ -4,7 +4,7 @@ The thresholds were set on one forest of small trained models (BERT, seed 11) an
 architectures. The search started from the values of a matching pursuit on merges of known parents. The probabilities
 were calibrated on four more forests (RoBERTa 301, BERT 302, RoBERTa 401, ViT 402) and confirmed on families that were
 not used for calibration. Those of adapters were set and counted on two forests of adapters (seeds 1 and 2).
-Measurements: docs/lineage.md; to repeat them: ``python -m studies.lineage``.
+Measurements: docs/evidence/lineage.md; to repeat them: ``python -m studies.lineage``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Thresholds:
     more_even_than_base: float = 0.85  # the same against the base; siblings with an unknown parent reach two thirds
     more_even_than_run: float = 0.8  # the same, above which a run with the same data and seed is ruled out
 
-    # Adapters: of changes by their factors (docs/lineage.md, "Adapters").
+    # Adapters: of changes by their factors (docs/evidence/lineage.md, "Adapters").
     max_adapters: int = 24  # candidates whose factors are read, in place of ``max_models``
     max_unexplained: int = 10  # of these, as long as none explains anything: it may be a merge of others
     min_adapter_gain: float = (
