@@ -28,6 +28,9 @@ _STEPS = 7  # distances at which a name is tried beside a group …
 _FARTHEST, _FARTHEST_FROM_POINT = 0.1, 0.03  # … up to this share of the longer side
 _LONGEST = 0.6  # of the longer side: a line from a name
 _AVOIDED = 5000  # points that names avoid; of more points, a sample
+_ATTEMPTS = 6  # orders in which the names are placed
+_ENOUGH = 200  # places with a line that are tried until one is good
+_NO_ROOM = 1000  # worse than all faults of lines together
 _BLOCK = 256  # boxes that are compared with all points at a time
 _BETWEEN = "[-_.]"  # words of an id
 
@@ -116,17 +119,38 @@ def place_names(
         radius: of a point.
     """
     step = max(1, len(points) // _AVOIDED)
-    room = _Room(points[::step], np.asarray(codes)[::step], frame, gap, radius)
-    places: list[Place | None] = [None] * len(spots)
-    # A name in a crowd has the least choice.
-    for group in sorted(range(len(spots)), key=lambda group: room.distance_to_others(spots[group], group)):
-        if (spot := spots[group]) is None:
-            continue
-        place = room.beside(spot, group, sizes[group]) or room.with_line(spot, group, sizes[group])
-        if place is None:
-            return [None] * len(spots)
-        places[group] = place
-    return places
+    group_of = np.asarray(codes)[::step]
+    points = points[::step]
+    # A name in a crowd has the least choice, so it comes first; in the next attempt, that with the worst place.
+    order = sorted(range(len(spots)), key=lambda group: _distance_to_others(points, group_of, spots[group], group))
+    best: tuple[int, list[Place | None]] | None = None
+    for _ in range(_ATTEMPTS):
+        room = _Room(points, group_of, frame, gap, radius)
+        places: list[Place | None] = [None] * len(spots)
+        faults: dict[int, int] = {}
+        for group in order:
+            if (spot := spots[group]) is None:
+                continue
+            places[group] = room.beside(spot, group, sizes[group]) or room.with_line(spot, group, sizes[group])
+            faults[group] = room.fault if places[group] else _NO_ROOM
+            if places[group] is None:
+                break
+        total = sum(faults.values())
+        if total < _NO_ROOM and (best is None or total < best[0]):
+            best = total, places
+        if not total:
+            break
+        worst = max(faults, key=lambda group: faults[group])
+        order = [worst, *(other for other in order if other != worst)]
+    return best[1] if best else [None] * len(spots)
+
+
+def _distance_to_others(points: Positions, group_of: NDArray[np.intp], spot: Spot | None, group: int) -> float:
+    """From a spot to the nearest point of another group."""
+    others = points[group_of != group]
+    if spot is None or not len(others):
+        return np.inf
+    return float(np.hypot(*(others - (spot.x, spot.y)).T).min()) - spot.radius
 
 
 class _Room:
@@ -145,13 +169,7 @@ class _Room:
         self.longer = max(frame[2] - frame[0], frame[3] - frame[1])
         self.boxes: list[Box] = []
         self.lines: list[Line] = []
-
-    def distance_to_others(self, spot: Spot | None, group: int) -> float:
-        """From a spot to the nearest point of another group."""
-        others = self.points[self.group_of != group]
-        if spot is None or not len(others):
-            return np.inf
-        return float(np.hypot(*(others - (spot.x, spot.y)).T).min()) - spot.radius
+        self.fault = 0  # of the line that was placed last: it touches a point of another group (1), crosses a line (2)
 
     def beside(self, spot: Spot, group: int, size: Pair) -> Place | None:
         """A place next to the group, without a line."""
@@ -165,6 +183,7 @@ class _Room:
             away = _distances(self.points, (x, y, *size))
             if away[self.group_of == group].min() <= away.min():
                 self.boxes.append((x, y, *size))
+                self.fault = 0
                 return Place(x, y)
         return None
 
@@ -174,19 +193,19 @@ class _Room:
         If there is none, one whose line does.
         """
         found: dict[int, tuple[Box, Line]] = {}
-        for x, y in self._free(self._everywhere(spot, size), size):
+        for tried, (x, y) in enumerate(self._free(self._everywhere(spot, size), size)):
             box = (x, y, *size)
             line = self._line_to(spot, group, box)
             if self.boxes and _hits(np.array([line]), np.array(self.boxes), self.gap / 2).any():
                 continue
-            # The worst is a line that crosses another, then one that touches a point of another group.
             fault = 2 if any(_cross(line, other) for other in self.lines) else int(self._touches(line, group))
             found.setdefault(fault, (box, line))
-            if not fault:
+            if not fault or tried > _ENOUGH:
                 break
         if not found:
             return None
-        box, line = found[min(found)]
+        self.fault = min(found)
+        box, line = found[self.fault]
         self.boxes.append(box)
         self.lines.append(line)
         return Place(box[0], box[1], line)

@@ -177,7 +177,9 @@ def coloring_data(coloring: Coloring, positions: Positions) -> dict[str, Any]:
         return {"kind": coloring.kind, "values": list(coloring.values), **bounds, **named}
     is_placed = np.isfinite(positions).all(axis=1)
     groups = [[page_text(group.group), group.models] for group in coloring.groups]
-    found = group_spots(positions[is_placed], np.asarray(coloring.codes)[is_placed].tolist(), len(coloring.shown))
+    # A single group in grey has its name as well.
+    named_groups = len(coloring.groups) if len(coloring.rest) == 1 else len(coloring.shown)
+    found = group_spots(positions[is_placed], np.asarray(coloring.codes)[is_placed].tolist(), named_groups)
     spots = [
         spot
         and [*(_rounded(number, 5) for number in (spot.x, spot.y, spot.radius)), *([1] if spot.is_scattered else [])]

@@ -18,11 +18,10 @@ function shortened(text) {
 
 // The last part of each id, without the base's name and the words with which all begin; the whole id where several models
 // share what is left.
+const ofBase = new RegExp(`${data.prefix.replace(/[^\w]/g, "\\$&")}[-_.]+(?=.)`, "i");
 function lastPart(model) {
   const last = model.split("/").pop() || model;
-  const rest = last.toLowerCase().indexOf(data.prefix.toLowerCase());
-  const without = rest < 0 || !data.prefix ? last : last.slice(0, rest) + last.slice(rest + data.prefix.length).replace(/^[-_.]+/, "");
-  return without || last;
+  return data.prefix ? last.replace(ofBase, "") : last;
 }
 
 const lastParts = withoutShared(data.models.map(lastPart));
@@ -133,14 +132,15 @@ function everywhere(spot, { width, height }) {
 // whose line does.
 function withLine(spot, group, size, points) {
   const found = [];
+  let tried = 0;
   for (const box of everywhere(spot, size)) {
     if (!isFree(box) || !avoidsPoints(box, group, points, false)) continue;
     const line = lineTo(spot, group, box, points);
     if (names.some((other) => meets(line, other))) continue;
     const touches = ([x, y, code]) => code !== group && toLine(x, y, line) <= (GAP + radius()) / 2;
     const fault = names.some((other) => other.line && cross(line, other.line)) ? 2 : Number(points.some(touches));
-    found[fault] ??= { ...box, line };
-    if (!fault) break;
+    found[fault] ??= { ...box, line, fault };
+    if (!fault || tried++ > ENOUGH) break;
   }
   return found.find(Boolean) ?? null;
 }
@@ -185,7 +185,7 @@ function* wanted() {
   const points = pointsInView(80, (i) => coloring.codes[i]);
   const seen = new Set(points.map(([, , code]) => code));
   const spots = coloring.spots.flatMap((spot, group) => {
-    if (!spot || state.hidden[state.coloring].has(group) || !seen.has(group)) return [];
+    if (!spot || state.hidden[state.coloring].has(group < data.legend ? group : "rest") || !seen.has(group)) return [];
     const [x, y] = screenOf(spot[0], spot[1]);
     if (!isInView(x, y, 0)) return [];
     return [[coloring.groups[group][0], group, { x, y, radius: spot[2] * view.scale, isScattered: Boolean(spot[3]) }]];
@@ -194,22 +194,35 @@ function* wanted() {
   if (2 * scattered < spots.length) yield { font: NAME_FONT, spots, points };
 }
 
-// The places of all names of a set; null if one finds no room.
+const ENOUGH = 200; // places with a line that are tried until one is good
+const ATTEMPTS = 6; // orders in which the names are placed
+
+// The places of all names of a set, with the fewest faults; null if one finds no room.
 function placed(on, { font, spots, points }) {
-  names = [];
   on.font = font;
-  // A name in a crowd has the least choice.
+  // A name in a crowd has the least choice, so it comes first; in the next attempt, the one that found the worst place.
   const toOthers = ([, group, spot]) =>
     points.reduce((least, [x, y, code]) => (code === group ? least : Math.min(least, Math.hypot(x - spot.x, y - spot.y))), 1e9) - spot.radius;
-  const ordered = spots.map((one) => [toOthers(one), one]).sort(([a], [b]) => a - b);
-  for (const [, [whole, group, spot]] of ordered) {
-    const text = shortened(whole);
-    const size = { width: on.measureText(text).width, height: 13 };
-    const place = besideSpot(spot, group, size, points) ?? withLine(spot, group, size, points);
-    if (!place) return null;
-    names.push({ text, ...place });
+  let order = spots.map((one) => [toOthers(one), one]).sort(([a], [b]) => a - b).map(([, one]) => one);
+  let [best, fewest] = [null, Infinity];
+  for (let attempt = 0; attempt < ATTEMPTS && fewest; attempt++) {
+    names = [];
+    let [worst, most, total] = [order[0], 0, 0];
+    for (const one of order) {
+      const [whole, group, spot] = one;
+      const text = shortened(whole);
+      const size = { width: on.measureText(text).width, height: 13 };
+      const place = besideSpot(spot, group, size, points) ?? withLine(spot, group, size, points);
+      const fault = place ? place.fault ?? 0 : Infinity;
+      total += fault;
+      if (fault > most) [worst, most] = [one, fault];
+      if (!place) break;
+      names.push({ text, ...place });
+    }
+    if (total < fewest) [best, fewest] = [names, total];
+    order = [worst, ...order.filter((one) => one !== worst)];
   }
-  return names;
+  return best;
 }
 
 function writeNames(on) {
