@@ -297,7 +297,6 @@ class Layers(Drawn):
         bar = figure.colorbar(ScalarMappable(scale, shades), ax=list(panels), shrink=0.9, pad=0.02)
         bar.ax.tick_params(colors=colours.ink, labelsize=7)
         bar.outline.set_edgecolor(colours.faint)
-        bar.set_label(f"{MEASURES[of]}{' in %' if unit > 1 else ''}", fontsize=7, color=colours.ink)
         empty = "untouched or not known" if of.startswith("rank") else "untouched"
         title = (
             f"Where {model_label(self.model, 48)} changed\n"

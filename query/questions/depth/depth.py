@@ -48,7 +48,7 @@ PANELS_IN_A_ROW = 3
 _TOKENS = "share of tokens"
 PANELS = {
     "tolerance": ("Noise that hides half of the tokens", "noise / spread of the output"),
-    "tolerance_own": ("… noise shaped like the output", "noise / spread of the output"),
+    "tolerance_own": ("The same, noise like the output", "noise / spread of the output"),
     "readable": ("Tokens that a linear map reads", _TOKENS),
     "recovered": ("Tokens that descent recovers", _TOKENS),
     "recovered_seed": ("… with the original method", _TOKENS),

@@ -255,7 +255,7 @@ class RankStudy(Drawn):
             for name, panel in zip(names, row, strict=True):
                 for other in names:
                     if other != name:
-                        panel.plot(ranks[other], color=colours.rest, linewidth=0.8, zorder=1)
+                        panel.plot(ranks[other], color=colours.rest, linewidth=0.8, alpha=0.5, zorder=1)
                 family, bare_name = self.families[name], name.rpartition(".")[2]
                 if bare_name.partition("_")[0] in KINDS:
                     bare_name = bare_name.partition("_")[2]
@@ -287,7 +287,9 @@ class RankStudy(Drawn):
         if any(family.fit for family in self.families.values()):
             handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
         if any(len(names) > 1 for names in rows):
-            handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
+            handles.append(
+                Line2D([], [], color=colours.rest, linewidth=0.8, alpha=0.5, label="the row's other families")
+            )
         legend_columns = 4 if figure.bbox.width / figure.dpi >= _WIDEST_LEGEND else 2
         add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
