@@ -140,7 +140,7 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
 # What is compared with the clusters, by which measure and among which models → what it means.
 _AGREEMENTS = {
     AGREE: "agreement of clusters and datasets",
-    ("datasets", AGREE[1], "cross_author"): "the same among pairs of models by different authors",
+    ("datasets", "ari", "cross_author"): "the same in pairs of models by different authors (adjusted Rand index)",
     ("authors", *AGREE[1:]): "agreement of clusters and authors",
 }
 
