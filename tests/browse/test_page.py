@@ -101,7 +101,7 @@ def test_the_page_of_a_model(page):
     page.run("const s = part('measure'); s.value = 'rank_50'; s.dispatchEvent(new Event('change'))")
     assert page.texts(".heat tbody td")[:4] == ["2", "5", "3", "5"]
     assert page.run("return document.querySelectorAll('#model-page svg').length") == 3
-    assert page.texts("#model-page figcaption")[1] == "readable: by a linear map"
+    assert page.texts("#model-page figcaption")[1] == "Tokens that a linear map reads\nshare of tokens, by layer"
     page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
     assert "was most probably tuned on" in page.text('[aria-label="Probably tuned on"] p')
     near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.faces.browse.layout import Layout, LayoutJob, start_process
+from query.faces.browse.layout import Layout, LayoutJob, first_layout, start_process
 from query.faces.browse.model import model_page
 from query.models.generations import Generations
 from query.models.population import leading_datasets
@@ -124,6 +124,8 @@ class BrowseSession:
             with self._lock:
                 key = (atlas, base, state)
                 if key not in self._payloads:
+                    if state == "working":
+                        finished = first_layout(atlas, base)
                     bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
                     data = read_payload(atlas, base, finished) | {
                         "bases": [[name, page_text(name)] for name in bases],

@@ -25,11 +25,13 @@ _POINTS, _CENTRES = 4000, 400  # points of a group that are used, and that are t
 _WIDEST = 0.13  # of the map's longer side: with a larger radius, a group is scattered
 _AROUND = 16  # directions in which a name is tried
 _STEPS = 7  # distances at which a name is tried beside a group …
-_FARTHEST, _FARTHEST_FROM_POINT = 0.1, 0.03  # … up to this share of the longer side
+_FARTHEST, _FARTHEST_FROM_POINT = 0.06, 0.03  # … up to this share of the longer side
 _LONGEST = 0.6  # of the longer side: a line from a name
 _AVOIDED = 5000  # points that names avoid; of more points, a sample
 _ATTEMPTS = 6  # orders in which the names are placed
 _ENOUGH = 200  # places with a line that are tried until one is good
+# Faults of a line: it touches a point of another group, crosses another line, or a name.
+_AT_POINT, _THROUGH_LINE, _THROUGH_NAME = 1, 2, 6
 _NO_ROOM = 1000  # worse than all faults of lines together
 _BLOCK = 256  # boxes that are compared with all points at a time
 _BETWEEN = "[-_.]"  # words of an id
@@ -106,8 +108,8 @@ def place_names(
     """The place of each group's name; None for a group without a spot, and for all if one finds no room.
 
     A name keeps a ``gap`` to every point and name. Without a line it is closer to a point of its own group than to any
-    other, so that it cannot be read as another group's name. Lines do not cross names. If they can, they do not cross
-    each other, and pass by points of other groups.
+    other, so that it cannot be read as another group's name. If they can, lines pass by other names, do not cross each
+    other, and pass by points of other groups.
 
     Args:
         points: (n, 2) positions, in one unit of the picture like all lengths here.
@@ -169,7 +171,7 @@ class _Room:
         self.longer = max(frame[2] - frame[0], frame[3] - frame[1])
         self.boxes: list[Box] = []
         self.lines: list[Line] = []
-        self.fault = 0  # of the line that was placed last: it touches a point of another group (1), crosses a line (2)
+        self.fault = 0  # of the line that was placed last
 
     def beside(self, spot: Spot, group: int, size: Pair) -> Place | None:
         """A place next to the group, without a line."""
@@ -181,24 +183,26 @@ class _Room:
         centres = ((spot.x, spot.y) + away * _DIRECTIONS).reshape(-1, 2)
         for x, y in self._free(centres, size):
             away = _distances(self.points, (x, y, *size))
-            if away[self.group_of == group].min() <= away.min():
+            if away[self.group_of == group].min() <= away.min() and not self._covers_line((x, y, *size)):
                 self.boxes.append((x, y, *size))
                 self.fault = 0
                 return Place(x, y)
         return None
 
     def with_line(self, spot: Spot, group: int, size: Pair) -> Place | None:
-        """The nearest place with a line to the group that crosses no line and touches no other group's point.
-
-        If there is none, one whose line does.
-        """
+        """The nearest place with a line to the group, of those with the least fault."""
         found: dict[int, tuple[Box, Line]] = {}
         for tried, (x, y) in enumerate(self._free(self._everywhere(spot, size), size)):
             box = (x, y, *size)
             line = self._line_to(spot, group, box)
-            if self.boxes and _hits(np.array([line]), np.array(self.boxes), self.gap / 2).any():
-                continue
-            fault = 2 if any(_cross(line, other) for other in self.lines) else int(self._touches(line, group))
+            if self._covers_line(box) or (
+                self.boxes and _hits(np.array([line]), np.array(self.boxes), self.gap / 2).any()
+            ):
+                fault = _THROUGH_NAME
+            elif any(_cross(line, other) for other in self.lines):
+                fault = _THROUGH_LINE
+            else:
+                fault = _AT_POINT if self._touches(line, group) else 0
             found.setdefault(fault, (box, line))
             if not fault or tried > _ENOUGH:
                 break
@@ -221,7 +225,7 @@ class _Room:
         return np.asarray(centres[order[away[order] <= _LONGEST * self.longer]])
 
     def _free(self, centres: Positions, size: Pair) -> Iterator[Pair]:
-        """Those of the boxes of one size that are on the map, and keep the gap to all names, lines and points."""
+        """Those of the boxes of one size that are on the map, and keep the gap to all names and points."""
         half = np.array(size) / 2
         left, bottom, right, top = self.frame
         is_free = ((centres - half >= (left, bottom)) & (centres + half <= (right, top))).all(axis=1)
@@ -232,10 +236,10 @@ class _Room:
         for block in (candidates[start : start + _BLOCK] for start in range(0, len(candidates), _BLOCK)):
             offsets = np.abs(self.points - block[:, None, :]) - half
             keeps = np.hypot(*np.maximum(offsets, 0).transpose(2, 0, 1)).min(axis=1) >= self.closest
-            if self.lines:
-                boxes = np.column_stack([block, np.tile(size, (len(block), 1))])
-                keeps &= ~_hits(np.array(self.lines), boxes, self.gap / 2).any(axis=0)
             yield from (tuple(centre) for centre in block[keeps].tolist())
+
+    def _covers_line(self, box: Box) -> bool:
+        return bool(self.lines) and bool(_hits(np.array(self.lines), np.array([box]), self.gap / 2).any())
 
     def _line_to(self, spot: Spot, group: int, box: Box) -> Line:
         """From the edge of a name to the spot; to the nearest point inside a disc."""

@@ -7,7 +7,7 @@ function depthPart(depth) {
   if (!depth) return null;
   const probe = depth.tokens ? `${depth.sequences} × ${depth.tokens} ${depth.probe} tokens` : `${depth.sequences ?? "some"} images`;
   const panels = depth.panels.map((panel) => element("figure", {},
-    element("figcaption", {}, panel.title, element("span", { className: "facts" }, `upwards: ${panel.axis}; to the right: layers`)), depthPanel(panel, depth)));
+    element("figcaption", {}, panel.title, element("span", { className: "facts" }, `${panel.axis}, by layer`)), depthPanel(panel, depth)));
   const words = `How much of its input each layer keeps, measured with ${probe}; the base in grey, bars are standard errors.`;
   return sectionOf("Depth profile", element("p", {}, words), element("div", { className: "panels" }, ...panels));
 }

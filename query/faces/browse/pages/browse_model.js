@@ -50,7 +50,7 @@ let pausing = 0;
 function probablyPart(i) {
   if (facet.dataset.of(i)[0] !== NONE) return [];
   const box = element("p", { id: "probably", role: "status" });
-  const stored = textOf("predicted", i);
+  const stored = "predicted" in facet ? textOf("predicted", i) : null;
   if (stored !== null) box.textContent = `Probably tuned on ${stored} (${shareText(data.probabilities[i])})`;
   else {
     box.textContent = predictedNow.get(i) ?? "Predicting what it was tuned on …";

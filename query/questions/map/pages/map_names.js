@@ -5,7 +5,7 @@ const NAME_FONT = "600 12px system-ui, sans-serif";
 const MODEL_FONT = "500 11px system-ui, sans-serif";
 const LONGEST_NAME = 28; // characters
 const GAP = 4; // pixels between a name and its surroundings
-const [STEPS_BESIDE, FARTHEST, FARTHEST_FROM_POINT] = [7, 0.1, 0.03]; // distances beside a group, up to this share of the longer side
+const [STEPS_BESIDE, FARTHEST, FARTHEST_FROM_POINT] = [7, 0.06, 0.03]; // distances beside a group, up to this share of the longer side
 const LONGEST_LINE = 0.6; // of the longer side
 const MOST_AVOIDED = 5000; // models that names avoid; with more, a sample of them
 const BUTTONS = { width: 54, height: 140 }; // the corner at the top right, in pixels
@@ -80,7 +80,7 @@ function cross(one, other) {
   return side(one, other[0]) * side(one, other[1]) < 0 && side(other, one[0]) * side(other, one[1]) < 0;
 }
 
-// Whether a box is on the map, and overlaps no button, name or line.
+// Whether a box is on the map, and overlaps no button or name.
 function isFree(box) {
   const edge = data.axes ? 24 : 2; // space for the axis labels
   const { x, y, width, height } = box;
@@ -88,7 +88,7 @@ function isFree(box) {
   if (x + width / 2 > view.width - BUTTONS.width && y - height / 2 < BUTTONS.height) return false;
   const isTaken = (other) =>
     Math.abs(x - other.x) < (width + other.width) / 2 + GAP && Math.abs(y - other.y) < (height + other.height) / 2 + GAP;
-  return !names.some((other) => isTaken(other) || (other.line && meets(other.line, box)));
+  return !names.some(isTaken);
 }
 
 // Whether a box covers no point; `own`: and is as close to a point of its own group as to any other.
@@ -109,7 +109,7 @@ function besideSpot(spot, group, size, points) {
   const reach = (spot.radius ? FARTHEST : FARTHEST_FROM_POINT) * Math.max(view.width, view.height);
   for (let step = 1; step <= STEPS_BESIDE; step++) {
     for (const box of around(spot, spot.radius * Math.min(1, step / 2) + (reach * step) / STEPS_BESIDE, size)) {
-      if (isFree(box) && avoidsPoints(box, group, points, true)) return box;
+      if (isFree(box) && !coversLine(box) && avoidsPoints(box, group, points, true)) return box;
     }
   }
   return null;
@@ -128,17 +128,19 @@ function everywhere(spot, { width, height }) {
   return boxes.filter(([away]) => away <= longest).sort(([a], [b]) => a - b).map(([, box]) => box);
 }
 
-// The nearest place with a line to the spot that crosses no line and touches no other group's point; if there is none, one
-// whose line does.
+const coversLine = (box) => names.some(({ line }) => line && meets(line, box));
+
+// The nearest place with a line to the spot, of those with the least fault: the line touches a point of another group,
+// crosses another line, or a name.
 function withLine(spot, group, size, points) {
   const found = [];
   let tried = 0;
   for (const box of everywhere(spot, size)) {
     if (!isFree(box) || !avoidsPoints(box, group, points, false)) continue;
     const line = lineTo(spot, group, box, points);
-    if (names.some((other) => meets(line, other))) continue;
     const touches = ([x, y, code]) => code !== group && toLine(x, y, line) <= (GAP + radius()) / 2;
-    const fault = names.some((other) => other.line && cross(line, other.line)) ? 2 : Number(points.some(touches));
+    const isThroughName = coversLine(box) || names.some((other) => meets(line, other));
+    const fault = isThroughName ? 6 : names.some((other) => other.line && cross(line, other.line)) ? 2 : Number(points.some(touches));
     found[fault] ??= { ...box, line, fault };
     if (!fault || tried++ > ENOUGH) break;
   }
