@@ -16,7 +16,6 @@ import threading
 import webbrowser
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -389,8 +388,6 @@ def browse(
         session, ending = BrowseSession(atlas.path, method), asyncio.Event()
         root = f"http://{HOSTS[0]}:{listening.getsockname()[1]}/"
         on_address(f"{root}{token}/{fragment}")
-        # The map is made while the browser starts.
-        threading.Thread(target=_made_ready, args=(session, canonical), daemon=True).start()
         config = uvicorn.Config(
             site(session, token, ending, ticket, fragment), log_config=None, access_log=False, server_header=False,
             lifespan="off", ws="none", loop="asyncio", http=_Protocol, limit_concurrency=_MOST_CONNECTIONS,
@@ -402,14 +399,6 @@ def browse(
             _Server(config, ending).run(sockets=[listening])
         finally:
             session.stop()
-
-
-def _made_ready(session: BrowseSession, base: str | None) -> None:
-    """Compute the data of the page that is shown first. The request for it gives its errors."""
-    with suppress(Exception):
-        bases = [row["base"] for row in session.bases()]
-        if bases:
-            session.payload(base or bases[0])
 
 
 class _Server(uvicorn.Server):

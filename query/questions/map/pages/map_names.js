@@ -83,8 +83,9 @@ function cross(one, other) {
 // Whether a box is on the map, and overlaps no button or name.
 function isFree(box) {
   const edge = data.axes ? 24 : 2; // space for the axis labels
+  const below = edge + part("help").offsetHeight;
   const { x, y, width, height } = box;
-  if (x < width / 2 + edge || x + width / 2 > view.width || y < height / 2 || y + height / 2 > view.height - edge) return false;
+  if (x < width / 2 + edge || x + width / 2 > view.width || y < height / 2 || y + height / 2 > view.height - below) return false;
   if (x + width / 2 > view.width - BUTTONS.width && y - height / 2 < BUTTONS.height) return false;
   const isTaken = (other) =>
     Math.abs(x - other.x) < (width + other.width) / 2 + GAP && Math.abs(y - other.y) < (height + other.height) / 2 + GAP;
