@@ -189,11 +189,13 @@ def _write_names(canvas: _Canvas, names: Sequence[str], codes: Sequence[int], sp
     frame = axes.get_window_extent()
     to_pixels, to_map = axes.transData, axes.transData.inverted()
     pixels_a_unit = float(np.hypot(*(to_pixels.transform((1, 0)) - to_pixels.transform((0, 0)))))
-    in_pixels = [
-        None if spot is None else Spot(*to_pixels.transform((spot.x, spot.y)).tolist(), spot.radius * pixels_a_unit,
-                                       spot.is_scattered)
-        for spot in spots
-    ]  # fmt: skip
+    in_pixels: list[Spot | None] = []
+    for spot in spots:
+        if spot is None:
+            in_pixels.append(None)
+            continue
+        x, y = to_pixels.transform((spot.x, spot.y)).tolist()
+        in_pixels.append(Spot(x, y, spot.radius * pixels_a_unit, spot.is_scattered))
     places = place_names(
         to_pixels.transform(canvas.positions), codes, in_pixels, [(box.width, box.height) for box in boxes],
         (frame.x0, frame.y0, frame.x1, frame.y1), _GAP * dpi / 72,
