@@ -3,7 +3,7 @@
 A group has the same colour in both themes. The ten colours were found by search under two conditions. Their contrast to
 either background is at least 3 : 1 (WCAG 2.2, 1.4.11). Any two, the grey of all other groups and the colours of text
 among them, are at least 19 apart in CIELAB for normal vision, protanopia, deuteranopia and tritanopia (Machado et al.,
-2009). Numbers are coloured by viridis in even steps of lightness, without the end that is too close to the background.
+2009). Numbers are coloured by plasma in even steps of lightness, without the end that is too close to the background.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ THEMES = {
         faint="#DDDDDD",
         rest=_REST,
         palette=_GROUPS,
-        scale=("#440154", "#481D6F", "#453781", "#3C4F8A", "#31668E", "#287C8E", "#21918C", "#21A685"),
+        scale=("#0D0887", "#3E049C", "#6400A7", "#8B0AA5", "#AB2494", "#C43E7F", "#D7566C", "#E76F5A"),
     ),
     "dark": Theme(
         background="#14171A",
@@ -44,6 +44,6 @@ THEMES = {
         faint="#3A3F44",
         rest=_REST,
         palette=_GROUPS,
-        scale=("#306A8E", "#26818E", "#1F978B", "#27AD81", "#4AC16D", "#81D34D", "#C0DF25", "#FDE725"),
+        scale=("#B12A90", "#CB4679", "#DF6263", "#F07F4F", "#FA9B3D", "#FEBA2C", "#FAD824", "#F0F921"),
     ),
 }

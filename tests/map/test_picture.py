@@ -158,6 +158,7 @@ def test_short_names_leave_out_what_all_share():
     assert short_names(["/home/me/run-1", "/home/me/run-12"], "org/base") == ["1", "12"]
 
 
+@pytest.mark.slow
 def test_few_points_have_names_and_more_have_those_of_their_groups(atlas, tmp_path):
     """The names of eight models; with thirty, those of their data sets; without data sets, of central models."""
     drawn = pca(atlas)

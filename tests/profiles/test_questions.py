@@ -94,6 +94,7 @@ def test_a_model_compared_with_its_base(atlas):
     assert draw(depth.figure(), ".svg") == draw(depth.figure(), ".svg")
 
 
+@pytest.mark.slow
 def test_panels_have_titles_in_words_and_named_axes(atlas):
     figure = atlas.depth("author0/set0-0").figure()
     panels = [axes for axes in figure.axes if axes.axison]

@@ -158,6 +158,11 @@ class RankStudy(Drawn):
         return rows
 
     @property
+    def has_interval(self) -> bool:
+        """Whether means have an interval over authors."""
+        return any(family.has_interval for family in self.families.values())
+
+    @property
     def mean_rank(self) -> float | None:
         """The mean over families of their means over layers; None if no rank is known."""
         means = [family.mean for family in self.families.values() if family.mean is not None]
@@ -248,8 +253,7 @@ class RankStudy(Drawn):
         panels = Panels([len(names) for names in rows], PANEL, theme, ax, margin=(0, 0.8), least=4.0)
         figure, colours = panels.figure, panels.colours
         ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}  # None is NaN
-        has_interval = any(family.has_interval for family in self.families.values())
-        bands = {name: _band(family, has_interval) for name, family in self.families.items()}
+        bands = {name: _band(family, self.has_interval) for name, family in self.families.items()}
         highest = max(float(np.nan_to_num(np.fmax(bands[name][1], ranks[name])).max()) for name in ranks)
         for names, row in zip(rows, panels.rows, strict=True):
             for name, panel in zip(names, row, strict=True):
@@ -281,8 +285,10 @@ class RankStudy(Drawn):
 
         curve_name = "rank of this family" if self.model else "mean rank of this family"
         handles: list[Any] = [Line2D([], [], color=colours.ink, label=curve_name, **mean)]
-        if has_interval or any(np.isfinite(band[0]).any() for band in bands.values()):
-            band = "95 % interval of the mean, over authors" if has_interval else "± standard deviation over models"
+        if self.has_interval or any(np.isfinite(band[0]).any() for band in bands.values()):
+            band = (
+                "95 % interval of the mean, over authors" if self.has_interval else "± standard deviation over models"
+            )
             handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label=band))
         if any(family.fit for family in self.families.values()):
             handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
