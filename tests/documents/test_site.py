@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 def in_navigation() -> list[str]:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
-    return re.findall(r"^ *- (\S+\.md)$", navigation, re.MULTILINE)
+    return re.findall(r"^ *- (?:[^:\n]+: )?(\S+\.md)$", navigation, re.MULTILINE)
 
 
 def test_every_page_is_in_the_navigation_once():
