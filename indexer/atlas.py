@@ -33,8 +33,15 @@ def fewest_shared(blocks: int) -> int:
 
 ON_HUB = "hf://"
 
+# The name, and the folder, of the small atlas that comes with this program. It is data of the package: nothing writes
+# there, whoever owns the folder. `python -m scripts.demo --ship` makes it.
+DEMO = "demo"
+DEMO_FOLDER = Path(__file__).resolve().parent / "demo"
+
 # Atlases whose lock a process holds: folder and process, because forks inherit this.
 _LOCKED_HERE: set[tuple[Path, int]] = set()
+
+DATABASE = "atlas.duckdb"
 
 # Files that a DuckDB 1.4 shell can open too.
 STORAGE_VERSION = "v1.4.0"
@@ -42,6 +49,8 @@ STORAGE_VERSION = "v1.4.0"
 
 class AtlasFolder:
     """The paths of one atlas. Nothing is created.
+
+    ``root``: its folder, or the text "demo" for the one that comes with this program (see ``is_demo``).
 
     - ``database``: metadata, and the names of the FAISS files that belong to it; ``checksums``: its possible checksums
     - ``origin``: the source of a pulled atlas; while this file exists, the atlas is read-only
@@ -56,13 +65,13 @@ class AtlasFolder:
                 f"{root} is on the Hub, and this command works on a folder.",
                 f"Fetch it first: index pull {str(root).removeprefix(ON_HUB)} --atlas DIR",
             )
-        self.root = Path(root).expanduser().absolute()
+        self.root = DEMO_FOLDER if is_demo(root) else Path(root).expanduser().absolute()
         if "?" in str(self.root):
             raise AtlasError(
                 f"An atlas cannot lie in {self.root}: DuckDB takes what follows a ? in a path for settings.",
                 "Rename the folder, or choose another `atlas`.",
             )
-        self.database = self.root / "atlas.duckdb"
+        self.database = self.root / DATABASE
         self.checksums = self.root / "checksums.json"
         self.origin = self.root / "pulled.json"
         self.listings = self.root / "listing"
@@ -106,6 +115,15 @@ class AtlasFolder:
         """The depth profile with this identity."""
         return self.profiles / digest[:2] / f"{digest}.safetensors"
 
+    def require_writable(self) -> AtlasFolder:
+        """Raises AtlasError if this is the atlas that comes with the program."""
+        if self.root == DEMO_FOLDER:
+            raise AtlasError(
+                "The atlas demo comes with this program and is read-only.",
+                Text("Name a folder of your own: ", Call(atlas="DIR"), "; a folder that is called demo is ./demo."),
+            )
+        return self
+
     def require(self) -> AtlasFolder:
         """Raises AtlasError if there is no published atlas."""
         if not self.database.is_file():
@@ -118,6 +136,8 @@ class AtlasFolder:
                 Text(
                     "Give ",
                     Call(atlas="DIR"),
+                    ", try ",
+                    Call(atlas=DEMO),
                     ", or make one: ",
                     Call("build", "roberta-base", limit=50),
                     ". Without an atlas, ",
@@ -134,8 +154,10 @@ class AtlasFolder:
         Folders that are empty in the end are removed, including the atlas's own and those above it that were made
         here, so that a command without a result leaves nothing. Raises AtlasError that names the process holding the
         lock (with ``wait`` it waits instead), where the file system has no such locks, and where the atlas was pulled
-        (unless ``pulled``, for pulling and adopting). What is written meanwhile has a usable umask.
+        (unless ``pulled``, for pulling and adopting) or comes with the program. What is written meanwhile has a usable
+        umask.
         """
+        self.require_writable()
         if not pulled and self.origin.exists():
             raise AtlasError(
                 f"{self.root} was pulled from the Hub and is read-only.",
@@ -238,15 +260,41 @@ def take_lock(handle: int, root: Path, *, wait: bool = False) -> None:
 
 
 def mending(root: Path, own: str) -> str:
-    """Advice about a damaged atlas: fetch a pulled one again; ``own`` for any other."""
+    """Advice about a damaged atlas: fetch a pulled one again, install the demo again; ``own`` for any other."""
+    if root == DEMO_FOLDER:
+        return "Install vectors-in-the-wild again."
     if not AtlasFolder(root).origin.exists():
         return own
     return f"Fetch it again (pulled.json names its source): index pull OWNER/NAME --atlas {root}"
 
 
+def with_records(folder: AtlasFolder) -> str:
+    """Advice about an atlas that came without its records."""
+    if folder.root == DEMO_FOLDER:
+        return "An atlas that you build has them."
+    return f"Fetch them (pulled.json names its source): index pull OWNER/NAME --with-records --atlas {folder.root}"
+
+
 def copied_hint(root: Path) -> str:
     """Advice about an atlas of which files are links, as in the Hub's cache or under DVC."""
     return f"An atlas needs files and not links to them. Copy what the links name: cp -rL {root} COPY"
+
+
+def is_demo(atlas: str | Path) -> bool:
+    """Whether this is the name of the atlas that comes with the program: "demo", unless ./demo is an atlas itself.
+
+    A path is always a folder: ``Path("demo")``, and ./demo on a command line.
+    """
+    return atlas == DEMO and not (Path(DEMO) / DATABASE).exists()
+
+
+def demo_note(atlas: str | Path) -> str | None:
+    """Which atlas the name "demo" stands for, as a sentence, if there is a folder ./demo too; None otherwise."""
+    if atlas != DEMO or not Path(DEMO).exists():
+        return None
+    if is_demo(atlas):
+        return "demo is the atlas that comes with this program: ./demo is there, too, and is not an atlas"
+    return "demo is the folder ./demo, and not the atlas that comes with this program"
 
 
 def is_on_hub(atlas: str | Path) -> bool:

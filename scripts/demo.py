@@ -16,13 +16,14 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from indexer.atlas import DEMO_FOLDER
 from scripts.family import make_family
 from scripts.loopback_hub import LoopbackHub
 from scripts.readme import BASE, BUILD, COMMANDS, EVALUATE, PREDICT, REPLIES
+from scripts.ship import SWEEP, make_atlas, ship
 from scripts.terminal import Terminal, exit_status
 from scripts.tiny_models import GPT_STEPS, VIT_STEPS, make_gpt2, make_vit
 
-SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]
 PROFILED = SWEEP[-1]
 INVERT = 'query invert tiny-gpt2 "The value of the parameter is returned as a list of strings." --out words.png'
 FEATURES = "query features tiny-vit --layers 1,4 --out features.png"
@@ -33,8 +34,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(".demo"), help="where everything goes")
     parser.add_argument("--size", default="demo", choices=["demo", "full", "small"])
+    parser.add_argument(
+        "--ship",
+        action="store_true",
+        help="Only make again, of the same models, the atlas that comes with the package.",
+    )
     arguments = parser.parse_args()
-    sys.exit(exit_status("The demo", lambda: run_demo(arguments.out.resolve(), arguments.size)))
+    work = ship_demo if arguments.ship else run_demo
+    sys.exit(exit_status("The demo", lambda: work(arguments.out.resolve(), arguments.size)))
+
+
+def ship_demo(out: Path, size: str) -> None:
+    """Make the family unless it is there, an atlas of it in ``out``/ship, and put its files into the package."""
+    with LoopbackHub(make_family(out / f"family-{size}", size)) as hub:
+        (out / "ship").mkdir(exist_ok=True)
+        atlas = make_atlas(Terminal.of_hub(out / "ship", hub.endpoint))
+    sizes = ship(atlas)
+    for name, size_of_file in sizes.items():
+        print(f"{size_of_file:>9,}  {name}")
+    print(f"{sum(sizes.values()):>9,}  {DEMO_FOLDER}\n")
+    print(
+        "Now: python -m scripts.guide, which renews what the pages of docs/guide show. Read what their sentences say of it."
+    )
 
 
 def run_demo(out: Path, size: str) -> None:

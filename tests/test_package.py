@@ -18,6 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from indexer.atlas import DEMO_FOLDER
 from tests.conftest import ROOT
 
 
@@ -203,6 +204,12 @@ def test_the_wheel_holds_the_schema_and_every_architecture(wheel):
         assert {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern)} <= names
 
 
+def test_the_wheel_holds_the_demo_atlas_whole(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("indexer/demo/")}
+    files = {path.relative_to(ROOT).as_posix() for path in DEMO_FOLDER.rglob("*") if path.is_file()}
+    assert names == files >= {"indexer/demo/atlas.duckdb", "indexer/demo/pulled.json"}
+
+
 def declared(wheel: Path, extras: set[str]) -> dict[str, Distribution]:
     """The installed distributions that the wheel's metadata ask for, with these extras, and all that those ask for."""
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA"))
@@ -267,6 +274,17 @@ def test_the_wheel_and_what_it_declares_are_enough_to_ask_an_atlas(installed, at
     found = json.loads(run_installed(commands / "query", "similar", "ann/glue-0", "--json", cwd=tmp_path))
     assert found
     run_installed(commands / "query", "purity", cwd=tmp_path)
+    # The demo lies in the installation, which nothing writes to; it needs no network.
+    (demo,) = commands.parent.glob("lib/python*/site-packages/indexer/demo")
+    before = {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))}
+    model = "gridsweep/tiny-roberta-exception-types-lr3e-4-s7"
+    found = json.loads(run_installed(commands / "query", "--atlas", "demo", "similar", model, "--json", cwd=tmp_path))
+    assert len(found) == 10
+    assert "lambda" in run_installed(
+        commands / "query", "trace", "small-hours/tiny-roberta-in-house", cwd=tmp_path, VECTORS_ATLAS="demo"
+    )
+    run_installed(commands / "index", "verify", "--atlas", "demo", cwd=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in (demo, *demo.rglob("*"))} == before
     run_installed(commands / "index", "verify", cwd=tmp_path)
 
 
@@ -303,6 +321,7 @@ def test_the_sdist_holds_what_a_packager_needs_and_the_page_its_pictures(tmp_pat
         "SECURITY.md",
         "README.md",
         "docs/map.png",
+        "indexer/demo/atlas.duckdb",
         "docs/evidence/scale.md",
         "schema.sql",
     ):

@@ -76,7 +76,7 @@ def add(
     where a single model cannot be found, is the base itself, or its base cannot be told, and as ``build`` does.
     """
     chosen = WorkOptions(**options.part(RecordOptions), retry_failed=True)
-    watcher, folder = Watcher(progress), AtlasFolder(atlas)
+    watcher, folder = Watcher(progress), AtlasFolder(atlas).require_writable()
     prepare(chosen, watcher)
     typed = expanded([model] if isinstance(model, str | Path) else model)
     is_one = isinstance(model, str | Path) and len(typed) == 1

@@ -63,7 +63,7 @@ def build(
     base is published before the next begins. Raises AtlasError if a base is unknown or published at another rank, an
     argument is wrong, another process writes to the atlas, or no process can be started to read models.
     """
-    watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas)
+    watcher, folder = Watcher(progress, confirm), AtlasFolder(atlas).require_writable()
     names = list(base) if isinstance(base, list | tuple) else [base]
     if not names and not options.addresses:
         raise BadArgument("There is no `base`.", "For example: FacebookAI/roberta-base")

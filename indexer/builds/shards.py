@@ -69,7 +69,7 @@ def work(
     The first shard crawls the Hub and fetches the base while the others wait; a complete listing that is already there
     is used as it is. Give all shards the same options. Raises AtlasError as ``build`` does.
     """
-    share, watcher, folder = Shard.parse(shard), Watcher(progress), AtlasFolder(atlas)
+    share, watcher, folder = Shard.parse(shard), Watcher(progress), AtlasFolder(atlas).require_writable()
     prepare(options, watcher)
     facts = find_base(folder, base)
     check_rank(folder, facts.id, options.rank)
@@ -110,7 +110,7 @@ def publish_records(
     It is not named ``publish`` because the package ``indexer.publish`` is. The network is not used. Raises AtlasError
     if a base is not in the folder, if ranks do not fit, and if no published model would be left.
     """
-    folder, watcher = AtlasFolder(atlas), Watcher(progress)
+    folder, watcher = AtlasFolder(atlas).require_writable(), Watcher(progress)
     work_options = WorkOptions(relation=",".join(RELATIONS), vector_length=options.vector_length)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}

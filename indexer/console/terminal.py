@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import click
 
+from indexer.atlas import DEMO, AtlasFolder, demo_note
 from indexer.console.advice import for_command_line
 from indexer.console.messages import Progress, clean, is_coloured, say, say_more, verbosity
 from indexer.console.output import as_plain, emit
@@ -70,6 +71,10 @@ def atlas_option(command: Command) -> Command:
             value = context.meta.get(_ATLAS, value)  # `query --atlas DIR show MODEL`
         if not value:
             raise click.BadParameter("a folder is needed.")
+        if value == DEMO:
+            if not context.resilient_parsing and (note := demo_note(value)):
+                say(note)
+            return str(AtlasFolder(value).root)
         return os.path.expanduser(value)  # noqa: PTH111 - a path that starts with ./ must stay as it was typed
 
     return click.option(
@@ -80,7 +85,7 @@ def atlas_option(command: Command) -> Command:
         show_default=True,
         metavar="DIR",
         callback=expanded,
-        help="The atlas's folder.",
+        help="The atlas's folder; demo is the one that comes with this program, unless ./demo is an atlas.",
     )(command)
 
 
@@ -136,7 +141,7 @@ class AtlasGroup(click.Group):
 
         self.params.append(
             click.Option(["--atlas"], metavar="DIR", expose_value=False, callback=keep_atlas,
-                         help="The atlas's folder; it may also follow the command.")
+                         help="The atlas's folder, or demo; it may also follow the command.")
         )  # fmt: skip
         self.params += _verbosity_options(hidden=False)
         click.version_option(__version__, package_name="vectors-in-the-wild")(self)

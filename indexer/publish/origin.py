@@ -9,10 +9,10 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import DEMO, DEMO_FOLDER, AtlasFolder
 from indexer.database.connection import published_bases
 from indexer.database.reading import Reading
-from indexer.errors import WRONG_KINDS, AtlasError
+from indexer.errors import WRONG_KINDS, AtlasError, Call, Text
 from indexer.listing.exchange import read_exported
 from indexer.listing.listing import Listing
 from indexer.publish.stored_answers import ANSWERS, exported_answers, write_answers
@@ -44,7 +44,10 @@ def read_origin(folder: AtlasFolder) -> Origin | None:
 
 
 def fetched_again(folder: AtlasFolder, origin: Origin | None, *, with_records: bool) -> str:
-    """The command that pulls the atlas again."""
+    """The command that pulls the atlas again, or copies the one that comes with the program."""
+    if origin is not None and origin.repository == DEMO:
+        is_copy = folder.root != DEMO_FOLDER
+        return f"cp -r {DEMO_FOLDER} {folder.root}" if is_copy else "pip install --force-reinstall ."
     name, revision = (origin.repository, origin.revision) if origin is not None else ("OWNER/NAME", None)
     words = ["index", "pull", f"{name}@{revision}" if revision else name, "--with-records" if with_records else ""]
     return " ".join(word for word in (*words, "--atlas", str(folder.root)) if word)
@@ -62,7 +65,12 @@ def adopt(folder: AtlasFolder) -> Origin | None:
     """
     if not folder.origin.exists():
         return None
-    origin = read_origin(folder)
+    origin = read_origin(folder.require_writable())
+    if origin is not None and origin.repository == DEMO:
+        raise AtlasError(
+            f"{folder.root} is a copy of the atlas demo, which has no records: it can be asked, but not built on.",
+            Text("Make one of your own: ", Call("build", "ID", atlas="DIR")),
+        )
     if origin is None or not (origin.has_records and folder.records.is_dir()):
         models = f"its {origin.models:,} models" if origin else "its models"
         raise AtlasError(

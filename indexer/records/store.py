@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
-from indexer.atlas import AtlasFolder
+from indexer.atlas import AtlasFolder, with_records
 from indexer.errors import WRONG_KINDS, AtlasError, Failed, ModelError
 from indexer.records.identity import RECORD_VERSION, Identity, canonical_json
 from indexer.records.record import Record, read_identity, read_record, write_record
@@ -99,7 +99,9 @@ class RecordStore:
         return self.folder.record(digest).is_file()
 
     def read(self, digest: str) -> Record:
-        """Read one record; raises AtlasError if it is missing or altered."""
+        """Read one record; raises AtlasError if it is missing or altered, or the atlas came without records."""
+        if self.folder.origin.exists() and not self.has(digest):
+            raise AtlasError("This needs records, which this atlas does not have.", with_records(self.folder))
         return read_record(self.folder.record(digest))
 
     def write(self, record: Record) -> None:

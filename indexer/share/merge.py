@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from indexer.arguments import plain_arguments
-from indexer.atlas import AtlasFolder
+from indexer.atlas import DEMO, AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.database.gate import check_tables
 from indexer.database.reading import Reading
 from indexer.deltas.stored_base import StoredBase, stored_bases
 from indexer.errors import AtlasError
 from indexer.listing.exchange import join_listings
-from indexer.publish.origin import read_origin
+from indexer.publish.origin import fetched_again, read_origin
 from indexer.publish.previous_atlas import PreviousAtlas, rank_of
 from indexer.publish.stored_answers import ANSWERS, Line, exported_answers, write_answers
 from indexer.records.store import RecordStore
@@ -65,7 +65,8 @@ def merge(paths: Sequence[str | Path], atlas: str | Path = "atlas", *, progress:
             raise AtlasError(f"{source.root} does not exist.", "Give the folders of atlases.")
         if not (source.bases.is_dir() and any(_is_record(path) for path, _ in packable(source))):
             origin = read_origin(source)
-            hint = f"index pull {origin.repository} --with-records --atlas {source.root}" if origin else "index build"
+            is_pulled = origin is not None and origin.repository != DEMO
+            hint = fetched_again(source, origin, with_records=True) if is_pulled else "index build"
             raise AtlasError(
                 f"{source.root} has no records, from which a merge is made.", f"Fetch or make them: {hint}"
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 
 from indexer.arguments import plain_arguments
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name
+from indexer.atlas import DATABASE, SCHEMA_VERSION, AtlasFolder, file_name
 from indexer.builds.report import Progress, Watcher
 from indexer.database.gate import admit, remember_admitted, was_admitted
 from indexer.database.reading import Reading, remember_published
@@ -40,7 +40,6 @@ from indexer.share.repository import (
     resolve,
     translated_hub_errors,
 )
-from indexer.share.staging import DATABASE
 from indexer.storage.atomic_files import link_or_copy, sync_folder
 from indexer.storage.checksums import file_sha256
 from indexer.untrusted import printable
@@ -90,7 +89,7 @@ def pull(
     The folder is empty, new, or holds an earlier pull of this atlas. Raises AtlasError if there is no such atlas, it is
     damaged or hostile, or the folder holds something else.
     """
-    address, folder = Address.parse(name), AtlasFolder(atlas)
+    address, folder = Address.parse(name), AtlasFolder(atlas).require_writable()
     return fetch(folder, address, resolve(address), download, Watcher(progress).say, with_records=with_records)
 
 

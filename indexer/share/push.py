@@ -20,7 +20,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNot
 from huggingface_hub.utils.sha import git_hash
 
 from indexer.arguments import plain_arguments
-from indexer.atlas import AtlasFolder
+from indexer.atlas import DATABASE, AtlasFolder
 from indexer.builds.report import Progress, Watcher
 from indexer.console.options import with_options
 from indexer.errors import AtlasError, Failed, ModelError, without_user
@@ -52,7 +52,7 @@ from indexer.share.repository import (
     tags,
     translated_hub_errors,
 )
-from indexer.share.staging import DATABASE, Staged, staged
+from indexer.share.staging import Staged, staged
 from indexer.sources.registry import ModelRef, page_of
 from indexer.sources.rows import row_of
 from indexer.storage.checksums import file_sha256

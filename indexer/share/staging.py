@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from indexer.atlas import SCHEMA_VERSION, AtlasFolder, file_name, take_lock
+from indexer.atlas import DATABASE, SCHEMA_VERSION, AtlasFolder, file_name, take_lock
 from indexer.database.catalog import empty_database
 from indexer.database.connection import Connection, translated_errors
 from indexer.database.gate import copy_table, tables_of
@@ -47,7 +47,6 @@ from indexer.vectors.published import Published, read_published
 from indexer.vectors.stored import OpenVectors
 from indexer.version import __version__
 
-DATABASE = "atlas.duckdb"
 _COPY = "published.duckdb"  # in the staging folder; removed before the manifest is made
 # Attempts: a publish may remove files between copying the database and linking the files it names.
 _TRIES = 5
@@ -175,9 +174,10 @@ class Staged:
 def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
     """The published generation in a folder that is removed when the block ends.
 
-    Raises AtlasError if there is no atlas, another push of it is running, or a file is missing or damaged.
+    Raises AtlasError if there is no atlas, it comes with the program, another push of it is running, or a file is
+    missing or damaged.
     """
-    folder = atlas.require().root / ".push"
+    folder = atlas.require().require_writable().root / ".push"
     with usable_umask():
         is_new = not folder.exists()
         hint = "A push prepares its files there: copy the atlas to a writable folder."

@@ -246,10 +246,11 @@ def questions() -> Mapping[str, Entry]:
 
 # Names of commands and attributes of Atlas that are no questions, and attributes of ``AtlasReader`` for scripts.
 RESERVED = frozenset({
-    "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of", "database",
-    "delta_keys", "find", "folder", "from_folders", "generation", "help", "index", "is_outdated", "is_published",
-    "latest", "model", "notes", "path", "published", "published_base", "refresh", "rows", "schema", "serve",
-    "similar_many", "similarity_error", "state",
+    "background", "base_named", "base_row", "bases", "browse", "centre", "close", "connection", "crawl_of",
+    "database", "delta_keys", "find", "folder", "from_folders", "generation", "help", "index", "is_demo",
+    "is_outdated", "is_published", "latest", "model", "notes", "path", "published", "published_base", "refresh",
+    "require_base_elsewhere", "require_writable", "rows", "schema", "serve", "similar_many", "similarity_error",
+    "state",
 })  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Self, SupportsIndex, TypeVar
 
 from indexer.arguments import annotation_of, plain_call
+from indexer.atlas import DEMO, DEMO_FOLDER
 from indexer.console.notebook import shown
 from indexer.console.option import described
 from indexer.errors import AtlasError, naming_extras
@@ -180,9 +181,9 @@ class OpenAtlas:
 class Atlas(OpenAtlas, Methods):
     """A published atlas to ask questions of, opened read-only, also while a build is running.
 
-    ``path`` is the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-    the Hub's cache. If another program has opened the database for writing, a private copy is read instead, with a
-    remark in ``notes``.
+    ``path`` is the atlas's folder; or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
+    the Hub's cache; or "demo", the small atlas that comes with this program, unless ./demo is an atlas. If another
+    program has opened the database for writing, a private copy is read instead, with a remark in ``notes``.
 
     Every question returns a :class:`query.contract.results.Result`: ``to_df()``, ``to_rows()`` and ``to_dict()``
     for programs, a table in a notebook, ``figure()`` and ``write(path)`` if there is a picture. An answer that is a
@@ -266,7 +267,7 @@ class Atlas(OpenAtlas, Methods):
         """The folder, a line (the number of models, their bases, the time of publication), and a row for each base."""
         # Relative to the working folder, because shared notebooks should not show home folders.
         root, here = self.path, Path.cwd()
-        folder = str(root.relative_to(here) if root.is_relative_to(here) else root)
+        folder = DEMO if root == DEMO_FOLDER else str(root.relative_to(here) if root.is_relative_to(here) else root)
         try:
             with self._generations.borrowed() as reader:
                 bases = contents(reader)

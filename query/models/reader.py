@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
-from indexer.atlas import AtlasFolder, is_on_hub
+from indexer.atlas import DEMO_FOLDER, AtlasFolder, demo_note, is_on_hub
 from indexer.database.connection import base_named, model_ending_in, published_bases
 from indexer.database.reading import Reading
 from indexer.errors import WRONG_KINDS, AtlasError, Call, Text
@@ -56,10 +56,12 @@ class CrawlSource:
     Attributes:
         endpoint: the address of the Hub, without a final slash.
         options: the options of the crawl; None if the atlas does not store them.
+        has_pages: False if no model has a page, as those of the demo.
     """
 
     endpoint: str = PUBLIC_HUB
     options: tuple[str, ...] | None = None
+    has_pages: bool = True
 
     @classmethod
     def of(cls, specs: Sequence[Any]) -> CrawlSource:
@@ -74,7 +76,7 @@ class CrawlSource:
 
     def page_of(self, model: str) -> str | None:
         """The address of a model's page; None for a model that is not on the Hub."""
-        return page_of(model, self.endpoint)
+        return page_of(model, self.endpoint) if self.has_pages else None
 
 
 class AtlasReader:
@@ -84,8 +86,8 @@ class AtlasReader:
     private copy is read instead, with a remark in ``notes``.
 
     Args:
-        path: the atlas's folder, or its address on the Hub (hf://owner/name@tag), from which it is fetched once into
-            the Hub's cache.
+        path: the atlas's folder, its address on the Hub (hf://owner/name@tag), from which it is fetched once into the
+            Hub's cache, or "demo" for the one that comes with the program.
         remarks: sentences that ``notes`` begins with.
 
     Raises:
@@ -98,7 +100,7 @@ class AtlasReader:
     """
 
     def __init__(self, path: str | Path = "atlas", remarks: Sequence[str] = ()) -> None:
-        self._remarks = list(remarks)
+        self._remarks = [*remarks, *filter(None, [demo_note(path)])]
         if is_on_hub(path):
             from indexer.share.cache import cached_atlas
 
@@ -143,6 +145,11 @@ class AtlasReader:
         except OSError:
             return None
         return status.st_ino, status.st_mtime_ns
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether this is the atlas that comes with the program, whose models are on no Hub."""
+        return self.folder.root == DEMO_FOLDER
 
     @property
     def notes(self) -> list[str]:
@@ -216,11 +223,16 @@ class AtlasReader:
     def crawl_of(self, base: str) -> CrawlSource:
         """The Hub and the options of the latest crawl of ``base``; the public Hub if the atlas does not store them."""
         rows = self.rows("SELECT spec FROM builds WHERE base = ? ORDER BY build_id DESC", [base])
-        return CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
+        crawled = CrawlSource.of([json.loads(row["spec"] or "{}") for row in rows])
+        return replace(crawled, has_pages=not self.is_demo)
 
     def from_folders(self, base: str) -> frozenset[str]:
-        """The models of ``base`` that were added from folders: a name like one on the Hub has no page there."""
-        rows = self.rows("SELECT model FROM fine_tunes WHERE base = ? AND claimed_by = 'folder'", [base])
+        """The models of ``base`` that were added from folders: a name like one on the Hub has no page there.
+
+        All models of the demo are such.
+        """
+        condition = "true" if self.is_demo else "claimed_by = 'folder'"
+        rows = self.rows(f"SELECT model FROM fine_tunes WHERE base = ? AND {condition}", [base])
         return frozenset(row["model"] for row in rows)
 
     def find(self, reference: ModelRef, base: str | None = None) -> IndexedModel | None:
@@ -295,6 +307,15 @@ class AtlasReader:
         from indexer.vectors.published import PublishedBase
 
         return PublishedBase.of(self.folder, rows[0])
+
+    def require_writable(self) -> None:
+        """Raises AtlasError if answers cannot be stored, because this atlas comes with the program."""
+        self.folder.require_writable()
+
+    def require_base_elsewhere(self) -> None:
+        """Raises AtlasError if the bases of this atlas can be fetched from nowhere: those of the demo are on no Hub."""
+        if self.is_demo:
+            raise AtlasError("The base of the atlas demo is on no Hub.", "With an atlas of your own it works.")
 
     def is_published(self, base: str, representation: str) -> bool:
         """Whether a base has vectors of this representation; loads nothing."""

@@ -73,6 +73,7 @@ class Reader:
         self._keys = [str(key) for key in atlas.delta_keys(base, DEFAULT)]
         self._length = atlas.index(base).length // len(self._keys)
         self._device, self._state = device, atlas.state
+        atlas.require_base_elsewhere()
         self._loaded: BaseModel | None = None
         self._whitening: ReferenceMoments | None = None
         shipped = reference_sets()

@@ -364,6 +364,7 @@ def _measured_now(
     atlas: AtlasReader, model: str, against: str, base: str | None, options: dict[str, Any], device: str
 ) -> tuple[Profiled, Profiled | None, Profiled | None, tuple[str, ...]]:
     """A model without a stored profile, its base, an untrained twin if it is compared with one, and notes."""
+    atlas.require_base_elsewhere()
     require("Running a model", *READERS)
     from indexer.profiles.single import ProfileRequest, profile_now
 

@@ -142,6 +142,8 @@ def _command(
     file = call.picture(out)
     with call.opened() as atlas:
         if model is None:
+            if dates:
+                call.asked(atlas, lambda reader: reader.require_writable())  # before anything is read
             answers = atlas.lineages(base, dates=dates)
             call.show(answers)
             # After printing: if another process is writing, the answers are not lost.
@@ -327,6 +329,8 @@ def lineages(atlas: AtlasReader, base: Base = None, *, dates: Dates = True, stor
         raise AtlasError(
             "Only answers that may use dates can be stored.", Text("Leave out `store` or ", Call(dates=False), ".")
         )
+    if store:
+        atlas.require_writable()
     tracer = Tracer(atlas, atlas.base_named(base), dates=dates)
     answers: list[Lineage] = []
     in_a_row, failure = 0, ""
@@ -378,6 +382,7 @@ class Tracer:
         embeddings: bool = True,
         thresholds: Thresholds | None = None,
     ) -> None:
+        atlas.require_base_elsewhere()
         require("Lineage, which reads parts of weights,", *READERS)
         self.atlas, self.base, self.dates, self.embeddings = atlas, base, dates, embeddings
         self.thresholds = thresholds or Thresholds()
@@ -446,9 +451,9 @@ class Tracer:
 
     def _record_of(self, candidate: Candidate) -> Record:
         """The stored record of a model. Raises AtlasError if it is missing or damaged."""
-        from indexer.records.record import read_record
+        from indexer.records.store import RecordStore
 
-        return read_record(self.atlas.folder.record(candidate.record_key))
+        return RecordStore(self.atlas.folder).read(candidate.record_key)
 
     def _read_described(self, described: Described, selection: _Selection, log: ReadLog) -> ModelParts:
         reference = described.reference

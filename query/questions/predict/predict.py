@@ -126,6 +126,8 @@ def _command(
     names = call.names_on_stdin() if model == STDIN else None
     file = call.picture(out)
     with call.opened() as atlas:
+        if store:
+            call.asked(atlas, lambda reader: reader.require_writable())
         if undocumented or names is not None:
             options = {"k": k, "base": base, "representation": representation, "unknown_share": unknown_share}
             _show_many(call, atlas, names, store, options)

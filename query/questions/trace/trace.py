@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +37,7 @@ from query.questions.trace.texts import USUAL_LENGTH, ComparedTexts, compare_tex
 from query.questions.trace.words import (
     BaseTokenizer,
     Script,
+    StoredWords,
     Tokenizer,
     Word,
     distinctive_scores,
@@ -190,6 +191,8 @@ def trace(
 ) -> TracedModel:
     """Show what ``model`` was trained on, from its input embedding: only rows of tokens in the training text moved.
 
+    Without the base's tokenizer (the extra [build], the files of the base), whole words alone are named.
+
     With ``text``, show which texts were certainly not used in any step that changed the embedding. At most 10,000 texts
     are used, evenly spaced, and only the first 100,000 characters of a long text. Empty texts are left out, and so are
     those that cannot be read if they are a tenth or fewer (half of a surrogate pair is always left out); the notes say
@@ -216,16 +219,28 @@ def trace(
     if tokenizer is None and texts is not None:
         raise AtlasError(Text("The texts cannot be split into tokens: ", reason), "")
     tokens = _NamedTokens()
+    stored = None if tokenizer is not None or all_rows else _stored_words(atlas, resolved.base, evidence)
     if tokenizer is not None:
         tokens = _named(tokenizer, evidence, None if all_rows else _ranks_of_other_models(atlas, resolved, evidence))
-    notes.append(Text("Its words are not named: ", reason) if tokenizer is None else tokens.note(resolved.base))
+    elif stored is not None:
+        named = _named(stored, evidence, _ranks_of_other_models(atlas, resolved, evidence))
+        tokens = replace(named, scripts=())  # those of pieces of words are not known
+    if tokenizer is None:
+        what = (
+            "Its words are not named: "
+            if stored is None
+            else "Only whole words of its base, in lower case, are named: "
+        )
+        notes.append(Text(what, reason))
+    notes.append(tokens.note(resolved.base))
     if evidence.kind == STATISTICAL:
         notes.append(_why_statistical(evidence))
     is_there = evidence.codes != MISSING
     rows_read = int(is_there.sum())
     share = rows_read / max(evidence.base_vocabulary, 1)
     if not all_rows and share < 1:
-        notes.append(Text(f"{percent(share)} of the rows were read; ", Call(all_rows=True), " reads all of them."))
+        more = () if atlas.is_demo else ("; ", Call(all_rows=True), " reads all of them")
+        notes.append(Text(f"{percent(share)} of the rows were read", *more, "."))
     length = longest_input(atlas, resolved.base, evidence)
     comparison = None
     if texts is not None:
@@ -261,6 +276,7 @@ def _of_all_rows(
     say: Callable[[str], None] | None,
 ) -> TokenEvidence | None:  # fmt: skip
     """The evidence of the whole embedding. Raises AtlasError for an adapter, which has no embedding of its own."""
+    atlas.require_base_elsewhere()
     require("Reading an embedding", *READERS)
     if resolved.is_adapter:
         raise AtlasError(f"{resolved.name} is an adapter: its embedding is the base's.", "Leave `all_rows` out.")
@@ -307,7 +323,9 @@ class _NamedTokens:
         return "Words are compared with tokens of the model's own that are about as common." if self.words else ""
 
 
-def _named(tokenizer: Tokenizer, evidence: TokenEvidence, other_ranks: NDArray[np.float64] | None) -> _NamedTokens:
+def _named(
+    tokenizer: Tokenizer | StoredWords, evidence: TokenEvidence, other_ranks: NDArray[np.float64] | None
+) -> _NamedTokens:
     """Name the tokens that were met, except special ones; ``other_ranks``: (m, n) the ranks of other models."""
     special = np.array(tokenizer.special_ids, dtype=np.int64)
     is_word = evidence.is_met & ~np.isin(evidence.rows, special)
@@ -360,6 +378,14 @@ def _ranks_of_other_models(
     return np.array(ranks) if ranks else None
 
 
+def _stored_words(atlas: AtlasReader, base: str, evidence: TokenEvidence) -> StoredWords | None:
+    """The words of the base that the atlas keeps; None if there are none for the rows of ``evidence``."""
+    words = atlas.base_row(base)["words"] or ()
+    if evidence.vocabulary != evidence.base_vocabulary or len(words) != len(evidence.rows):
+        return None
+    return StoredWords(dict(zip(evidence.rows.tolist(), words, strict=True)))
+
+
 def _location_of(resolved: ResolvedModel, name: str, row: dict[str, Any] | None) -> tuple[ModelRef, str | None, str]:
     """The reference of a model's files, their commit, and the model's relation to the base."""
     reference = ModelRef.parse(name)
@@ -373,6 +399,7 @@ def tokenizer_for(
 ) -> tuple[Tokenizer | None, str]:
     """The base's tokenizer, or the model's own if its vocabulary has another size; or None and the reason."""
     try:
+        atlas.require_base_elsewhere()
         require("Naming tokens", *READERS)
         if evidence.vocabulary == evidence.base_vocabulary:
             tokenizer = _base_tokenizer(
@@ -389,7 +416,7 @@ def tokenizer_for(
 _base_tokenizer = lru_cache(maxsize=4)(BaseTokenizer)
 
 
-def _masked(tokenizer: Tokenizer, evidence: TokenEvidence) -> bool | None:
+def _masked(tokenizer: Tokenizer | StoredWords, evidence: TokenEvidence) -> bool | None:
     """Whether the row of the mask token moved; None if there is none, or it was not read."""
     if evidence.is_share:
         return None

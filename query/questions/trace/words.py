@@ -9,7 +9,7 @@ import hashlib
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,19 @@ class BaseTokenizer:
             len(names) == len(special) and len(pieces) == rows and all(type(token) is int for token in special)
         )
         return (special, names, pieces) if is_text and is_complete else None
+
+
+class StoredWords:
+    """The words of a base's rows that an atlas keeps, in place of its tokenizer; ``words``: by row, "" for none."""
+
+    special_ids: tuple[int, ...] = ()  # they are no words
+
+    def __init__(self, words: Mapping[int, str]) -> None:
+        self._words = words
+
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The word of each id behind a space, as a tokenizer writes whole words; "" for what is none."""
+        return [f" {word}" if (word := self._words[token]) else "" for token in ids]
 
 
 # ---- words and scripts
