@@ -10,7 +10,7 @@ import click
 from indexer.cli import main as index
 from query.contract.glossary import answers_of
 from query.faces.cli import main as query
-from scripts.reference.markup import cell, prose
+from scripts.reference.markup import cell, code, prose
 
 GROUPS = {"index": index, "query": query}
 _HEAD = """\
@@ -45,7 +45,7 @@ def _command(program: str, name: str, command: click.Command, context: click.Con
     lines = [f"```text\n{usage}\n```", *_help(inspect.cleandoc(command.help or ""))]
     records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
     if records:
-        rows = "\n".join(f"| `{left.replace('|', chr(92) + '|')}` | {cell(right)} |" for left, right in records)
+        rows = "\n".join(f"| {code(left)} | {cell(right)} |" for left, right in records)
         lines.append(f"| option | |\n|---|---|\n{rows}")
     if program == "query" and _has_answers(name):
         lines.append(f"What it prints: [keys of `query {name}`](answers.md#query-{name}).")

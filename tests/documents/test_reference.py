@@ -7,7 +7,7 @@ import re
 import pytest
 
 from scripts.reference.commands import GROUPS
-from scripts.reference.markup import prose
+from scripts.reference.markup import cell, prose
 from scripts.reference.pages import FOLDER, PAGES
 
 
@@ -31,4 +31,5 @@ def test_every_command_and_option_is_there():
 
 
 def test_signs_of_a_docstring_are_signs_on_the_page():
-    assert prose("``a_b`` of :class:`indexer.Error`, 2*3 <tag> a_b") == "`a_b` of `indexer.Error`, 2\\*3 \\<tag> a_b"
+    assert prose("``a_b`` of :class:`indexer.Error`, 2*3 <tag> a_b") == "`a_b` of `indexer.Error`, 2\\*3 &lt;tag> a_b"
+    assert cell("a | b `c|<d>` `e`\n f") == "a \\| b <code>c&#124;&lt;d&gt;</code> `e` f"
