@@ -187,7 +187,12 @@ def describe_unindexed(atlas: AtlasReader, reference: ModelRef, base: str | None
         if "/" not in reference.id and nearest(reference.id, indexed_names(atlas)):
             hint = f"If it is the name of a model on the Hub, write {reference.id}@main."
             raise unknown_model(atlas, reference.id, hint)
-    require(f"Reading {reference.id}, which this atlas has not indexed,", *READERS)
+    try:
+        require("Reading a model that is not indexed", *READERS)
+    except AtlasError as error:
+        if reference.is_name:  # most often it is misspelt
+            raise unknown_model(atlas, reference.typed, f"{error.message} {error.hint}") from error
+        raise
     if why := source.unreachable():
         # At once: tries would take seconds, and most often the id is misspelt.
         hint = f"{source.subject} was not asked: {why}. Check the spelling, or try again later."
