@@ -30,6 +30,9 @@ _LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is prac
 _ROUNDING = 1e-6
 # A smaller difference in AIC is no evidence for either form (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
+# Of noise alone, the error of the line is below this share of the constant's in 12 % of draws of four layers, 7 % of six
+# layers and 1 % of twelve.
+_CLEARLY = 0.75
 _FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 
 
@@ -96,11 +99,11 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
 def best_fit(fits: Sequence[Fit]) -> Fit | None:
     """The fit with the fewest parameters, then the smaller AICc, among the fits within 2 of the smallest AICc.
 
-    With few layers AICc prefers the constant to any slope. So the constant is not chosen if the line is closer to the
-    layers that are left out of the fit. None if ``fits`` is empty.
+    With few layers AICc prefers the constant to any slope. So the constant is not chosen if the line is clearly closer
+    (_CLEARLY) to the layers that are left out of the fit. None if ``fits`` is empty.
     """
     errors = {fit.form: fit.loo_error for fit in fits if fit.loo_error is not None}
-    if errors.get("linear", math.inf) < errors.get("constant", -math.inf):
+    if errors.get("linear", math.inf) < _CLEARLY * errors.get("constant", -math.inf):
         fits = [fit for fit in fits if fit.form != "constant"]
     aicc_of = {fit.form: fit.aicc for fit in fits if fit.aicc is not None}
     if not aicc_of:
