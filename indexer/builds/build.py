@@ -144,8 +144,9 @@ class Build:
         if options.checkpoints != "all" and any(RUN in model.row for model in models):
             models = without_earlier(models, self._unreadable(models))
         return select(
-            models, options.limit, options.sort, options.created_since, options.author, options.relations, depth
-        )
+            models, options.limit, options.sort, options.created_since, options.author, options.relations, depth,
+            options.relations_of_places,
+        )  # fmt: skip
 
     def _unreadable(self, models: Sequence[ListedModel]) -> set[str]:
         """Those of ``models`` that were skipped at their present commit."""

@@ -44,7 +44,7 @@ def find_conversions(
         for entry in entries
         if entry.record_key is not None
     ]
-    bytes_read = 0
+    bytes_read = asked = known = 0
     for entry in met:
         model, commit = entry.listed.id, entry.commit or ""
         if (model, commit) in answered:
@@ -63,4 +63,7 @@ def find_conversions(
         if found is not None:
             add_answers(folder, CONVERSIONS, base.base, [model], [answer_line(model, commit, found)])
             bytes_read += found.bytes_read
+            asked, known = asked + 1, known + (found.source is not None)
+    if asked:
+        say(f"conversions whose source was looked for: {asked:,}, and found: {known:,}")
     return bytes_read
