@@ -94,7 +94,8 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
             "SELECT split_part(model, ':', 1) AS address, '' AS author, count(DISTINCT model) AS models, "
             "count(DISTINCT model) FILTER (status = 'indexed' AND NOT deleted_at_hub) AS indexed, "
             "count(DISTINCT model) FILTER (reason = $conversion AND NOT deleted_at_hub) AS conversions, "
-            '0 AS another_base, 0 AS base_not_named, 0 AS problems, count(DISTINCT model) FILTER (deleted_at_hub) AS "left", '
+            "0 AS another_base, 0 AS base_not_named, 0 AS problems, "
+            'count(DISTINCT model) FILTER (deleted_at_hub) AS "left", '
             "max(last_seen) AS seen FROM fine_tunes WHERE contains(model, ':') AND NOT starts_with(model, $local) "
             "GROUP BY 1 ORDER BY 1",
             {"local": LOCAL, "conversion": CONVERSION},
