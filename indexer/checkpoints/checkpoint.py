@@ -527,7 +527,7 @@ def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -
         for path in gguf_shards(repository.filenames, choice):
             source = repository.open(path)
             sources.append(source)
-            files[path], own, stored = read_gguf(source, repository.most_small)
+            files[path], own, stored = read_gguf(source, repository.most_small, header)
             header = header or own
             header = replace(header, tensors=(*header.tensors, *own.tensors)) if own is not header else header
             matrices |= stored

@@ -44,9 +44,12 @@ _PERMUTED = frozenset(
 _PERMUTED_HEADS = {"attn_q.weight": "attention.head_count", "attn_k.weight": "attention.head_count_kv"}
 
 
-def read_gguf(source: ByteSource, most: int | None = None) -> tuple[TensorIndex, GgufHeader, dict[str, GgufMatrix]]:
+def read_gguf(
+    source: ByteSource, most: int | None = None, first: GgufHeader | None = None
+) -> tuple[TensorIndex, GgufHeader, dict[str, GgufMatrix]]:
     """The tensors of a file as rows of bytes, its header, and the matrices among them by the file's own names.
 
+    ``first``: the header of the first shard, which alone holds the facts of the model; None for a file without others.
     A tensor of one dimension has its own dtype. Raises Skipped("corrupt_file"); "unreadable_dtype" if no tensor has a
     type that can be read; Failed("not_installed") without the package gguf.
     """
@@ -76,7 +79,9 @@ def read_gguf(source: ByteSource, most: int | None = None) -> tuple[TensorIndex,
             info = TensorInfo(name, torch.uint8, (math.prod(shape[:-1]), row_bytes), stop - start, kind.name)
         spans[name] = Span(info, "", start, stop)
         if len(shape) == 2:
-            matrices[name] = GgufMatrix(shape, (name,), kind.bits, kind.name, number, _heads(header, name, shape[0]))
+            matrices[name] = GgufMatrix(
+                shape, (name,), kind.bits, kind.name, number, _heads(first or header, name, shape[0])
+            )
     ordered = sorted(spans.values(), key=lambda span: span.first)
     for before, after in pairwise(ordered):
         if after.first < before.last:

@@ -77,8 +77,8 @@ class ModelToRead:
     """One model of a place. ``number``: its place in the scan; ``name``: what the page calls it.
 
     ``options``: fsspec's for the ``address``. ``bases``: those to compare with besides the one that it names, if that
-    is in the cache. ``only_content``: read all of the weights, and nothing else. ``sources``: look for what a
-    conversion is a copy of among these, and for nothing else; ``base``: that of all of them, "" if it is not here.
+    is in the cache. ``only_content``: read all of the weights, and nothing else. ``finds_source``: look for
+    what a conversion is a copy of, among ``sources`` and their ``base`` ("" if it is not here), and for nothing else.
     """
 
     number: int
@@ -88,13 +88,14 @@ class ModelToRead:
     options: tuple[tuple[str, Any], ...] = ()
     bases: tuple[BasePlace, ...] = ()
     only_content: bool = False
+    finds_source: bool = False
     sources: tuple[PossibleSource, ...] = ()
     base: str = ""
 
     @property
     def identity(self) -> Digest:
         """Its number in the scan."""
-        return Digest(f"{self.number}{' content' if self.only_content else ' source' if self.sources else ''}")
+        return Digest(f"{self.number}{' content' if self.only_content else ' source' if self.finds_source else ''}")
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class _Model:
         """Read it, part by part. Raises ModelError."""
         if not files.is_remote:
             self._note(inodes=_inodes(self.unit.model, files.address))
-        if self.unit.sources:
+        if self.unit.finds_source:
             with closing(open_model(reference)) as checkpoint:
                 self._note(source=self._source(checkpoint))
                 self.bytes_read = checkpoint.bytes_read

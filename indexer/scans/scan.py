@@ -241,7 +241,9 @@ class Scanner:
             if base or likely:
                 place = kept(base) if base else None
                 bases = (*self.bases, *model.unit.bases, *([place] if place is not None else []))
-                units.append(self._unit(number, bases=tuple(dict.fromkeys(bases)), base=base, sources=likely))
+                units.append(
+                    self._unit(number, bases=tuple(dict.fromkeys(bases)), base=base, finds_source=True, sources=likely)
+                )
         self._read_all(units, f"comparing conversions in {names} with models there", self.sources)
 
     def _likely_sources(self, number: int, models: Sequence[int]) -> tuple[PossibleSource, ...]:
