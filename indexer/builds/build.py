@@ -33,6 +33,7 @@ from indexer.network.rows import commit_of
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import size_in_words
+from indexer.records.conversion import CONVERSION
 from indexer.records.identity import Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.sources.claims import BY_FOLDER
@@ -303,6 +304,12 @@ class Build:
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.report.bytes_read += find_conversions(self.folder, base, settled.values(), self.places, self.watcher.say)
+        chosen = {model.id for model in self.selected()}
+        self.report.conversions = sum(
+            entry.outcome is not None and entry.outcome.reason == CONVERSION
+            for name, entry in settled.items()
+            if name in chosen
+        )
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
             # Samples count only if this build was to complete them.

@@ -149,9 +149,11 @@ def test_each_file_is_a_model_and_shards_are_one(store):
 
 def test_a_build_finds_what_they_are_copies_of(built):
     assert conversions(built) == SOURCES
-    left_out = rows(built, "SELECT model, reason, detail FROM fine_tunes WHERE reason <> 'conversion'")
-    assert not left_out  # a file without a readable header names no base, and has no weights to compare
-    assert "models that name no base, not indexed: 5" in built.said
+    broken = rows(built, "SELECT model, reason FROM fine_tunes WHERE reason <> 'conversion' ORDER BY model")
+    assert broken == [
+        {"model": f"local:{name}", "reason": "corrupt_file"} for name in ("cut", "lost")
+    ]  # their headers name it
+    assert "models that name no base, not indexed: 3" in built.said  # a line of the three without a header
     assert f"{NO_MODEL}: 1" in built.said
     assert rows(built, "SELECT model FROM models ORDER BY model") == [
         {"model": "local:first"},
@@ -197,39 +199,23 @@ def test_questions_show_them(built):
     assert built("query", "runs").code == 0
     status = json.loads(built("index", "status", "--json").out)
     (source,) = status["sources"]
-    assert (source["models"], source["indexed"], source["conversions"]) == (len(SOURCES) + 2, 2, len(SOURCES))
+    assert (source["models"], source["indexed"], source["conversions"]) == (len(SOURCES) + 4, 2, len(SOURCES))
 
 
 @pytest.mark.slow
 def test_options_choose_among_them(built, tmp_path):
-    def indexed(*words):
-        ran = built(
-            "index", "build", "--base", BASE, "--from", "secret-place/team", "--atlas", str(tmp_path / "a"), *words
-        )
+    def report(*words):
+        place = ("--from", "secret-place/team", "--atlas", str(tmp_path / "a"))
+        ran = built("index", "build", "--base", BASE, *place, "--json", *words)
         assert ran.code == 0, ran.err
-        sql = "SELECT model FROM fine_tunes WHERE status <> 'pending' ORDER BY model"
-        return [row["model"] for row in rows_of(built, tmp_path / "a", sql)]
-
-    def rows_of(shell, atlas, sql):
-        ran = shell("query", "sql", sql, "--atlas", str(atlas), "--json")
         return json.loads(ran.out)
 
-    ran = built(
-        "index",
-        "build",
-        "--base",
-        BASE,
-        "--from",
-        "secret-place/team",
-        "--atlas",
-        str(tmp_path / "dry"),
-        "--dry-run",
-        "--json",
-    )
-    assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["dry_run"]["models"] == len(SOURCES) + 2
-    assert indexed("--relation", "finetune") == ["local:first", "local:gptq", "local:second"]
-    assert "local:first-Q8_0" in indexed("--where", "model = 'local:first-Q8_0'")
+    assert report("--dry-run")["dry_run"]["models"] == 6  # those that name the base
+    assert report("--relation", "finetune")["discovered"] == 3
+    assert report("--limit", "2")["discovered"] == 2
+    chosen = report("--where", "model LIKE '%Q8_0'")
+    assert (chosen["discovered"], chosen["skipped"]) == (2, 2)
+    assert report()["discovered"] == len(SOURCES) + 4
 
 
 def test_a_scan_says_what_is_there(store, tmp_path, monkeypatch):
