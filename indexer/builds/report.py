@@ -129,11 +129,6 @@ class BuildReport(RunReport):
     problem: str | None = None
     dry_run: dict[str, Any] | None = None
 
-    @property
-    def is_success(self) -> bool:
-        """Whether at least one model is indexed, or is a conversion."""
-        return super().is_success or self.conversions > 0
-
     def to_dict(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
         extra = {"conversions": self.conversions or None, "stopped": self.stopped, "dry_run": self.dry_run}
@@ -147,8 +142,8 @@ class BuildReport(RunReport):
 
     @property
     def is_success(self) -> bool:
-        """Whether the build finished and a model is indexed."""
-        return self.stopped is None and (self.dry_run is not None or super().is_success)
+        """Whether the build finished and a model is indexed, or is a conversion."""
+        return self.stopped is None and (self.dry_run is not None or super().is_success or self.conversions > 0)
 
 
 @dataclass(repr=False)
