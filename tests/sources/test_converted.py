@@ -147,6 +147,7 @@ def test_each_file_is_a_model_and_shards_are_one(store):
     assert base_among(facts["files/base-Q8_0.gguf"], "x", {"org/other": ("org/other",)}) == (None, None)
 
 
+@pytest.mark.slow
 def test_a_build_finds_what_they_are_copies_of(built):
     assert conversions(built) == SOURCES
     broken = rows(built, "SELECT model, reason FROM fine_tunes WHERE reason <> 'conversion' ORDER BY model")
@@ -161,6 +162,7 @@ def test_a_build_finds_what_they_are_copies_of(built):
     ]
 
 
+@pytest.mark.slow
 def test_another_build_reads_nothing_of_them(built):
     before = rows(built, "FROM conversions ORDER BY model_id")
     ran = built("index", "build", "--base", BASE, "--from", "secret-place/team", "--workers", "1", "--json")
@@ -169,11 +171,13 @@ def test_another_build_reads_nothing_of_them(built):
     assert rows(built, "FROM conversions ORDER BY model_id") == before
 
 
+@pytest.mark.slow
 def test_no_file_of_the_atlas_but_one_says_where_they_lie(built):
     for file in (built.folder / "atlas").rglob("*"):
         assert not (file.is_file() and file.name != "trees.sqlite" and b"secret-place" in file.read_bytes()), file
 
 
+@pytest.mark.slow
 def test_questions_show_them(built):
     def answer(*words):
         ran = built("query", *words, "--json")
@@ -218,6 +222,7 @@ def test_options_choose_among_them(built, tmp_path):
     assert report()["discovered"] == len(SOURCES) + 4
 
 
+@pytest.mark.slow
 def test_a_scan_says_what_is_there(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with LoopbackHub(store) as running:
