@@ -33,6 +33,7 @@ from indexer.network.rows import commit_of
 from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.quantities import size_in_words
+from indexer.records.conversion import CONVERSION
 from indexer.records.identity import Spec, Thresholds, Unit, canonical_json
 from indexer.records.store import RecordStore
 from indexer.sources.claims import BY_FOLDER
@@ -144,8 +145,9 @@ class Build:
         if options.checkpoints != "all" and any(RUN in model.row for model in models):
             models = without_earlier(models, self._unreadable(models))
         return select(
-            models, options.limit, options.sort, options.created_since, options.author, options.relations, depth
-        )
+            models, options.limit, options.sort, options.created_since, options.author, options.relations, depth,
+            options.relations_of_places,
+        )  # fmt: skip
 
     def _unreadable(self, models: Sequence[ListedModel]) -> set[str]:
         """Those of ``models`` that were skipped at their present commit."""
@@ -302,6 +304,12 @@ class Build:
             raise
         waiting.update({name: entry for name, entry in settled.items() if name not in known})
         self.report.bytes_read += find_conversions(self.folder, base, settled.values(), self.places, self.watcher.say)
+        chosen = {model.id for model in self.selected()}
+        self.report.conversions = sum(
+            entry.outcome is not None and entry.outcome.reason == CONVERSION
+            for name, entry in settled.items()
+            if name in chosen
+        )
         self.publish(waiting.values(), base, "stopped" if self.report.stopped else "finished")
         for lacking, (_, what) in _LACKING.items():
             # Samples count only if this build was to complete them.

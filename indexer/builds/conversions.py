@@ -11,6 +11,7 @@ from indexer.network.rows import listed_filenames
 from indexer.publish.rows import Entry
 from indexer.publish.stored_answers import CONVERSIONS, add_answers, read_answers
 from indexer.records.conversion import CONVERSION
+from indexer.sources.claims import BY_FOLDER
 from indexer.sources.registry import ModelRef
 from indexer.sources.rows import facts_of
 from indexer.untrusted import printable
@@ -44,10 +45,11 @@ def find_conversions(
         for entry in entries
         if entry.record_key is not None
     ]
-    bytes_read = 0
+    bytes_read = asked = known = 0
     for entry in met:
         model, commit = entry.listed.id, entry.commit or ""
-        if (model, commit) in answered:
+        is_out_of_reach = model not in places and entry.listed.claimed_by == BY_FOLDER
+        if (model, commit) in answered or is_out_of_reach:
             continue
         row = entry.listed.row
         reference = places.get(model) or ModelRef.of_atlas(model)
@@ -63,4 +65,7 @@ def find_conversions(
         if found is not None:
             add_answers(folder, CONVERSIONS, base.base, [model], [answer_line(model, commit, found)])
             bytes_read += found.bytes_read
+            asked, known = asked + 1, known + (found.source is not None)
+    if asked:
+        say(f"conversions whose source was looked for: {asked:,}, and found: {known:,}")
     return bytes_read

@@ -94,7 +94,8 @@ class SelectionOptions(Options):
     limit: Annotated[int | None, Option("Only the first N models of the listing.", least=1)] = None
     sort: Annotated[str, Option("Which models come first.", choices=SORTS)] = "downloads"
     relation: Annotated[str, Option(
-        "Any of finetune, adapter, merge, quantized, separated by commas.")] = ",".join(DEFAULT_RELATIONS)
+        "Any of finetune, adapter, merge, quantized, separated by commas. Unless others than the default are named, "
+        "quantized too of the models in folders and at addresses.")] = ",".join(DEFAULT_RELATIONS)
     discover: Annotated[str, Option(
         "names: also find untagged fine-tunes by card, config and name. weights: also find them by comparing some rows "
         "of models of the base's type and size with the base's.", choices=DISCOVERIES)] = "tags"
@@ -130,6 +131,11 @@ class SelectionOptions(Options):
     def relations(self) -> tuple[str, ...]:
         """The relations that ``relation`` names."""
         return tuple(self.relation.split(","))
+
+    @property
+    def relations_of_places(self) -> tuple[str, ...]:
+        """The same for models of a place that a person named: all of them by default."""
+        return RELATIONS if set(self.relations) == set(DEFAULT_RELATIONS) else self.relations
 
     @property
     def created_since(self) -> datetime | None:

@@ -118,18 +118,20 @@ class BuildReport(RunReport):
     """The report of a build.
 
     ``stopped`` says why it did not finish, ``problem`` what was wrong with the last model that was not indexed,
-    ``dry_run`` what would have been read.
+    ``dry_run`` what would have been read. ``conversions``: how many of those that were skipped are copies in other
+    formats, of which it was looked for what they are copies of.
     """
 
     bytes_read: int = 0
     bytes_total: int = 0
+    conversions: int = 0
     stopped: str | None = None
     problem: str | None = None
     dry_run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of the command's JSON."""
-        extra = {"stopped": self.stopped, "dry_run": self.dry_run}
+        extra = {"conversions": self.conversions or None, "stopped": self.stopped, "dry_run": self.dry_run}
         return super().to_dict() | {name: value for name, value in extra.items() if value is not None}
 
     @property
@@ -140,8 +142,8 @@ class BuildReport(RunReport):
 
     @property
     def is_success(self) -> bool:
-        """Whether the build finished and a model is indexed."""
-        return self.stopped is None and (self.dry_run is not None or super().is_success)
+        """Whether the build finished and a model is indexed, or is a conversion."""
+        return self.stopped is None and (self.dry_run is not None or super().is_success or self.conversions > 0)
 
 
 @dataclass(repr=False)

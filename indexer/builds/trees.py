@@ -370,6 +370,7 @@ class Trees:
         itself = {name.lower() for facts in bases for name in facts.ids}
         counts = {tree.known.tree: Counter[str]() for tree in self.trees}
         unnamed: list[tuple[Tree, PlacedModel]] = []
+        stated_others: dict[str, str] = {}  # by the place of a conversion, the model that it names
         for tree in self.trees:
             of_tree = counts[tree.known.tree]
             for placed in tree.models:
@@ -380,22 +381,28 @@ class Trees:
                 base, other = base_among(placed.known.facts, name, ids)
                 if base is None and other is not None:
                     base = members.get(other.lower())
-                elif base is None:
+                # What a conversion names is the model that was converted, as often as its base.
+                is_told_by_weights = other is None or placed.known.facts.relation == "quantized"
+                if base is None and is_told_by_weights:
                     base = next((base for base in listed if tree.is_listed(listed[base].get(name), placed)), None)
                 if base is not None:
                     of_tree["models"] += 1
                     sorted_models.of[base].append((tree, placed))
-                elif other is not None:
+                elif other is not None and not is_told_by_weights:
                     of_tree["another_base"] += 1
                     sorted_models.others.append((name, other))
                 else:
                     unnamed.append((tree, placed))
+                    if other is not None:
+                        stated_others[placed.known.place] = other
         tried = self._identify(unnamed, bases, sorted_models, fetch, trusts_shapes) if unnamed and bases else {}
         for tree, placed in unnamed:
-            base = tried.get(placed.known.place)
-            counts[tree.known.tree]["models" if base else "base_not_named"] += 1
+            base, other = tried.get(placed.known.place), stated_others.get(placed.known.place)
+            counts[tree.known.tree]["models" if base else "another_base" if other else "base_not_named"] += 1
             if base:
                 sorted_models.of[base].append((tree, placed))
+            elif other:
+                sorted_models.others.append((placed.known.model, other))
             else:
                 sorted_models.unnamed.append(placed.known.model)
         for tree in self.trees:

@@ -32,7 +32,7 @@ from indexer.checkpoints.checkpoint_files import (
     read_adapter_config,
     read_config,
 )
-from indexer.checkpoints.gguf_file import GgufHeader, checkpoint_names, model_config, name_in_gguf, read_gguf
+from indexer.checkpoints.gguf_file import checkpoint_names, file_type, model_config, name_in_gguf, read_gguf
 from indexer.checkpoints.onnx_file import read_onnx
 from indexer.checkpoints.quantised import (
     QUANTISATION_KEYS,
@@ -63,6 +63,7 @@ from indexer.network.retries import RetryPolicy
 from indexer.records.record import StoredFile
 from indexer.records.row_plan import stripes_of
 from indexer.sources.cards.training_files import Training
+from indexer.sources.gguf_header import GgufHeader
 from indexer.sources.registry import ModelRef
 from indexer.untrusted import shown
 
@@ -179,8 +180,9 @@ class Checkpoint:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata of a single safetensors file; {} for other checkpoints."""
-        return next(iter(self._files.values())).metadata if len(self._files) == 1 else {}
+        """The metadata of a single safetensors file, the texts of a GGUF header; {} for other checkpoints."""
+        is_known = len(self._files) == 1 or self._header is not None
+        return next(iter(self._files.values())).metadata if is_known else {}
 
     @property
     def bytes_read(self) -> int:
@@ -200,6 +202,14 @@ class Checkpoint:
     def conversion(self) -> str:
         """The format, if the file is a conversion of a model ("GGUF"): no vector is made of it. Else ""."""
         return next((matrix.format for matrix in self.quantised.values() if matrix.format), "")
+
+    @property
+    def conversion_kind(self) -> str:
+        """The format with how most of it is stored: ``GGUF Q4_K_M``, by the header if the tensors agree; else ""."""
+        if self.conversion != GGUF:
+            return self.conversion
+        stated = "" if self._header is None else file_type(self._header)
+        return f"{GGUF} {stated if stated.startswith(self.dtype) else self.dtype}"
 
     def stored_name(self, name: str) -> str | None:
         """The name that the tensor ``name`` of another checkpoint of the architecture has here; None without one."""
@@ -517,7 +527,7 @@ def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -
         for path in gguf_shards(repository.filenames, choice):
             source = repository.open(path)
             sources.append(source)
-            files[path], own, stored = read_gguf(source, repository.most_small)
+            files[path], own, stored = read_gguf(source, repository.most_small, header)
             header = header or own
             header = replace(header, tensors=(*header.tensors, *own.tensors)) if own is not header else header
             matrices |= stored

@@ -35,7 +35,16 @@ from typing import Any, Literal
 
 from indexer.checkpoints.repository import Repository
 from indexer.errors import Skipped
-from indexer.formats import NOT_WEIGHTS, SAVE_AGAIN, other_formats
+from indexer.formats import (
+    GGUF_FILE,
+    GGUF_SHARD,
+    NO_GGUF,
+    NOT_WEIGHTS,
+    ONNX_FILE,
+    SAVE_AGAIN,
+    onnx_export,
+    other_formats,
+)
 from indexer.sources.runs import FINALS, NUMBERED
 from indexer.untrusted import shown
 
@@ -57,16 +66,12 @@ _UNFINISHED = re.compile(r"\d+_adapters\.safetensors", re.ASCII)
 _SERIES = ("checkpoint", "ckpt", "globalstep", "step", "iter", "epoch")  # in this order, if there are several
 # Formats to which models are converted, and how the names of their files end.
 GGUF, ONNX = "GGUF", "ONNX"
-_CONVERSIONS = {GGUF: ".gguf", ONNX: ".onnx"}
-# Of GGUF: projectors of images, importance matrices, draft heads; and how many bits a type's name says.
-_NO_GGUF = re.compile(r"mmproj|imatrix|(^|[-_.])(lora|adapter)[-_.]", re.IGNORECASE)
-_GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+_CONVERSIONS = {GGUF: GGUF_FILE, ONNX: ONNX_FILE}
+# How many bits the name of a type in GGUF says.
 _GGUF_TYPE = re.compile(
     r"(?:^|[-_.])(?:b?f(?P<float>16|32)|i?q(?P<bits>\d)(?:_\w+)?)(?=[-_.])", re.IGNORECASE | re.ASCII
 )
 _MOST_GGUF_SHARDS = 1000
-# The usual name of a whole model in ONNX comes first; parts of one and files with operators of few bits are not read.
-_ONNX_NAMES = ("model.onnx", "decoder_model.onnx", "model_fp16.onnx")
 _DEPTH = 2  # of folders
 _PLAIN = re.compile(r"[\w.\-+ ]{1,200}")
 _MOST_FOLDERS = 1000
@@ -208,14 +213,17 @@ def _loose_adapter(folder: str, names: Collection[str]) -> Choice | None:
 
 def _conversion_in(folder: str, names: Collection[str]) -> Choice | None:
     """Row 16 of the table."""
-    files = [name for name in names if name.endswith(".gguf") and not _NO_GGUF.search(name)]
-    shards = {name: _GGUF_SHARD.fullmatch(name) for name in files}
-    files = [name for name, shard in shards.items() if shard is None or int(shard["number"]) == 1]
+    files = [name for name in names if name.endswith(GGUF_FILE) and not NO_GGUF.search(name)]
+    # Of the shards of one file the first that is there: those that are missing are named when they are read.
+    first: dict[str, str] = {}
+    for name in sorted(files):
+        shard = GGUF_SHARD.fullmatch(name)
+        first.setdefault(name if shard is None else f"{shard['stem']}-of-{shard['count']}", name)
+    files = list(first.values())
     if files:
         return Choice("full", folder, min(files, key=lambda name: (-_bits_in(name), name)))
-    graphs = [name for name in names if name.endswith(".onnx")]
-    usual = next((name for name in _ONNX_NAMES if name in graphs), graphs[0] if len(graphs) == 1 else None)
-    return None if usual is None else Choice("full", folder, usual)
+    exported = onnx_export(names)
+    return None if exported is None else Choice("full", folder, exported)
 
 
 def _bits_in(name: str) -> int:
@@ -226,7 +234,7 @@ def _bits_in(name: str) -> int:
 
 def gguf_shards(filenames: Collection[str], choice: Choice) -> list[str]:
     """The files that belong to a GGUF file, the first one first. Raises Skipped("corrupt_file") if some are missing."""
-    shard = _GGUF_SHARD.fullmatch(choice.name)
+    shard = GGUF_SHARD.fullmatch(choice.name)
     if shard is None:
         return [choice.folder + choice.name]
     count = int(shard["count"])

@@ -1,24 +1,20 @@
-"""GGUF files: the header, and matrices by rows.
+"""GGUF files: matrices by rows, under the names of checkpoints.
 
-A header names the tensors with their types and offsets, after key-value pairs that hold the architecture's numbers and
-the vocabulary (llama.cpp describes versions 2 and 3). It is untrusted: each number is checked against the size of the
-file before it is used. Names are those of the package gguf, which also knows how each type is stored. The matrices get
-the names of the architecture's checkpoints, and a converter's changes are undone: llama.cpp permutes rows of queries
-and keys where transformers rotates halves of a head and it rotates neighbours.
+``indexer.sources.gguf_header`` reads the header. Names are those of the package gguf, which also knows how each type is
+stored. The matrices get the names of the architecture's checkpoints, and a converter's changes are undone: llama.cpp
+permutes the rows of queries and keys where transformers rotates halves of a head and it rotates neighbours.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,30 +23,14 @@ from numpy.typing import NDArray
 
 from indexer.checkpoints.architectures.architecture import known_model_types, load_architecture
 from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix
-from indexer.checkpoints.safetensors_header import corrupt, refuse_pointer
 from indexer.checkpoints.stored_tensor import Span, Storage, TensorIndex, TensorInfo
 from indexer.errors import Failed, Skipped
-from indexer.network.byterange import ByteSource
-from indexer.untrusted import shown, tidy
+from indexer.network.byterange import ByteSource, corrupt
+from indexer.sources.gguf_header import GgufHeader, read_header
+from indexer.untrusted import shown
 
 FORMAT = "GGUF"
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
-_FIRST_READ = 128 << 10
-# Vocabularies of 256,000 words with their merges take 12 MB.
-_MOST_HEADER = 64 << 20
-_MOST_PAIRS = 10_000
-_MOST_TENSORS = 100_000
-_MOST_NAME = 200
-_MOST_VALUE = 500
-_MOST_TEXT = 1 << 20  # of a template of a chat
-_MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1000
-_LARGEST = 2**40
-
-# The scalar types of key-value pairs by their number: struct formats. 8 is a string, 9 an array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 
 # Architectures of GGUF that transformers calls otherwise.
 _MODEL_TYPES = {
@@ -64,123 +44,12 @@ _PERMUTED = frozenset(
 _PERMUTED_HEADS = {"attn_q.weight": "attention.head_count", "attn_k.weight": "attention.head_count_kv"}
 
 
-@dataclass(frozen=True)
-class GgufHeader:
-    """``facts``: the pairs that are single numbers or short texts.
-
-    ``tensors``: the name of each, the number of its type, its shape and its offset from ``data``.
-    """
-
-    facts: Mapping[str, Any]
-    tensors: Sequence[tuple[str, int, tuple[int, ...], int]]
-    data: int
-
-    @property
-    def architecture(self) -> str:
-        """``general.architecture``."""
-        return str(self.facts.get("general.architecture", ""))
-
-    def number(self, key: str) -> int | None:
-        """A number of the architecture, ``attention.head_count``; None if it is not one."""
-        value = self.facts.get(f"{self.architecture}.{key}")
-        return value if type(value) is int and 0 < value < 1 << 31 else None
-
-
-class _Cursor:
-    """Reads the front of a file, piece by piece."""
-
-    def __init__(self, source: ByteSource, most: int) -> None:
-        self._source, self._most = source, min(most, source.size)
-        self._content = bytes(source.read(0, min(_FIRST_READ, source.size), keep=True))
-        self.position = 0
-
-    def take(self, count: int) -> bytes:
-        """The next bytes. Raises Skipped("corrupt_file") if the header would end beyond the file, or the limit."""
-        stop = self.position + count
-        if stop > self._most:
-            limit = "the file" if self._most == self._source.size else f"the {self._most >> 20} MB that are read of one"
-            raise corrupt(self._source, f"has a header that is longer than {limit}")
-        if stop > len(self._content):
-            more = min(max(stop, 2 * len(self._content)), self._most)
-            self._content += bytes(self._source.read(len(self._content), more))
-        piece = self._content[self.position : stop]
-        self.position = stop
-        return piece
-
-    def number(self, form: str) -> Any:
-        """One little-endian number."""
-        return struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0]
-
-    def text(self, most: int) -> str:
-        """A string. Raises Skipped("corrupt_file") if it is longer than ``most`` bytes."""
-        length = self.number("Q")
-        if length > most:
-            raise corrupt(self._source, f"has a text of {shown(length)} bytes in its header; up to {most} are read")
-        return self.take(length).decode("utf-8", "replace")
-
-
-def read_header(source: ByteSource, most: int | None = None) -> GgufHeader:
-    """Read and check the header, of at most ``most`` bytes. Raises Skipped("corrupt_file"), or Failed."""
-    cursor = _Cursor(source, min(most or _MOST_HEADER, _MOST_HEADER))
-    front = cursor.take(min(64, source.size))
-    refuse_pointer(source, front)
-    cursor.position = 4
-    if front[:4] != _MAGIC:
-        raise corrupt(source, "does not begin as a GGUF file")
-    version = cursor.number("I")
-    if version not in _VERSIONS:
-        raise corrupt(source, f"is of version {shown(version)} of GGUF; versions 2 and 3 are read")
-    tensor_count, pair_count = cursor.number("Q"), cursor.number("Q")
-    if tensor_count > _MOST_TENSORS or pair_count > _MOST_PAIRS:
-        raise corrupt(source, f"says that it has {shown(tensor_count)} tensors and {shown(pair_count)} facts")
-    facts: dict[str, Any] = {}
-    for _ in range(pair_count):
-        key = cursor.text(_MOST_NAME)
-        value = _value(source, cursor, cursor.number("I"))
-        if value is not None:
-            facts[key] = value
-    tensors = []
-    names: set[str] = set()
-    for _ in range(tensor_count):
-        name, dimensions = cursor.text(_MOST_NAME), cursor.number("I")
-        if name in names:
-            raise corrupt(source, f"names {shown(name)} twice in its header")
-        if not 0 < dimensions <= _MOST_DIMENSIONS:
-            raise corrupt(source, f"gives {shown(name)} {shown(dimensions)} dimensions")
-        names.add(name)
-        shape = tuple(cursor.number("Q") for _ in range(dimensions))[::-1]
-        if not all(0 < size < _LARGEST for size in shape) or math.prod(shape) >= _LARGEST:
-            raise corrupt(source, f"gives {shown(name)} a shape that is too large or empty")
-        tensors.append((name, cursor.number("I"), shape, cursor.number("Q")))
-    alignment = facts.get("general.alignment", 32)
-    if type(alignment) is not int or not 0 < alignment <= 1 << 20:
-        raise corrupt(source, "has an alignment that is not a small number")
-    return GgufHeader(MappingProxyType(facts), tensors, -(-cursor.position // alignment) * alignment)
-
-
-def _value(source: ByteSource, cursor: _Cursor, kind: int) -> Any:
-    """A number or a short text; None for a longer one, and for an array, which is skipped."""
-    if kind in _SCALARS:
-        return cursor.number(_SCALARS[kind])
-    if kind == _STRING:
-        text = cursor.text(_MOST_TEXT)
-        return tidy(text) if len(text) <= _MOST_VALUE else None
-    if kind != _ARRAY:
-        raise corrupt(source, f"has a fact of the unknown type {shown(kind)}")
-    inner, count = cursor.number("I"), cursor.number("Q")
-    if inner in _SCALARS:
-        cursor.take(count * struct.calcsize(f"<{_SCALARS[inner]}"))
-    elif inner == _STRING:
-        for _ in range(count):  # each takes at least eight bytes of the header, which is bounded
-            cursor.take(cursor.number("Q"))
-    else:
-        raise corrupt(source, f"has a list of the unknown type {shown(inner)}")
-    return None
-
-
-def read_gguf(source: ByteSource, most: int | None = None) -> tuple[TensorIndex, GgufHeader, dict[str, GgufMatrix]]:
+def read_gguf(
+    source: ByteSource, most: int | None = None, first: GgufHeader | None = None
+) -> tuple[TensorIndex, GgufHeader, dict[str, GgufMatrix]]:
     """The tensors of a file as rows of bytes, its header, and the matrices among them by the file's own names.
 
+    ``first``: the header of the first shard, which alone holds the facts of the model; None for a file without others.
     A tensor of one dimension has its own dtype. Raises Skipped("corrupt_file"); "unreadable_dtype" if no tensor has a
     type that can be read; Failed("not_installed") without the package gguf.
     """
@@ -210,7 +79,9 @@ def read_gguf(source: ByteSource, most: int | None = None) -> tuple[TensorIndex,
             info = TensorInfo(name, torch.uint8, (math.prod(shape[:-1]), row_bytes), stop - start, kind.name)
         spans[name] = Span(info, "", start, stop)
         if len(shape) == 2:
-            matrices[name] = GgufMatrix(shape, (name,), kind.bits, kind.name, number, _heads(header, name, shape[0]))
+            matrices[name] = GgufMatrix(
+                shape, (name,), kind.bits, kind.name, number, _heads(first or header, name, shape[0])
+            )
     ordered = sorted(spans.values(), key=lambda span: span.first)
     for before, after in pairwise(ordered):
         if after.first < before.last:
@@ -357,6 +228,17 @@ def ggml_library() -> Any | None:
             continue
         return library
     return None
+
+
+def file_type(header: GgufHeader) -> str:
+    """What the header says of how the file is stored, ``Q4_K_M``; "" if it says nothing that is known."""
+    from gguf import LlamaFileType
+
+    try:
+        name = LlamaFileType(header.facts.get("general.file_type", -1)).name
+    except ValueError:
+        return ""
+    return str(name).removeprefix("MOSTLY_").removeprefix("ALL_")
 
 
 def model_config(header: GgufHeader) -> dict[str, Any]:

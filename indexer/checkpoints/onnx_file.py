@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from indexer.checkpoints.quantised_matrix import Codes, Quantised, QuantisedMatrix, octets
-from indexer.checkpoints.safetensors_header import corrupt, refuse_pointer
 from indexer.checkpoints.stored_tensor import Span, Storage, TensorIndex, TensorInfo
 from indexer.errors import Skipped
-from indexer.network.byterange import ByteSource
+from indexer.network.byterange import ByteSource, corrupt, refuse_pointer
 from indexer.untrusted import shown
 
 FORMAT = "ONNX"

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from indexer.errors import Skipped
-from indexer.network.byterange import ByteSource
-from indexer.untrusted import LFS_PULL, is_count, is_lfs_pointer, load_json, shown
+from indexer.network.byterange import ByteSource, corrupt, refuse_pointer
+from indexer.untrusted import is_count, load_json, shown
 
 # The header of a model of 12 layers is about 20 KiB, so the first request usually includes it.
 FIRST_GUESS = 32 << 10
@@ -131,14 +130,3 @@ def _entry(source: ByteSource, name: str, description: Any, data_start: int) -> 
             f"{shown(math.prod(shape) * item_bytes)}",
         )
     return HeaderEntry(name, dtype_name, tuple(shape), data_start + begin, data_start + end)
-
-
-def refuse_pointer(source: ByteSource, front: bytes) -> None:
-    """Raise Skipped("corrupt_file") if the file begins as a Git LFS pointer."""
-    if is_lfs_pointer(front):
-        raise corrupt(source, f"is a Git LFS pointer, not the weights it points to{LFS_PULL}")
-
-
-def corrupt(source: ByteSource, problem: str) -> Skipped:
-    """The error for a weight file that is damaged, or contradicts itself."""
-    return Skipped("corrupt_file", f"{shown(source.name)} {problem}")

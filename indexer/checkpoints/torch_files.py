@@ -17,10 +17,9 @@ import zipfile
 from functools import partial
 
 from indexer.checkpoints.pickled import MOST_BYTES, PickledStorage, PickledTensor, read_pickle, state_dict_of
-from indexer.checkpoints.safetensors_header import corrupt, refuse_pointer
 from indexer.checkpoints.stored_tensor import DTYPE_NAMES, Span, Storage, TensorIndex, TensorInfo, dtype_name
 from indexer.errors import Skipped
-from indexer.network.byterange import ByteSource
+from indexer.network.byterange import ByteSource, corrupt, refuse_pointer
 from indexer.untrusted import shown
 
 _MAGIC_NUMBER = 0x1950A86A20F9469CFC6C

@@ -70,8 +70,9 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 def _source_in_short(row: dict[str, Any]) -> dict[str, Any]:
     """A tree without its author and without zeros of what is rare."""
-    usual = ("address", "models", "indexed", "another_base", "base_not_named", "left", "seen")
-    return {name: row[name] for name in usual} | {"address": row["address"] or "not stored"}
+    usual = ("address", "models", "indexed", "conversions", "another_base", "base_not_named", "left", "seen")
+    shown = {name: row[name] for name in usual if name != "conversions" or row[name]}
+    return shown | {"address": row["address"] or "not stored"}
 
 
 @click.command()

@@ -117,18 +117,21 @@ def select(
     author: str | None = None,
     relations: Collection[str] | None = None,
     depth: int | None = None,
+    of_places: Collection[str] | None = None,
 ) -> list[ListedModel]:
     """The first ``limit`` models that match and have not gone, largest first; ties in the order of ids.
 
     ``sort``: one of ``names.SORTS``. ``since``: created at that time or later; a model without a date does not match.
     ``depth``: at most this many steps from the base; 0 for models made of its own weights (``is_direct``).
+    ``of_places``: the relations that count for models of folders and addresses; those of all by default.
     """
+    of_places = relations if of_places is None else of_places
     start = in_utc(since)
     chosen = [
         model
         for model in models
         if not model.deleted_at_hub
-        and (relations is None or model.relation in relations)
+        and _is_related(model, of_places if model.claimed_by == BY_FOLDER else relations)
         and (author is None or model.author.lower() == author.lower())
         and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
@@ -139,3 +142,7 @@ def select(
     else:
         chosen.sort(key=lambda model: model.count(sort), reverse=True)
     return chosen[:limit]
+
+
+def _is_related(model: ListedModel, relations: Collection[str] | None) -> bool:
+    return relations is None or model.relation in relations

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from indexer.errors import Failed, system_errors
+from indexer.errors import Failed, Skipped, system_errors
 from indexer.regular_files import descriptor_of
-from indexer.untrusted import SHA256
+from indexer.untrusted import LFS_PULL, SHA256, is_lfs_pointer, shown
 
 
 class Run:
@@ -79,6 +79,17 @@ class ByteSource(Protocol):
     def close(self) -> None:
         """Release descriptors and connections; reading again opens them again."""
         ...
+
+
+def refuse_pointer(source: ByteSource, front: bytes) -> None:
+    """Raise Skipped("corrupt_file") if the file begins as a Git LFS pointer."""
+    if is_lfs_pointer(front):
+        raise corrupt(source, f"is a Git LFS pointer, not the weights it points to{LFS_PULL}")
+
+
+def corrupt(source: ByteSource, problem: str) -> Skipped:
+    """The error for a weight file that is damaged, or contradicts itself."""
+    return Skipped("corrupt_file", f"{shown(source.name)} {problem}")
 
 
 class LocalFile:

@@ -87,34 +87,37 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
     """
     size = sum(file.size for file in checkpoint.files)
     stored = checkpoint.stored
-    is_known = all(info.dtype_name in DTYPES for info in stored.values())
+    is_known = bool(checkpoint.conversion) or all(info.dtype_name in DTYPES for info in stored.values())
     most = MOST_WHOLE_REMOTE if is_remote else MOST_WHOLE_ADAPTER if checkpoint.kind == "adapter" else MOST_WHOLE
     is_whole = is_known and (whole or size <= most)
     hashes: dict[str, bytes] = {}
     rounded: dict[str, bytes] = {}
     zeros: set[str] = set()
+    if is_whole and checkpoint.conversion:  # what is stored does not show the numbers, nor whether they are finite
+        for name, tensor in _sampled(checkpoint, is_remote):
+            _refuse_not_finite(name, tensor)
+            rounded[name] = _hash(tensor.to(torch.bfloat16))
     for name, tensor in checkpoint.stream_stored() if is_whole else _sampled(checkpoint, is_remote):
         is_zero = False
         if tensor.dtype in READABLE:
-            # The sum is not finite if one of the numbers is not: one pass, where asking for each takes two.
-            total = float(tensor.sum(dtype=torch.float64))
-            if not math.isfinite(total) and not torch.isfinite(tensor).all():
-                raise _not_finite(name)
+            total = _refuse_not_finite(name, tensor)
             is_zero = is_whole and not total and not tensor.any()
         if is_zero:
             zeros.add(name)
         hashes[name] = _hash(tensor)
-        if tensor.dtype in READABLE and tensor.ndim == 2:
+        if tensor.dtype in READABLE and tensor.ndim == 2 and name not in rounded:
             rows = tensor[_rows_of(len(tensor))] if is_whole else tensor
             rounded[name] = _hash(rows.to(torch.bfloat16))
     digest = hashlib.sha256()
     for name, info in sorted(stored.items()):
         described = f"{name} {info.dtype_name} {info.shape} {info.nbytes}\n"
         digest.update(described.encode("utf-8", "surrogatepass") + hashes.get(name, b""))
+    for name in sorted(hashes.keys() - stored.keys()):  # rows of matrices whose names are others in the file
+        digest.update(name.encode("utf-8", "surrogatepass") + hashes[name])
     files = "\n".join(ends_digest(source) for source in checkpoint.sources)
     coarse = hashlib.sha256()
     for name, hashed in sorted(rounded.items()):
-        described = f"{name} {stored[name].shape}\n"
+        described = f"{name} {(checkpoint.tensors.get(name) or stored[name]).shape}\n"
         coarse.update(described.encode("utf-8", "surrogatepass") + hashed)
     checksums = [file.sha256 for file in checkpoint.files]
     return Content(
@@ -128,8 +131,13 @@ def read_content(checkpoint: Checkpoint, is_remote: bool, *, whole: bool = False
     )
 
 
-def _not_finite(name: str) -> Skipped:
-    return Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
+def _refuse_not_finite(name: str, tensor: torch.Tensor) -> float:
+    """The sum of a tensor. Raises Skipped("not_finite")."""
+    # The sum is not finite if one of the numbers is not: one pass, where asking for each takes two.
+    total = float(tensor.sum(dtype=torch.float64))
+    if not math.isfinite(total) and not torch.isfinite(tensor).all():
+        raise Skipped("not_finite", f"its tensor {shown(name)} holds NaN or infinite values")
+    return total
 
 
 def _hash(tensor: torch.Tensor) -> bytes:

@@ -109,3 +109,11 @@ def _near(sketches: Mapping[int, ChangeSketch]) -> Iterator[tuple[int, int, floa
                 if smaller < larger and smaller >= lowest[larger]:
                     distance = math.sqrt(max(float(distances[row, column]), 0.0)) / float(norms[larger])
                     yield members[smaller], members[larger], distance
+
+
+def change_distance(sketch: ChangeSketch | None, other: ChangeSketch | None) -> float:
+    """How far two changes are from each other over the larger norm; infinite if they cannot be compared."""
+    if sketch is None or other is None or sketch.group != other.group:
+        return math.inf
+    difference = sketch.numbers.astype(np.float64) - other.numbers
+    return float(np.linalg.norm(difference)) / max(sketch.norm, other.norm)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +15,15 @@ from indexer.builds.report import Result
 from indexer.builds.worker import classify_error
 from indexer.checkpoints.adapter import adapter_plan
 from indexer.checkpoints.checkpoint import Checkpoint
+from indexer.deltas.conversions.rows import ConversionRows
+from indexer.deltas.conversions.source import Candidate, find_source, opened_once
+from indexer.deltas.identification.bases import OpenedBase
 from indexer.deltas.identification.identify import SURE, Identification, KnownBase, identify_opened, open_model
 from indexer.deltas.identification.rows import SampledRows
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
+from indexer.formats import WEIGHTS
 from indexer.network.session import install_session
+from indexer.records.conversion import ConversionSource
 from indexer.scans.bases import BasePlace, bases_of_process, claimed, kept
 from indexer.scans.content import (
     ChangeSketch,
@@ -40,7 +46,9 @@ from indexer.untrusted import tidy
 FULL = "full model"
 _LONGEST = 200
 # Metadata of a safetensors file that name a licence.
-_LICENCES = ("license", "licence", "modelspec.license")
+_LICENCES = ("license", "licence", "modelspec.license", "general.license")
+# Models of the scan that one conversion is compared with, those that are likelier first.
+MOST_SOURCES, MOST_SOURCES_REMOTE = 64, 8
 
 
 @dataclass(frozen=True)
@@ -51,11 +59,26 @@ class Digest:
 
 
 @dataclass(frozen=True)
+class PossibleSource:
+    """A full model of the scan that a conversion may be a copy of: its name, and where it lies."""
+
+    name: str
+    model: TreeModel
+    address: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def opened(self) -> Checkpoint:
+        """Its weights. Raises ModelError, AtlasError."""
+        return open_model(self.model.reference(self.name, opened(self.address, dict(self.options)), self.options))
+
+
+@dataclass(frozen=True)
 class ModelToRead:
     """One model of a place. ``number``: its place in the scan; ``name``: what the page calls it.
 
     ``options``: fsspec's for the ``address``. ``bases``: those to compare with besides the one that it names, if that
-    is in the cache. ``only_content``: read all of the weights, and nothing else.
+    is in the cache. ``only_content``: read all of the weights, and nothing else. ``finds_source``: look for
+    what a conversion is a copy of, among ``sources`` and their ``base`` ("" if it is not here), and for nothing else.
     """
 
     number: int
@@ -65,11 +88,14 @@ class ModelToRead:
     options: tuple[tuple[str, Any], ...] = ()
     bases: tuple[BasePlace, ...] = ()
     only_content: bool = False
+    finds_source: bool = False
+    sources: tuple[PossibleSource, ...] = ()
+    base: str = ""
 
     @property
     def identity(self) -> Digest:
         """Its number in the scan."""
-        return Digest(f"{self.number}{' content' if self.only_content else ''}")
+        return Digest(f"{self.number}{' content' if self.only_content else ' source' if self.finds_source else ''}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +103,9 @@ class Reading:
     """What was found in one model; each part is None or empty where it says nothing.
 
     Attributes:
-        kind: "full model", or the kind of an adapter.
+        kind: "full model", the kind of an adapter, or the format of a conversion ("GGUF Q4_K_M").
+        is_conversion: whether it is a copy of a model in another format.
+        source: what such a copy was made from, if that was looked for.
         bytes: of its weight files.
         claim: the base that its files name; ``claimed_in``: what names it; ``is_claim_here``: whether it was compared.
         identification: the comparison with the bases that are here; None if there were none.
@@ -91,6 +119,8 @@ class Reading:
     """
 
     kind: str = ""
+    is_conversion: bool = False
+    source: ConversionSource | None = None
     bytes: int = 0
     claim: str | None = None
     claimed_in: str = ""
@@ -157,6 +187,11 @@ class _Model:
         """Read it, part by part. Raises ModelError."""
         if not files.is_remote:
             self._note(inodes=_inodes(self.unit.model, files.address))
+        if self.unit.finds_source:
+            with closing(open_model(reference)) as checkpoint:
+                self._note(source=self._source(checkpoint))
+                self.bytes_read = checkpoint.bytes_read
+            return
         if self.unit.only_content:
             with closing(open_model(reference)) as checkpoint:
                 self._note(content=read_content(checkpoint, files.is_remote, whole=True))
@@ -185,7 +220,9 @@ class _Model:
     def _read_weights(
         self, checkpoint: Checkpoint, reference: ModelRef, known: Sequence[KnownBase], is_remote: bool
     ) -> None:
-        self._note(kind=FULL, bytes=sum(file.size for file in checkpoint.files))
+        is_conversion = bool(checkpoint.conversion)
+        self._note(kind=checkpoint.conversion_kind or FULL, is_conversion=is_conversion)
+        self._note(bytes=sum(file.size for file in checkpoint.files))
         training = checkpoint.training()
         self._note(
             training=replace(training, settings={}, tags=()),
@@ -211,6 +248,27 @@ class _Model:
             if matrices is not None and best.probability >= SURE:
                 self._note(sketch=sketch_of(f"full {best.base}", rows.change(matrices)))
 
+    def _source(self, checkpoint: Checkpoint) -> ConversionSource | None:
+        """What a conversion is a copy of: one of the models to compare with, or their base; None if it is of none.
+
+        Where the base is not here, the first of the models that is like the conversion stands for it.
+        """
+        most = MOST_SOURCES_REMOTE if checkpoint.is_remote else MOST_SOURCES
+        candidates = [Candidate(one.name, partial(opened_once, one.opened)) for one in self.unit.sources[:most]]
+        if self.unit.base:
+            known = bases_of_process(self.atlas).known(self.unit.bases)
+            matrices = next((base.matrices for base in known if base.base == self.unit.base), None)
+            if matrices is None:
+                return None
+            with suppress(Skipped):
+                return find_source(ConversionRows(checkpoint, matrices), self.unit.base, candidates, most_read=most)
+            return None
+        for source in self.unit.sources[:most]:
+            with suppress(ModelError, AtlasError), closing(source.opened()) as opened_source:
+                rows = ConversionRows(checkpoint, OpenedBase(opened_source))
+                return find_source(rows, source.name, candidates, most_read=most)
+        return None
+
 
 def _is_among(base: str, known: Sequence[KnownBase]) -> bool:
     """Whether a base can be compared with."""
@@ -225,14 +283,14 @@ def _names(name: str, claim: str, known: Sequence[KnownBase]) -> bool:
 
 
 def _weight_sizes(model: TreeModel) -> list[int]:
-    return [file.facts.size for name, file in model.files.items() if name.endswith((".safetensors", ".bin"))]
+    return [file.facts.size for name, file in model.files.items() if name.endswith(WEIGHTS)]
 
 
 def _inodes(model: TreeModel, root: str) -> tuple[tuple[int, int], ...]:
     """Device and inode of each weight file; () where one cannot be looked up."""
     inodes = []
     for name, file in sorted(model.files.items()):
-        if not name.endswith((".safetensors", ".bin")):
+        if not name.endswith(WEIGHTS):
             continue
         try:
             status = os.stat(f"{root}/{file.path}")  # noqa: PTH116 - paths here are text, for names that are not UTF-8
@@ -265,6 +323,8 @@ def _licence_in(checkpoint: Checkpoint) -> str | None:
 
 def is_broken(error: ModelError) -> bool:
     """Whether a model cannot be read for what it is: damaged, cut short, not finite, or out of reach now."""
+    if error.reason == "not_installed":
+        return False
     return isinstance(error, Failed) or (isinstance(error, Skipped) and error.reason in _DAMAGED)
 
 

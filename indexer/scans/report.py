@@ -42,7 +42,8 @@ class ScannedModel:
     Attributes:
         model: its path in the place, behind the name of the place if there are several; an id in the Hub's cache.
         place: the name of the place.
-        kind: "full model", or the kind of an adapter; "" if it cannot be read.
+        kind: "full model", the kind of an adapter, or the format of a conversion ("GGUF Q4_K_M"); "" if it cannot be
+            read.
         bytes: of its weight files.
         base: the base that it was made from: as the weights tell, or else as its files state; None if neither does.
         probability: that it was made from that base, where they were compared.
@@ -55,6 +56,8 @@ class ScannedModel:
         step: how far its training had come.
         licence: as its card or the metadata of its file state it; None if neither does.
         untrained: why it is as if it had never been trained; "" otherwise.
+        copy_of: of a conversion, the model of the scan, or its base, that it is a copy of; None if that is not known.
+        copy_verdict: how sure that is, as in the table conversions of an atlas; None if it was not looked for.
         problem: a code for why it could not be read, or compared; "" otherwise; ``detail`` says it in words.
         is_broken: whether it is damaged or out of reach, and not only of a kind that is not read.
     """
@@ -74,6 +77,8 @@ class ScannedModel:
     step: int | None = None
     licence: str | None = None
     untrained: str = ""
+    copy_of: str | None = None
+    copy_verdict: str | None = None
     problem: str = ""
     detail: str = ""
     is_broken: bool = False
@@ -197,6 +202,11 @@ class Scan:
         """Models that are as if they had never been trained."""
         return [model for model in self.models if model.untrained]
 
+    @property
+    def conversions(self) -> list[ScannedModel]:
+        """Copies of models in other formats, of which it was looked for what they were made from."""
+        return [model for model in self.models if model.copy_verdict is not None]
+
     @cached_property
     def licences(self) -> list[dict[str, Any]]:
         """Licences as stated, with the numbers of models."""
@@ -277,6 +287,10 @@ class Scan:
             "unchecked": [model.model for model in self.unchecked],
             "broken": [asdict(record) for record in self.broken],
             "untrained": [{"model": model.model, "why": model.untrained} for model in self.untrained],
+            "conversions": [
+                {"model": model.model, "copy_of": model.copy_of, "verdict": model.copy_verdict}
+                for model in self.conversions
+            ],
             "licences": self.licences,
             "left_out": [asdict(record) for record in self.left_out],
             "models": self.to_rows(),
@@ -310,6 +324,10 @@ class Scan:
             "untrained": [{"model": model.model, "why": model.untrained} for model in self.untrained],
             "runs": [asdict(run) for run in self.runs],
             "duplicates": [asdict(record) for record in self.duplicates],
+            "copies in other formats": [
+                {"model": one.model, "kind": one.kind, "copy_of": one.copy_of or "", "verdict": one.copy_verdict}
+                for one in self.conversions
+            ],
             "licences": self.licences if any(model.licence for model in self.models) else [],
             "left out": [asdict(record) for record in self.left_out],
         }

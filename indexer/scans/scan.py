@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from indexer.machine import processors
 from indexer.network.session import install_session
 from indexer.publish.runs import RunCheckpoint, runs_of
 from indexer.scans.bases import BasePlace, forget_bases, given_base, kept
-from indexer.scans.duplicates import Repeated, repeated, unconfirmed
-from indexer.scans.reading import ModelRead, ModelToRead, Reading, ScanWorker, is_broken
+from indexer.scans.duplicates import Repeated, change_distance, repeated, unconfirmed
+from indexer.scans.reading import FULL, ModelRead, ModelToRead, PossibleSource, Reading, ScanWorker, is_broken
 from indexer.scans.report import (
     Broken,
     LeftOut,
@@ -44,6 +45,7 @@ from indexer.untrusted import printable
 
 _LONGEST_NAME = 300
 _MOST_BASES = 20  # that models name most often, and that those that name none are compared with
+_WORD = re.compile(r"[a-z0-9]+")
 NOT_OPENED = "places that cannot be listed"
 _UNREACHABLE = (NOT_OPENED, NOT_LISTED, NOT_READ, VANISHED, SEVERAL)
 
@@ -122,6 +124,7 @@ class Scanner:
         self.place_of: list[_Place] = []
         self.read: dict[int, ModelRead] = {}
         self.whole: dict[int, ModelRead] = {}
+        self.sources: dict[int, ModelRead] = {}
         self.bytes_read = 0
 
     def _place(self, typed: str) -> _Place:
@@ -144,6 +147,7 @@ class Scanner:
         names = ", ".join(place.name for place in self.places)
         self._read_all(self.units, f"scanning {names}", self.read)
         self._compare_further(names)
+        self._find_sources(names)
         contents = {number: model.reading.content for number, model in self.read.items() if model.reading.content}
         again = [self._unit(number, only_content=True) for number in unconfirmed(contents)]
         self._read_all(again, f"comparing likely duplicates in {names}", self.whole)
@@ -188,9 +192,8 @@ class Scanner:
             return path or place.name
         return f"{place.name}/{path}" if path else place.name
 
-    def _unit(self, number: int, *, bases: tuple[BasePlace, ...] = (), only_content: bool = False) -> ModelToRead:
-        unit = self.units[number]
-        return ModelToRead(number, unit.name, unit.model, unit.address, unit.options, bases, only_content)
+    def _unit(self, number: int, *, bases: tuple[BasePlace, ...] = (), **parts: Any) -> ModelToRead:
+        return replace(self.units[number], bases=bases, **parts)
 
     def _read_all(self, units: Sequence[ModelToRead], what: str, into: dict[int, ModelRead]) -> None:
         if not units:
@@ -221,6 +224,39 @@ class Scanner:
             if model.error is None and is_open and others and (reading.claim is None or reading.is_claim_here):
                 units.append(self._unit(number, bases=tuple(bases)))
         self._read_all(units, f"comparing models of {names} with the bases of others", self.read)
+
+    def _find_sources(self, names: str) -> None:
+        """Look for what conversions are copies of among the full models of the scan."""
+        read = {number: model for number, model in self.read.items() if model.error is None}
+        by_base: dict[str, list[int]] = {}
+        for number, model in read.items():
+            if model.reading.kind == FULL:
+                by_base.setdefault(_base_here(model.reading), []).append(number)
+        units = []
+        for number, model in read.items():
+            if not model.reading.is_conversion:
+                continue
+            base = _base_here(model.reading)
+            likely = self._likely_sources(number, by_base.get(base, ()))
+            if base or likely:
+                place = kept(base) if base else None
+                bases = (*self.bases, *model.unit.bases, *([place] if place is not None else []))
+                units.append(
+                    self._unit(number, bases=tuple(dict.fromkeys(bases)), base=base, finds_source=True, sources=likely)
+                )
+        self._read_all(units, f"comparing conversions in {names} with models there", self.sources)
+
+    def _likely_sources(self, number: int, models: Sequence[int]) -> tuple[PossibleSource, ...]:
+        """The models that a conversion may be a copy of: by their changes of the base, else by their names."""
+        conversion = self.read[number]
+        sketch, words = conversion.reading.sketch, _words_of(self.units[number])
+
+        def order(other: int) -> tuple[float, int, int]:
+            distance = change_distance(sketch, self.read[other].reading.sketch)
+            return distance, -len(words & _words_of(self.units[other])), other
+
+        chosen = (self.units[other] for other in sorted(models, key=order))
+        return tuple(PossibleSource(unit.name, unit.model, unit.address, unit.options) for unit in chosen)
 
     # ---- describing
 
@@ -279,6 +315,8 @@ class Scanner:
             parts |= {"base": reading.claim, "basis": "stated", "evidence": (*filter(None, [words]), *against)}
         elif identification is not None:
             parts |= {"evidence": identification.none_evidence}
+        if number in self.sources and (found := self.sources[number].reading.source) is not None:
+            parts |= {"copy_of": found.source, "copy_verdict": found.verdict}
         if error is None:
             parts |= {"verdict": _verdict(reading)}
             if given and identification is not None:
@@ -351,7 +389,11 @@ class Scanner:
         for number, model in self.whole.items():
             if model.reading.content is not None and number in contents:
                 contents[number] = model.reading.content
-        sketches = {number: reading.sketch for number, reading in readings.items() if reading.sketch is not None}
+        sketches = {
+            number: reading.sketch
+            for number, reading in readings.items()
+            if reading.sketch is not None and not reading.is_conversion
+        }
         behind = {
             checkpoint.model_id: len(run) - place for run in runs for place, checkpoint in enumerate(run, 1)
         }  # fmt: skip
@@ -418,3 +460,14 @@ def _verdict(reading: Reading) -> Verdict | None:
         return "contradicted"
     named = next(candidate for candidate in identification.candidates if candidate.base == claim)
     return "confirmed" if named.basis == "weights" else "fits"
+
+
+def _base_here(reading: Reading) -> str:
+    """The base that the weights of a model tell; "" if they tell none that is here."""
+    identification = reading.identification
+    return identification.base or "" if identification is not None else ""
+
+
+def _words_of(unit: ModelToRead) -> set[str]:
+    """The words in the name of a model, and in those of the folders that it lies in."""
+    return set(_WORD.findall(unit.name.lower()))

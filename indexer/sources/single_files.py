@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from indexer.formats import GGUF_SHARD, ONNX_FILE, WEIGHTS
 from indexer.network.byterange import ByteSource
 from indexer.sources.addresses import file_system, is_remote
 from indexer.sources.file_systems import FileFacts, FileSystem, FolderContent, LocalFiles, Problems, TrackedRun
 from indexer.sources.folder import OF_FOLDER
-
-_WEIGHTS = (".safetensors", ".bin")
 
 
 class OneFile:
@@ -22,8 +21,18 @@ class OneFile:
         self._files, self._name = files, name
 
     def content(self, path: str, problems: Problems) -> FolderContent:
-        """That file alone."""
-        return FolderContent({self._name: None}) if not path else FolderContent()
+        """That file alone, or all shards of it."""
+        if path:
+            return FolderContent()
+        if (shard := GGUF_SHARD.fullmatch(self._name)) is None:
+            return FolderContent({self._name: None})
+        found = self._files.content("", problems).files
+        of_file = [
+            name
+            for name in found
+            if (other := GGUF_SHARD.fullmatch(name)) and other.group("stem", "count") == shard.group("stem", "count")
+        ]
+        return FolderContent({name: found[name] for name in of_file})
 
     def facts(self, path: str) -> FileFacts:
         """As the folder has them."""
@@ -49,8 +58,9 @@ class OneFolder(OneFile):
 def files_at(address: str, options: Mapping[str, Any] | None = None) -> FileSystem:
     """The place at an address, which may be that of a file of weights. Raises AtlasError if it cannot be opened."""
     remote = is_remote(address)
-    if not address.endswith(_WEIGHTS) or (not remote and not Path(address).expanduser().is_file()):
+    if not address.endswith(WEIGHTS) or (not remote and not Path(address).expanduser().is_file()):
         return file_system(address, options)
     folder, slash, name = address.rpartition("/")
     files = file_system(folder, options) if remote else LocalFiles(folder + slash or ".")
-    return (OneFolder if OF_FOLDER.fullmatch(name) else OneFile)(files, name)
+    is_whole = OF_FOLDER.fullmatch(name) is not None or name.endswith(ONNX_FILE)
+    return (OneFolder if is_whole else OneFile)(files, name)

@@ -1,10 +1,10 @@
 """Trees of models: every checkpoint below a folder, as this machine, a bucket or a page of links holds it.
 
 A folder with the usual files of a model is one model, and so is each loose ``.safetensors`` file (ComfyUI's
-``models/loras``, sd-scripts). A pipeline of diffusers and a model of sentence-transformers are one model with the
-folders of their parts. Three layouts are known by the names of their folders: the cache of the Hub's client
-(``models--owner--name/snapshots/COMMIT``), Ollama's store (``manifests/…``, ``blobs/sha256-…``), and ModelScope's
-spelling of names (``Qwen2___5`` is ``Qwen2.5``).
+``models/loras``, sd-scripts) and each GGUF file with its shards. An export to ONNX is one model. A pipeline of
+diffusers and a model of sentence-transformers are one model with the folders of their parts. Three layouts are known by
+the names of their folders: the cache of the Hub's client (``models--owner--name/snapshots/COMMIT``), Ollama's store
+(``manifests/…``, ``blobs/sha256-…``), and ModelScope's spelling of names (``Qwen2___5`` is ``Qwen2.5``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib.util import find_spec
 from typing import Any
 
 from indexer.errors import AtlasError, Failed, ModelError, Skipped
-from indexer.formats import NOT_WEIGHTS, other_formats
+from indexer.formats import (
+    GGUF_FILE,
+    GGUF_SHARD,
+    NO_GGUF,
+    NOT_WEIGHTS,
+    ONNX_FILE,
+    ONNX_NAMES,
+    WEIGHTS,
+    onnx_export,
+    other_formats,
+)
 from indexer.hub_ids import is_hub_id
 from indexer.names import with_dots
 from indexer.network.byterange import ByteSource
@@ -66,8 +77,12 @@ _MOST_MANIFESTS = 100_000
 _DIGEST = re.compile(r"sha256[:\-]([0-9a-f]{64})")
 _OF_HUB = re.compile(r"models--(?:([\w.\-]+?)--)?([\w.\-]+)", re.ASCII)
 _WEIGHTS = (".safetensors", ".bin")
+_README = "README.md"
+_ONNX_FOLDER = "onnx"  # in the folder of a model, as optimum and the Hub's users lay it out
 NOT_IN_CACHE = "models of the cache without weights in it"
 SEVERAL = "folders that are deeper than is looked"
+NO_MODEL = "GGUF files that are no models (projectors, importance matrices, adapters)"
+NEEDS_GGUF = "GGUF files, which pip install 'vectors-in-the-wild[gguf]' reads"
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,8 @@ class _Walk:
         # By the path of a folder: the numbered folders in it, and the files of training tools.
         self._numbered: dict[str, list[str]] = {}
         self._training_files: dict[str, list[str]] = {}
+        self._exported: set[str] = set()  # folders whose ONNX files belong to the model of the folder above
+        self._reads_gguf = find_spec("gguf") is not None
 
     def run(self) -> TreeListing:
         waiting = [""]
@@ -200,8 +217,10 @@ class _Walk:
             inner: dict[str, TreeFile] = {}
             for part in parts:
                 inner |= self._part_files(_joined(path, part), part, _PART_DEPTH)
-            if any(_USUAL.fullmatch(name.rpartition("/")[2]) for name in (*members, *inner)):
+            has_model = any(_USUAL.fullmatch(name.rpartition("/")[2]) for name in (*members, *inner))
+            if has_model:
                 self._add(path, {**self._with_facts(path, content, members), **inner})
+            self._conversions(path, content, has_model=has_model)
             yield from (name for name in content.folders if name not in parts)
             return
         self._plain_models(path, content)
@@ -218,16 +237,75 @@ class _Walk:
             if name.endswith(".safetensors") and not _USUAL.fullmatch(name) and not _NO_MODEL.fullmatch(name)
         ]
         is_described = "config.json" in names or "adapter_config.json" in names
-        if (is_described and (usual or len(loose) == 1)) or (usual and not loose):
+        has_model = bool((is_described and (usual or len(loose) == 1)) or (usual and not loose))
+        if has_model:
             self._add(path, self._with_facts(path, content, self._kept(content)))
         else:
             own = in_order([*loose, *(name for name in usual if name.endswith(".safetensors") and "-of-" not in name)])
             checkpoints = checkpoints_of_files(path, own)
             for name in own:
-                self._add_file(path, name, content, checkpoints.get(name))
+                self._add_file(path, [name], content, name.removesuffix(".safetensors"), checkpoints.get(name))
+        read = self._conversions(path, content, has_model=has_model)
         if not weights:
-            for form in sorted(self._formats(names)):
+            for form in sorted(self._formats(names) - read):
                 self.problems.note(f"files in a format that is not read yet: {form}", path)
+
+    def _conversions(self, path: str, content: FolderContent, *, has_model: bool) -> set[str]:
+        """Note the models of a folder in other formats; the formats of which nothing more is to be said."""
+        self._gguf_files(path, content)
+        exported = path in self._exported or self._onnx_export(path, content, has_model)
+        return {"GGUF", "ONNX"} if exported else {"GGUF"}
+
+    def _gguf_files(self, path: str, content: FolderContent) -> None:
+        """Each GGUF file of a folder is a model, with the card beside it; the shards of one are one."""
+        models: dict[str, list[str]] = {}
+        for name in in_order(name for name in content.files if name.endswith(GGUF_FILE)):
+            if NO_GGUF.search(name):
+                self.problems.note(NO_MODEL, _joined(path, name))
+                continue
+            shard = GGUF_SHARD.fullmatch(name)
+            stem = name.removesuffix(GGUF_FILE) if shard is None else shard["stem"]
+            models.setdefault(stem if shard is None else f"{stem}/{shard['count']}", []).append(name)
+        for key, names in models.items():
+            if self._can_read_gguf(_joined(path, names[0])):
+                card = [_README] if _README in content.files else []
+                self._add_file(path, [*names, *card], content, key.partition("/")[0])
+
+    def _can_read_gguf(self, path: str) -> bool:
+        """Whether the package that reads GGUF is installed. Without it the file at ``path`` has not left the place."""
+        if not self._reads_gguf:
+            self.problems.note(NEEDS_GGUF, path, is_unseen=True)
+        return self._reads_gguf
+
+    def _onnx_export(self, path: str, content: FolderContent, has_model: bool) -> bool:
+        """Note the export of a model that lies in its folder, or in ``onnx/`` there; whether there is one.
+
+        ``has_model``: whether the folder is a model already. Files of other names are programs, as often as not.
+        """
+        is_described = "config.json" in content.files
+        folder, inner = path, content
+        if is_described and not any(name.endswith(ONNX_FILE) for name in content.files):
+            if _ONNX_FOLDER not in content.folders:
+                return False
+            folder = _joined(path, _ONNX_FOLDER)
+            inner = self.files.content(folder, Problems())
+            if "config.json" in inner.files:  # a model of its own
+                return False
+        name = onnx_export(inner.files)
+        if name is None or not (is_described or name in ONNX_NAMES):
+            return False
+        if folder != path:
+            self._exported.add(folder)
+        below = "" if folder == path else f"{_ONNX_FOLDER}/"
+        files = self._with_facts(path, content, [one for one in content.files if one in _NAMED])
+        data = [one for one in inner.files if one != name and not one.endswith((*_BESIDE, *WEIGHTS))][:MOST_BESIDE]
+        files |= {f"{below}{one}": file for one, file in self._with_facts(folder, inner, [name, *data]).items()}
+        own = path.rpartition("/")[2] or self._own_name
+        if has_model:
+            self._add(_joined(folder, name), files, words=(*path.split("/")[:-1], f"{own}-onnx"))
+        else:
+            self._add(path, files)
+        return True
 
     @staticmethod
     def _formats(names: Mapping[str, Any]) -> set[str]:
@@ -275,18 +353,34 @@ class _Walk:
                 self.problems.note(VANISHED, inner)
         return files
 
-    def _add(self, path: str, files: Mapping[str, TreeFile], hub_id: str = "", commit: str = "") -> None:
-        if not any(name.endswith(_WEIGHTS) for name in files):
+    def _add(
+        self,
+        path: str,
+        files: Mapping[str, TreeFile],
+        hub_id: str = "",
+        commit: str = "",
+        words: Sequence[str] | None = None,
+    ) -> None:
+        if not any(name.endswith(WEIGHTS) for name in files):
             return
-        words = tuple(with_dots(word) for word in (*self._root_words, *path.split("/")) if word)
+        words = (*self._root_words, *path.split("/")) if words is None else words
+        words = tuple(with_dots(word) for word in words if word)
         self.listing.models.append(TreeModel(path, files, words, hub_id, commit))
 
-    def _add_file(self, path: str, name: str, content: FolderContent, checkpoint: Checkpoint | None) -> None:
-        files = self._with_facts(path, content, [name])
-        if files:
-            file = files[name]
-            words = tuple(with_dots(word) for word in (*path.split("/"), name.removesuffix(".safetensors")) if word)
-            model = TreeModel(file.path, {plain_name(name): file}, words, is_file=True, checkpoint=checkpoint)
+    def _add_file(
+        self,
+        path: str,
+        names: Sequence[str],
+        content: FolderContent,
+        called: str,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        """A model that is a file, or several: ``names``, the first of which says where it lies."""
+        files = self._with_facts(path, content, names)
+        if names[0] in files:
+            words = tuple(with_dots(word) for word in (*path.split("/"), called) if word)
+            members = {plain_name(name): file for name, file in files.items()}
+            model = TreeModel(files[names[0]].path, members, words, is_file=True, checkpoint=checkpoint)
             self.listing.models.append(model)
 
     # ---- the cache of the Hub's client
@@ -318,15 +412,18 @@ class _Walk:
         files = self._with_facts(path, content, content.files)
         for folder in content.folders:
             files |= self._part_files(_joined(path, folder), folder, _PART_DEPTH)
-        if not is_hub_id(hub_id) or not any(name.endswith(_WEIGHTS) for name in files):
+        formats = {ending for ending in WEIGHTS if any(name.endswith(ending) for name in files)}
+        if not is_hub_id(hub_id) or not formats:
             self.problems.note(NOT_IN_CACHE, path)
+            return
+        if formats == {GGUF_FILE} and not self._can_read_gguf(path):
             return
         self._add(path, files, hub_id=hub_id, commit=commit)
 
     # ---- Ollama's store
 
     def _ollama(self, path: str) -> None:
-        """The adapters, else the weights, that manifests name; nearly all are GGUF."""
+        """The adapters, else the weights, that manifests name: a model for each name and tag."""
         waiting, blobs, seen = [("", _joined(path, "manifests"))], _joined(path, "blobs"), 0
         known = self._content(blobs).files
         while waiting:
@@ -348,25 +445,38 @@ class _Walk:
             self.problems.note(NOT_READ, path)
             return
         kinds = ("application/vnd.ollama.image.adapter", "application/vnd.ollama.image.model")
-        chosen: list[str] = next((found for kind in kinds if (found := [d for k, d in layers if k == kind])), [])
-        for digest in chosen:
+        kind = next((kind for kind in kinds if any(found == kind for found, _ in layers)), None)
+        for digest in [digest for found, digest in layers if found == kind]:
             match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
             blob = next((name for mark in "-:" if match and (name := f"sha256{mark}{match[1]}") in known), None)
             if blob is None:
                 self.problems.note("layers of Ollama's store that are missing", path)
                 continue
             start = self._start(_joined(blobs, blob), 16)
+            words = tuple(word for word in (*names[:-2], "-".join(names[-2:])) if word)
             if start[:4] == b"GGUF":
-                self.problems.note("files in a format that is not read yet: GGUF", path)
+                if kind == kinds[0]:
+                    self.problems.note(NO_MODEL, path)
+                elif self._can_read_gguf(path):
+                    self._add_blob(path, blobs, blob, known, f"model{GGUF_FILE}", words)
             elif start[8:9] == b"{":
-                content = FolderContent({blob: known[blob]})
-                files = self._with_facts(blobs, content, [blob])
-                if files:
-                    words = tuple(word for word in (*names[:-2], "-".join(names[-2:])) if word)
-                    name = f"{plain_name(words[-1])}.safetensors"
-                    self.listing.models.append(TreeModel(path, {name: files[blob]}, words, is_file=True))
+                self._add_blob(path, blobs, blob, known, f"{plain_name(words[-1])}.safetensors", words)
             else:
                 self.problems.note("files of Ollama's store in a format that is not read", path)
+
+    def _add_blob(
+        self,
+        path: str,
+        blobs: str,
+        blob: str,
+        known: Mapping[str, FileFacts | None],
+        name: str,
+        words: tuple[str, ...],
+    ) -> None:
+        """The model of a manifest, whose file is a blob; ``name``: what it is called in the model."""
+        files = self._with_facts(blobs, FolderContent({blob: known[blob]}), [blob])
+        if files:
+            self.listing.models.append(TreeModel(path, {name: files[blob]}, words, is_file=True))
 
     def _small(self, path: str, limit: int) -> bytes | None:
         """A small file; None, and a problem if it is there, if it cannot be read."""

@@ -6,7 +6,7 @@ import hashlib
 import io
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from importlib.resources import files as resources
 from typing import Any
 
 from indexer.errors import Failed, ModelError
+from indexer.formats import CONVERTED, GGUF_FILE, NOT_WEIGHTS, ONNX_FILE, WEIGHTS
 from indexer.names import with_dots
 from indexer.network.byterange import ByteSource
 from indexer.sources.cards.paths import without_paths
@@ -23,6 +24,7 @@ from indexer.sources.cards.training_files import read_training
 from indexer.sources.claims import YES, classify_path, hub_id_in, out_of_caches, untyped_relation
 from indexer.sources.file_systems import FileSystem, TreeFile
 from indexer.sources.folder import HASHED, digest_of_files, facts_in_files, json_object, sample_digest
+from indexer.sources.gguf_header import read_facts, stated_bases, stated_sources, stated_titles
 from indexer.sources.runs import TRACKED
 from indexer.sources.source import Row
 from indexer.sources.tree import TreeModel
@@ -33,18 +35,20 @@ _MOST_HEADER = 16 << 20
 _WHOLE = 2 << 20  # of a file of so many bytes all are hashed
 _PIECE = 64 << 10  # of the head and the tail of a file at an address
 _LONGEST_NAME = 500
+_TEXTS = (".md", ".txt", ".yaml", ".yml", ".model", ".jinja")
 _MOST_NAMED = 20
 _ADAPTER = re.compile(r"lora|lokr|loha|hada|oft_|\.dora|\.alpha$|ia3|boft|glora|vera_", re.IGNORECASE)
 _LISTED_BY_TRAINERS = ("ss_base_model_version", "ss_sd_model_name", "modelspec.architecture", "base_model",
                        "base_model_name_or_path")  # fmt: skip
+_TITLE = "a title in its header"  # of a base, or of the model: it tells a base that is known, and names no other
 
 
 @dataclass(frozen=True)
 class TreeFacts:
     """Of one model: its ``version`` (40 hex digits, the same wherever it lies), and what names its base, best first.
 
-    ``version``: "" if the weights were not looked at. ``named``: (what names it, the name); ``relation``: adapter or
-    finetune, by the files.
+    ``version``: "" if the weights were not looked at. ``named``: (what names it, the name); ``relation``: adapter,
+    quantized (GGUF and ONNX, in as many bits as they may be) or finetune, by the files.
     """
 
     version: str
@@ -63,7 +67,15 @@ def stated(model: TreeModel, files: FileSystem) -> tuple[TreeFacts, Row]:
     """The same without the version, for which some of the weights are read. Raises ModelError if a file has changed."""
     row, named, is_adapter = _row(model, files)
     relation = untyped_relation(row) if is_adapter is None else "adapter" if is_adapter else "finetune"
+    if is_converted(model.files):
+        relation = "quantized"
     return TreeFacts("", tuple(named[:_MOST_NAMED]), relation), row
+
+
+def is_converted(names: Iterable[str]) -> bool:
+    """Whether the weights among these files are only there in a format that models are converted to."""
+    weights = [name for name in names if name.endswith(WEIGHTS) and not NOT_WEIGHTS.search(name)]
+    return bool(weights) and all(name.endswith(CONVERTED) for name in weights)
 
 
 def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]], bool | None]:
@@ -91,9 +103,12 @@ def _row(model: TreeModel, files: FileSystem) -> tuple[Row, list[tuple[str, str]
     for key in _LISTED_BY_TRAINERS:
         value = metadata.get(key)
         named += [(key, one) for one in _image_bases(value)] or [(key, value)]
+    header = _gguf_facts(model, files)
+    named += [("its header", one) for one in (*stated_bases(header), *stated_sources(header))]
     stated = card_facts(readme).get("base_model")
     named += [("the card", one) for one in (stated if isinstance(stated, list) else [stated])]
     named += [("the card", one) for one in sentence_bases(readme)]
+    named += [(_TITLE, one) for one in stated_titles(header)]
     found = [
         (what, str(without_paths(with_dots(out_of_caches(tidy(one, _LONGEST_NAME))))))
         for what, one in named
@@ -114,6 +129,18 @@ def _text(model: TreeModel, files: FileSystem, name: str, limit: int) -> str:
         if error.reason == "not_found":  # no permission, or gone: reading the weights says so
             return ""
         raise
+
+
+def _gguf_facts(model: TreeModel, files: FileSystem) -> Mapping[str, Any]:
+    """What the header of a GGUF file says of the model; nothing if it cannot be read."""
+    name = min((name for name in model.files if name.endswith(GGUF_FILE)), default=None)
+    if name is None or not is_converted(model.files):
+        return {}
+    try:
+        with closing(files.open(model.files[name].path, "its weights")) as file:
+            return read_facts(file)
+    except ModelError:
+        return {}
 
 
 def _header(listed: TreeFile, files: FileSystem) -> tuple[Mapping[str, Any], Collection[str]]:
@@ -141,10 +168,12 @@ def _version(model: TreeModel, files: FileSystem) -> str:
     """
     samples: dict[str, str] = {}
     marks: list[str] = []
-    for name, one in sorted(model.files.items()):
-        known = "weights" if model.is_file else name
-        if not known.endswith(HASHED) and not model.is_file:
-            continue
+    hashed = WEIGHTS if model.is_file else HASHED
+    has_data = any(name.endswith(ONNX_FILE) for name in model.files)  # in files of any name
+    names = sorted(name for name in model.files if name.endswith(hashed) or (has_data and not name.endswith(_TEXTS)))
+    for number, name in enumerate(names):
+        one = model.files[name]
+        known = name if not model.is_file else f"weights {number}" if number else "weights"  # whatever it is called
         if one.facts.mark.startswith("etag:"):
             samples[known] = f"{one.facts.size} {one.facts.mark}"
             continue
@@ -228,7 +257,7 @@ def base_among(
         verdicts = {base: classify_path(name, identifier, ids) for base, ids in bases.items()}
         if matching := next((base for base, verdict in verdicts.items() if verdict == YES), None):
             return matching, None
-        if other is None and (named := hub_id_in(name, identifier)) is not None:
+        if what != _TITLE and other is None and (named := hub_id_in(name, identifier)) is not None:
             other = named
             if what in ("adapter_config.json", "config.json"):
                 break

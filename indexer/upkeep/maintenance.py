@@ -23,6 +23,7 @@ from indexer.publish.publish import publish
 from indexer.publish.rows import Entry, Publication
 from indexer.publish.stored_answers import published_answers, restore_answers
 from indexer.quantities import some_of
+from indexer.records.conversion import CONVERSION
 from indexer.records.identity import OtherVersion
 from indexer.records.representations.registry import representation_named
 from indexer.records.store import FailureRecord, RecordHeader, RecordStore, current_record
@@ -78,21 +79,29 @@ def status(folder: AtlasFolder) -> dict[str, Any]:
 def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
     """The trees, and the sources besides the Hub, that models were found in, with counts; nothing if there are none.
 
-    ``models``: of bases that were asked for; ``left``: those that are not there any more.
+    ``models``: of bases that were asked for; ``conversions``: those of them that are copies in other formats, without a
+    vector; ``left``: those that are not there any more.
     """
     known = KnownTrees(folder)
     trees, places = known.trees(), known.places()
     with Reading(folder.database) as connection:
-        rows = connection.rows("SELECT model, bool_or(status = 'indexed') AS indexed FROM fine_tunes GROUP BY model")
+        rows = connection.rows(
+            "SELECT model, bool_or(status = 'indexed') AS indexed, bool_or(reason = $conversion) AS is_conversion "
+            "FROM fine_tunes GROUP BY model",
+            {"conversion": CONVERSION},
+        )
         others = connection.rows(
             "SELECT split_part(model, ':', 1) AS address, '' AS author, count(DISTINCT model) AS models, "
-            "count(DISTINCT model) FILTER (status = 'indexed' AND NOT deleted_at_hub) AS indexed, 0 AS another_base, "
-            '0 AS base_not_named, 0 AS problems, count(DISTINCT model) FILTER (deleted_at_hub) AS "left", '
+            "count(DISTINCT model) FILTER (status = 'indexed' AND NOT deleted_at_hub) AS indexed, "
+            "count(DISTINCT model) FILTER (reason = $conversion AND NOT deleted_at_hub) AS conversions, "
+            "0 AS another_base, 0 AS base_not_named, 0 AS problems, "
+            'count(DISTINCT model) FILTER (deleted_at_hub) AS "left", '
             "max(last_seen) AS seen FROM fine_tunes WHERE contains(model, ':') AND NOT starts_with(model, $local) "
             "GROUP BY 1 ORDER BY 1",
-            {"local": LOCAL},
+            {"local": LOCAL, "conversion": CONVERSION},
         )
     indexed = {row["model"] for row in rows if row["indexed"]}
+    conversions = {row["model"] for row in rows if row["is_conversion"]}
     sources = []
     for tree in trees:
         of_tree = places.get(tree.tree, {}).values()
@@ -103,6 +112,7 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
             "author": tree.author,
             "models": tree.counts.get("models", 0),
             "indexed": len(here & indexed),
+            "conversions": len(here & conversions),
             **counts,
             "left": len({placed.model for placed in of_tree} - here),
             "seen": datetime.fromisoformat(tree.seen),

@@ -11,17 +11,24 @@ from indexer.console.option import Argument, Option
 from query.contract.columns import DOWNLOADS, READ, BaseId, Dataset, DatasetList, ModelId, Notes, Relation
 from query.contract.options import ROWS_ON_A_TERMINAL, Base, Limit
 from query.contract.registry import Invocation, Tool, question
-from query.contract.results import Doc, Rows
+from query.contract.results import Doc, If, Rows
 from query.shared.wording import counted
 
 if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
-_MODELS = (
-    'SELECT base, model, relation, datasets, downloads, "read" FROM models WHERE contains(lower(model), lower($1)) '
-    "AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true) "
-    "ORDER BY downloads DESC NULLS LAST, model"
-)
+_MODELS = """
+SELECT base, model, relation, datasets, downloads, "read", format, copy_of FROM (
+    SELECT base, model, relation, datasets, downloads, "read", NULL AS format, NULL AS copy_of FROM models
+    UNION ALL
+    SELECT base, model, relation, coalesce(named.datasets, []), downloads, NULL, format || ' (' || types || ')', source
+    FROM conversions JOIN fine_tunes USING (model_id) LEFT JOIN (
+        SELECT model_id, list_sort(list(DISTINCT dataset)) AS datasets
+        FROM model_datasets WHERE dataset IS NOT NULL GROUP BY model_id
+    ) AS named USING (model_id)
+) WHERE contains(lower(model), lower($1)) AND coalesce(base = $2, true) AND coalesce(list_contains(datasets, $3), true)
+ORDER BY downloads DESC NULLS LAST, model
+"""
 _DATASETS = (
     "SELECT base, dataset, models, authors FROM dataset_counts WHERE contains(lower(dataset), lower($1)) "
     "AND coalesce(base = $2, true) ORDER BY models DESC, dataset, base"
@@ -30,14 +37,18 @@ _DATASETS = (
 
 @dataclass(frozen=True)
 class ListedModel:
-    """An indexed model."""
+    """An indexed model, or a conversion: a copy of one in another format, which has no vector."""
 
     base: BaseId
     model: ModelId
     relation: Relation
     datasets: DatasetList
     downloads: Annotated[int | None, DOWNLOADS]
-    read: Annotated[str, READ]
+    read: Annotated[str | None, READ]
+    format: Annotated[str | None, Doc("Of a conversion: how it is stored, GGUF (Q4_K, Q6_K)."), If()] = None
+    copy_of: Annotated[
+        str | None, Doc("Of a conversion: the model that it is a copy of, as far as that is known."), If()
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class ListedDataset:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ListedModels(Rows[ListedModel]):
-    """The indexed models of an atlas."""
+    """The indexed models of an atlas, and the conversions."""
 
     ROWS = "models"
     OPTIONAL_COLUMNS = ("read", "relation", "downloads", "datasets")
@@ -90,7 +101,10 @@ def _show(call: Invocation, limit: int | None, list_of: str, **options: Any) -> 
         answer: ListedModels | ListedDatasets = getattr(atlas, list_of)(**options)
         has_base = call.output != "table" or len(atlas.bases()) > 1
         columns = [column for column in answer.COLUMNS if column != "base" or has_base]
-        rows = [{name: row[name] for name in columns} for row in answer.to_rows()[:limit]]
+        rows = [
+            {name: value for name, value in row.items() if name != "base" or has_base}
+            for row in answer.to_rows()[:limit]
+        ]
         call.emit(rows, columns=columns, optional_columns=answer.OPTIONAL_COLUMNS)
         if len(rows) < len(answer):
             say(f"the first {len(rows)} of {len(answer):,} are shown; for all: --limit N, --format csv, or a pipe")
@@ -114,6 +128,8 @@ def models(
     base: Base = None,
 ) -> ListedModels:
     """List the indexed models, most downloads first: all, or those whose id contains ``search``.
+
+    Conversions (GGUF, AWQ …) are among them, with the model that each is a copy of.
 
     Note:
         ``search``: part of the id, in any case.

@@ -29,17 +29,27 @@ _PLAIN = {"F32": np.float32, "F16": np.float16}
 
 
 def write_gguf(
-    path: Path, config: Mapping[str, Any], weights: Weights, kinds: str | Mapping[str, str], *, importance: bool = False
+    path: Path,
+    config: Mapping[str, Any],
+    weights: Weights,
+    kinds: str | Mapping[str, str],
+    *,
+    importance: bool = False,
+    facts: Mapping[str, str | int] | None = None,
+    shard_tensors: int = 0,
 ) -> Path:
     """A GGUF file as llama.cpp's converter and quantiser make it, by gguf's own writer.
 
     ``importance``: matrices are quantised with an importance matrix, which is drawn here; it needs ggml's library.
     ``kinds``: the type of matrices, or of each by a part of its name in the file ("" for the others). Tensors of one
-    dimension are F32.
+    dimension are F32. ``facts``: what the header says besides. ``shard_tensors``: how many tensors each shard of
+    the file has; 0 for one file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     architecture, layers = str(config["model_type"]), int(config["num_hidden_layers"])
-    writer = gguf.GGUFWriter(str(path), architecture)
+    writer = gguf.GGUFWriter(str(path), architecture, split_max_tensors=shard_tensors)
+    for key, value in (facts or {}).items():
+        writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
     writer.add_block_count(layers)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])

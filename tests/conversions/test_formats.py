@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from indexer.checkpoints.checkpoint import open_checkpoint
+from indexer.errors import Skipped
 from indexer.sources.registry import ModelRef
 from studies.conversions import families, writers
 
@@ -120,6 +121,26 @@ def test_the_rows_of_heads_are_permuted_as_llama_cpp_does(tmp_path):
         whole = {name: tensor.numpy() for name, tensor in checkpoint.stream([QUERY, KEY])}
     assert np.allclose(in_file, scores(whole[QUERY], whole[KEY], halves))
     assert np.array_equal(whole[QUERY], WEIGHTS[QUERY])
+
+
+def test_shards_after_the_first_are_read_with_its_facts(tmp_path):
+    """Only the first shard says how many heads there are, and so in which order the rows of queries and keys stand."""
+    writers.write_gguf(tmp_path / "model.gguf", LLAMA, WEIGHTS, "F32", shard_tensors=4)
+    assert len(list(tmp_path.glob("model-*-of-*.gguf"))) > 3
+    with opened(tmp_path) as checkpoint:
+        whole = {name: tensor.numpy() for name, tensor in checkpoint.stream([QUERY, KEY, DOWN])}
+    assert all(np.array_equal(whole[name], WEIGHTS[name]) for name in (QUERY, KEY, DOWN))
+    next(tmp_path.glob("model-00001-*")).unlink()
+    with pytest.raises(Skipped, match=r"1 of .* shards are missing, 'model-00001"):
+        open_checkpoint(ModelRef(str(tmp_path), folder=tmp_path))
+
+
+@needs_ggml
+@pytest.mark.parametrize(("stated", "kind"), [(15, "GGUF Q4_K_M"), (7, "GGUF Q4_K"), (10**6, "GGUF Q4_K")])
+def test_the_kind_is_that_of_the_header_if_the_tensors_agree(tmp_path, stated, kind):
+    path = writers.write_gguf(tmp_path / "m.gguf", LLAMA, WEIGHTS, "Q4_K", facts={"general.file_type": stated})
+    with opened(path) as checkpoint:
+        assert checkpoint.conversion_kind == kind
 
 
 @pytest.mark.parametrize(("bits", "order"), [(2, False), (3, False), (4, False), (4, True), (8, True)])

@@ -70,7 +70,7 @@ def plant(tree: Path, store: Path) -> Path:
     adapter(tree / "elsewhere", 8, base=ELSEWHERE)
     adapter(tree / "prompt", 10, peft_type="PROMPT_TUNING")
     (tree / "g").mkdir()
-    (tree / "g/q4.gguf").write_bytes(b"GGUF")
+    (tree / "g/mmproj.gguf").write_bytes(b"GGUF")
     return tree
 
 

@@ -10,6 +10,7 @@ import torch
 
 from indexer import scan
 from indexer.errors import AtlasError, BadArgument
+from indexer.sources.tree import NO_MODEL
 from tests.scans.conftest import ELSEWHERE, with_factors
 from tests.tiny_hub import BASE
 from tests.trees import adapter, factors, loose
@@ -54,7 +55,7 @@ def test_broken_untrained_and_left_out(found):
     assert broken == {"nan": "not_finite", "cut": "corrupt_file", "shards": "corrupt_file"}
     assert {model.model for model in found.untrained} == {"untrained", "full/base"}
     left_out = {one.reason: (one.count, one.first) for one in found.left_out}
-    assert left_out["files in a format that is not read yet: GGUF"] == (1, "g")
+    assert left_out[NO_MODEL] == (1, "g/mmproj.gguf")
     assert left_out["adapter_unsupported"][1].startswith("prompt: ")
 
 

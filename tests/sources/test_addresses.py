@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
-from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -23,48 +22,6 @@ from tests.tiny_hub import BASE
 from tests.trees import adapter, loose
 
 fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture(scope="module")
-def s3_server():
-    pytest.importorskip("s3fs", reason="needs s3fs")
-    server = pytest.importorskip("moto.server", reason="needs moto[server,s3]")
-    running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    running.start()
-    yield "http://{}:{}".format(*running.get_host_and_port())
-    running.stop()
-
-
-@pytest.fixture
-def bucket(s3_server, monkeypatch):
-    """The bucket ``team-secret``, empty; credentials and the endpoint are given as boto reads them."""
-    for name, value in {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "us-east-1",
-                        "AWS_ENDPOINT_URL": s3_server}.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-    files = s3fs.S3FileSystem()
-    if files.exists("team-secret"):
-        files.rm("team-secret", recursive=True)
-    files.mkdir("team-secret")
-    yield files
-    s3fs.S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The requests to S3, by operation."""
-    client = pytest.importorskip("aiobotocore.client")
-    counted: Counter[str] = Counter()
-    real = client.AioBaseClient._make_api_call
-
-    async def count(self, operation, parameters):
-        counted[operation] += 1
-        return await real(self, operation, parameters)
-
-    monkeypatch.setattr(client.AioBaseClient, "_make_api_call", count)
-    return counted
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from huggingface_hub import constants, snapshot_download
 from indexer import build
 from indexer.errors import AtlasError
 from indexer.sources.addresses import file_system
-from indexer.sources.tree import list_tree
+from indexer.sources.tree import NO_MODEL, list_tree
 from query import Atlas
 from scripts.loopback_hub import LoopbackHub
 from tests.hubs import reset_session, use_endpoint
@@ -122,7 +122,14 @@ def test_ollamas_store_names_what_is_in_it(tmp_path):
     layers = {
         "library/llama3/latest": [("model", blob(store, b"GGUF" + b"\0" * 40)), ("license", blob(store, b"MIT"))],
         "me/tuned/v1": [("model", blob(store, b"GGUF" + b"\1" * 40)), ("adapter", blob(store, lora))],
+        "me/v2/latest": [
+            ("model", blob(store, b"GGUF" + b"\2" * 40)),
+            ("projector", blob(store, b"GGUF" + b"\3" * 40)),
+        ],
+        "me/lora/v1": [("model", blob(store, b"GGUF" + b"\1" * 40)), ("adapter", blob(store, b"GGUF" + b"\4" * 40))],
+        "me/empty/v1": [("model", blob(store, b""))],
         "me/lost/v1": [("adapter", "sha256:" + "0" * 64)],
+        "evil/outside/v1": [("model", "sha256:../../../secret.gguf"), ("model", "/etc/passwd")],
     }
     for name, found in layers.items():
         path = store / "manifests/registry.ollama.ai" / name
@@ -131,11 +138,12 @@ def test_ollamas_store_names_what_is_in_it(tmp_path):
         path.write_text(json.dumps({"schemaVersion": 2, "layers": rows}))
     (store / "manifests/registry.ollama.ai/me/broken").write_text('{"layers": 3')
     listing = list_tree(file_system(str(store)))
-    (model,) = listing.models
-    assert model.words[-1] == "tuned-v1"
+    assert [(model.words[-1], list(model.files)) for model in listing.models] == [
+        ("llama3-latest", ["model.gguf"]), ("tuned-v1", ["tuned-v1.safetensors"]), ("v2-latest", ["model.gguf"]),
+    ]  # fmt: skip
     assert listing.problems.counts == {
-        "files in a format that is not read yet: GGUF": 1, "layers of Ollama's store that are missing": 1,
-        "files that cannot be opened": 1,
+        "layers of Ollama's store that are missing": 3, "files that cannot be opened": 1, NO_MODEL: 1,
+        "files of Ollama's store in a format that is not read": 1,
     }  # fmt: skip
 
 

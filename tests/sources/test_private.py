@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
+from importlib.util import find_spec
 
 import duckdb
 import pytest
+from safetensors.torch import load_file
 
 from indexer import build
 from indexer.atlas import AtlasFolder
@@ -13,6 +16,7 @@ from indexer.errors import AtlasError
 from indexer.listing.trees import KnownTrees
 from indexer.sources.local_names import hash_of
 from scripts.loopback_hub import LoopbackHub
+from studies.conversions import writers
 from tests.hubs import reset_session
 from tests.share.conftest import WRITERS, Person
 from tests.share.test_kept_back import pushed_text
@@ -37,11 +41,18 @@ def owner(tiny_store, tmp_path, monkeypatch):
     adapter(tree / "2026-11-02" / "broken", 7)
     (tree / "2026-11-02/broken/adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{not json")
     loose(tree / "2026-11-02" / "loras" / "one.safetensors", 9, ss_base_model_version=BASE, ss_output_dir=str(tree))
+    copies = int(find_spec("onnx") is not None)
+    if copies:  # a conversion, whose source has a name of this machine
+        weights = {
+            name: tensor.numpy() for name, tensor in load_file(tree / "2026-11-02/whole/model.safetensors").items()
+        }
+        config = json.loads((tree / "2026-11-02/whole/config.json").read_text())
+        writers.write_onnx(tree / "2026-11-02" / "exported" / "model.onnx", config, weights)
     with LoopbackHub(store, datasets=tmp_path / "datasets", writers=WRITERS) as hub:
         try:
             person = Person(hub, tmp_path, monkeypatch)
             report = build(BASE, "atlas", sources=tree, workers=1, progress=person.note)
-            assert (report.indexed, report.skipped, report.failed) == (5, 1, 0)
+            assert (report.indexed, report.skipped, report.failed) == (5, 1 + copies, 0)
             yield person
         finally:
             reset_session()
@@ -60,6 +71,8 @@ def test_a_push_has_no_part_of_the_path(owner, tmp_path):
     owner.push(atlas, with_local=True, with_private=True, with_records=True)
     text = pushed_text(owner.hub)
     assert b"local:run0" in text
+    if find_spec("onnx") is not None:
+        assert b"local:exported" in text
     assert_private(text)
     (tree,) = KnownTrees(atlas).trees()
     assert tree.address == str(tmp_path / "hidden-place/team-x")

@@ -24,6 +24,7 @@ from indexer.records.conversion import ConversionSource
 from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from indexer.sources.claims import hub_id_in, hub_spelling
+from indexer.sources.gguf_header import stated_bases, stated_sources
 from indexer.sources.registry import ModelRef
 
 # Candidates whose records are compared; with more only the first of them, and those that the card names.
@@ -69,8 +70,12 @@ def find_conversion(
             names = {model.model.lower(): model.model for model in models} | {base.base.lower(): base.base}
             stated = [names.get(name.lower(), name) for name in (*claimed, *_stated(checkpoint))]
             stated = [name for name in dict.fromkeys(stated) if name != reference.id]
-            ordered = [model for model in models if model.model in stated]
-            ordered += [model for model in models if model.model not in stated][:MOST_CANDIDATES]
+            if reference.folder is not None or (reference.place is not None and not reference.place.is_cached):
+                # Names of this machine are in no card, so that one of a fine-tune's file can only name the base.
+                stated = [name for name in stated if name != base.base]
+            first = {*stated, *_ids(stated_bases(checkpoint.metadata))}
+            ordered = [model for model in models if model.model in first]
+            ordered += [model for model in models if model.model not in first][:MOST_CANDIDATES]
             candidates = [candidate_of(folder, model) for model in ordered if model.model != reference.id]
             return find_source(conversion, base.base, candidates, stated)
 
@@ -93,10 +98,11 @@ def candidate_of(folder: AtlasFolder, model: IndexedCandidate) -> Candidate:
 
 
 def _stated(checkpoint: Checkpoint) -> list[str]:
-    """The ids that the files of a conversion name as what it was made from."""
-    texts = [stated.text for stated in stated_names(checkpoint)]
-    addresses = (checkpoint.metadata.get(f"general.base_model.{number}.repo_url", "") for number in range(4))
-    texts += [address.removeprefix("https://huggingface.co/") for address in addresses if address]
+    """The ids that the files of a conversion name as what was converted."""
+    return _ids([*(stated.text for stated in stated_names(checkpoint)), *stated_sources(checkpoint.metadata)])
+
+
+def _ids(texts: Sequence[str]) -> list[str]:
     ids = [hub_id_in(hub_spelling(text)) for text in texts]
     return [name for name in ids if name is not None]
 

@@ -23,6 +23,7 @@ from indexer.checkpoints.stored_tensor import READABLE, dtype_name
 from indexer.deltas.adapter_deltas import deltas_on, dense
 from indexer.deltas.base import BaseMatrices
 from indexer.deltas.delta import LoraDelta
+from indexer.deltas.identification.bases import ComparedBase
 from indexer.deltas.identification.rows import layout_like
 from indexer.errors import Skipped
 from indexer.names import CONNECTIONS, DeltaKey
@@ -84,7 +85,7 @@ class ConversionRows:
     Raises Skipped: ``shape_mismatch`` or ``missing_matrices`` if it has no matrix of the base, ``not_finite``.
     """
 
-    def __init__(self, checkpoint: Checkpoint, base: BaseMatrices, numbers: int = NUMBERS) -> None:
+    def __init__(self, checkpoint: Checkpoint, base: ComparedBase, numbers: int = NUMBERS) -> None:
         self.checkpoint, self.base = checkpoint, base
         self.layout = layout_like(checkpoint, base)
         of_base = base.layout.by_key
@@ -197,6 +198,8 @@ class ConversionRows:
         return rows
 
     def _rows_of_adapter(self, checkpoint: Checkpoint) -> dict[DeltaKey, torch.Tensor]:
+        if not isinstance(self.base, BaseMatrices):
+            raise Skipped("missing_matrices", "adapters are applied to the stored matrices of a base alone")
         rows = dict(self.base_rows)
         for delta in deltas_on(checkpoint, self.base, only=self.lines):
             lines = self.lines.get(delta.key)

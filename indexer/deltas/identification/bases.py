@@ -46,6 +46,10 @@ class ComparedBase(Protocol):
         """Some rows of a matrix; of one that checkpoints store transposed, some input coordinates (out, n)."""
         ...
 
+    def leading_rows(self, key: DeltaKey) -> int:
+        """How many of the first rows of a matrix are here."""
+        ...
+
     def close(self) -> None:
         """Close files and release memory."""
         ...
@@ -102,6 +106,10 @@ class OpenedBase:
             block = place.extract_lines(tensor[np.searchsorted(rows, stored)]).clone()
             self._lines[key, lines.tobytes()] = block
         return block
+
+    def leading_rows(self, key: DeltaKey) -> int:
+        """All of them."""
+        return self.layout.by_key[key].shape[0]
 
     def close(self) -> None:
         """Close the files and release the memory."""
