@@ -30,8 +30,8 @@ _LONGEST_ELLIPSE = 10.0  # A, in units of the depth: beyond, the ellipse is prac
 _ROUNDING = 1e-6
 # A smaller difference in AIC is no evidence for either form (Burnham & Anderson, 2002).
 _INDIFFERENT = 2.0
-# Of noise alone, the error of the line is below this share of the constant's in 12 % of draws of four layers, 7 % of six
-# layers and 1 % of twelve.
+# On noise alone, the line's error is below this share of the constant's in 12 % of draws of four layers, in 7 % of six
+# and in 1 % of twelve.
 _CLEARLY = 0.75
 _FEWEST_FOR_CURVES = 6  # layers needed for a curved form: any curve with two parameters passes near four points
 
