@@ -1,7 +1,7 @@
 """The header of a GGUF file: facts of the model, and the names, types and places of its tensors.
 
 Key-value pairs hold the architecture's numbers, what the model was made from, and the vocabulary; the tensors follow
-(llama.cpp, docs/gguf.md, versions 2 and 3). All of it is untrusted: every number is checked against the size of the
+(described by llama.cpp as versions 2 and 3). All of it is untrusted: every number is checked against the size of the
 file before it is used. This module imports neither torch nor gguf, because listings read the facts alone.
 """
 
