@@ -1,12 +1,13 @@
-"""Run the console blocks of docs/guide and put what they print below each command.
+"""Run the console blocks of README.md and docs/guide and put what they print below each command.
 
-    python -m scripts.guide                          # all pages
+    python -m scripts.guide                          # README.md and all pages
     python -m scripts.guide docs/guide/sharing.md    # one page
 
 Pages are written for the atlas that comes with the program. A ``console`` block holds commands after ``$`` and what each
 prints, stdout and stderr as on a terminal; a ``pycon`` block holds statements after ``>>>``. All blocks of a page run one
 after another in one empty folder, in one Python session, so that a file that one command writes is there for the next.
-``$ export NAME=VALUE`` counts to the end of the page.
+``$ export NAME=VALUE`` counts to the end of the page. Where what is shown ends with a line ``…``, as many lines are shown
+again, and the rest is left out.
 
 A block that cannot run everywhere is left as it is if the line above it says why, and so is a whole page:
 
@@ -35,14 +36,15 @@ from typing import Any
 
 from scripts.child import PROJECT
 
-PAGES = PROJECT / "docs" / "guide"
+PAGES = (PROJECT / "README.md", *sorted((PROJECT / "docs" / "guide").glob("*.md")))
 
 BLOCKS = re.compile(
     r"(?P<above>[^\n]*\n)(?P<fence>```(?P<kind>console|pycon)\n)(?P<text>.*?)(?P<end>^```$)", re.DOTALL | re.MULTILINE
 )
 _NOT_RUN = re.compile(r"<!-- not run: \S.* -->\n")
 _PAGE_NOT_RUN = re.compile(r"^<!-- page not run: \S.* -->$", re.MULTILINE)
-_COMMAND = re.compile(r"^\$ (.+)$", re.MULTILINE)
+_COMMAND = re.compile(r"^\$ (?P<typed>.+)\n(?P<shown>(?:(?!\$ ).*\n)*)", re.MULTILINE)
+_REST = "…"
 _FOR_A_SHELL = re.compile(r"[|<>;&*?$`~]")  # outside quotes
 _DECIMAL = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
 
@@ -138,8 +140,12 @@ def renewed(text: str, folder: Path) -> tuple[str, list[str]]:
 def _console(text: str, session: Session) -> str:
     """A block's commands, each with what it prints and an empty line before the next if it printed something."""
     shown: list[str] = []
-    for typed in _COMMAND.findall(text):
-        printed = "\n".join(line.rstrip() for line in session.command(typed).rstrip().splitlines())
+    for command in _COMMAND.finditer(text):
+        typed, before = command["typed"], command["shown"].rstrip().splitlines()
+        lines = [line.rstrip() for line in session.command(typed).rstrip().splitlines()]
+        if before[-1:] == [_REST] and len(lines) >= len(before):
+            lines[len(before) - 1 :] = [_REST]
+        printed = "\n".join(lines)
         if shown and "\n" in shown[-1]:
             shown.append("")
         shown.append(f"$ {typed}\n{printed}" if printed else f"$ {typed}")
@@ -206,7 +212,7 @@ def _without_quoted(typed: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Renew the named pages, or all; commands that end with an error are named on stderr: a page may want to show them."""
     chosen = [Path(name) for name in (sys.argv[1:] if arguments is None else arguments)]
-    for page in chosen or sorted(PAGES.glob("*.md")):
+    for page in chosen or PAGES:
         with tempfile.TemporaryDirectory() as folder:
             text, failures = renewed(page.read_text(encoding="utf-8"), Path(folder))
         page.write_text(text, encoding="utf-8")

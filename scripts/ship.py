@@ -18,9 +18,12 @@ from indexer.publish.origin import Origin, write_origin
 from indexer.publish.staging import note_checksum
 from indexer.share.manifest import ATLAS
 from indexer.share.staging import staged
-from scripts.readme import BASE, BUILD
+from scripts.child import PROJECT
 from scripts.terminal import Terminal
 
+BASE = "atlas-demo/tiny-roberta"
+BUILD = f"index build --base {BASE} --discover names --spectra"
+MAP = PROJECT / "docs" / "map.png"
 MOST_BYTES = 6_000_000
 BLOCK_BYTES = 16_384  # the smallest blocks that DuckDB has: the file takes a fifth
 SWEEP = [f"gridsweep/tiny-roberta-exception-types-lr{rate}-s7" for rate in ("1e-4", "2e-4", "3e-4", "6e-4", "1e-3")]

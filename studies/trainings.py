@@ -1,7 +1,7 @@
 """What a second training changes: the same family of models, trained from several seeds, indexed and asked.
 
 ``python -m studies.trainings --out DIR`` makes the families that are missing, builds an atlas of each, and writes
-docs/evidence/trainings.json; ``python -m scripts.readme`` puts the ranges into README.md.
+docs/evidence/trainings.json, and the ranges into docs/evidence/vectors.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from scripts.child import PROJECT
 from scripts.family import make_family
 from scripts.family.plan import SIZES
 from scripts.loopback_hub import LoopbackHub
-from scripts.readme import BASE, TRAININGS
-from scripts.tables import decimal
+from scripts.ship import BASE
+from scripts.tables import decimal, fill
 from scripts.terminal import Terminal, exit_status
 
+TRAININGS = PROJECT / "docs" / "evidence" / "trainings.json"
+PAGE = TRAININGS.with_name("vectors.md")
 REPRESENTATIONS = ("input", "input_v1", "delta", "output", "spectrum", "seed")
 _SHARES = ("purity", "across", "right", "vectors", "head", "brier", "calibration")
 
@@ -46,7 +48,32 @@ def run(out: Path, sizes: Sequence[str], seeds: Sequence[int]) -> None:
             found.sort(key=lambda one: (one["size"], one["training_seed"]))
             TRAININGS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             print(f"{size} {seed}: " + ", ".join(f"{name} {decimal(row[name], 2)}" for name in _SHARES), flush=True)
-    print(f"The figures: {TRAININGS.relative_to(PROJECT)}")
+    fill(PAGE, {"trainings": sentences(found)})
+    print(f"The figures: {TRAININGS.relative_to(PROJECT)}, and in words {PAGE.relative_to(PROJECT)}")
+
+
+def sentences(trainings: Sequence[Mapping[str, Any]]) -> str:
+    """The ranges over all trainings in words, as docs/evidence/vectors.md has them."""
+    full = [training for training in trainings if training["size"] == "full"]
+    spans = []
+    for name in full[0]["representations"]:
+        values = [training["representations"][name][0] for training in full]
+        spans.append(f"`{name}` {decimal(min(values), 2)} to {decimal(max(values), 2)}")
+    count = sum(training["size"] == "demo" for training in trainings)
+    return (
+        f"A second training gives other figures. Over {len(full)} trainings of the RoBERTa family from other seeds, "
+        f"purity was: {', '.join(spans)}; across authors, `input` had {_span(trainings, 'full', 'across')}.\n`make demo` "
+        f"trains the same models for a shorter time: over {count} trainings, `input` had there "
+        f"{_span(trainings, 'demo', 'purity')} ({_span(trainings, 'demo', 'across')} across authors). Of its models, "
+        f"{_span(trainings, 'demo', 'right')} were predicted right, with a Brier score of {_span(trainings, 'demo', 'brier')}."
+    )
+
+
+def _span(trainings: Sequence[Mapping[str, Any]], size: str, name: str) -> str:
+    """The smallest and the largest of a figure over the trainings of one size: ".81 to .86"."""
+    values = [training[name] for training in trainings if training["size"] == size]
+    low, high = decimal(min(values), 2), decimal(max(values), 2)
+    return low if low == high else f"{low} to {high}"
 
 
 def figures(family: Path, folder: Path, every: bool) -> dict[str, Any]:

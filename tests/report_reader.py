@@ -35,6 +35,7 @@ class Page(HTMLParser):
         self.headings: list[tuple[str, str]] = []
         self.paragraphs: list[tuple[str, str, str]] = []  # section, class, text
         self.key_numbers: dict[str, str] = {}  # meaning -> value
+        self.figures: list[tuple[str, str, str]] = []  # section, meaning, value
         self.codes: list[str] = []
         self.text = ""
         self.section = ""
@@ -86,8 +87,10 @@ class Page(HTMLParser):
             self.paragraphs.append((self.section, self._class, text))
         elif tag == "dt":
             self._meaning = text
-        elif tag == "dd" and self.section == "key-numbers":
-            self.key_numbers[self._meaning] = text
+        elif tag == "dd":
+            self.figures.append((self.section, self._meaning, text))
+            if self.section == "key-numbers":
+                self.key_numbers[self._meaning] = text
         elif tag == "code":
             self.codes.append(text)
 

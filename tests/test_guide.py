@@ -1,4 +1,4 @@
-"""The pages of docs/guide show what their commands print; `python -m scripts.guide` renews them."""
+"""README.md and the pages of docs/guide show what their commands print; `python -m scripts.guide` renews them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from scripts import guide
 
-PAGES = sorted(guide.PAGES.glob("*.md"))
+PAGES = guide.PAGES
 
 
 @pytest.mark.slow
@@ -41,6 +41,15 @@ def test_what_a_command_prints_stands_below_it_and_prose_stays(tmp_path):
     assert "]\n\n$ query help author --json\n[\n" in found
     assert found.endswith("]\n```\n\nMore.\n")
     assert renewed(found, tmp_path) == found
+
+
+def test_as_many_lines_are_shown_as_stand_before_the_dots(tmp_path):
+    text = "Text.\n```console\n$ printf '1\\n2\\n3\\n'\nold\nold\n…\n$ echo last\n```\n"
+    found = renewed(text, tmp_path)
+    assert found == "Text.\n```console\n$ printf '1\\n2\\n3\\n'\n1\n2\n…\n\n$ echo last\nlast\n```\n"
+    assert renewed(found, tmp_path) == found
+    all_lines = "Text.\n```console\n$ echo 1\nold\n…\n```\n"
+    assert renewed(all_lines, tmp_path) == "Text.\n```console\n$ echo 1\n1\n```\n"
 
 
 def test_a_block_and_a_page_with_a_reason_stay_as_they_are(tmp_path):

@@ -344,23 +344,22 @@ def test_one_version_everywhere():
     assert f"\n## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_figures_of_the_readme_are_those_of_the_demo():
-    """`python -m scripts.readme` renews both."""
-    from scripts.readme import COMMANDS, REPLIES, with_replies
+def test_the_readme_is_short_and_the_ranges_over_trainings_are_those_measured():
+    """`python -m scripts.guide` renews what README.md shows, `python -m studies.trainings` the ranges."""
+    from scripts.tables import filled
+    from studies.trainings import PAGE, TRAININGS, sentences
 
-    text, replies = (ROOT / "README.md").read_text(), json.loads(REPLIES.read_text())
-    assert with_replies(text, replies) == text
-    assert all(f"$ {command}\n" in text for command in COMMANDS)
-    other = {command: reply.replace("0", "7") for command, reply in replies.items()}
-    assert with_replies(text, other) != text
-    assert len(text.splitlines()) < 250
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+    page, trainings = PAGE.read_text(), json.loads(TRAININGS.read_text())
+    assert filled(page, {"trainings": sentences(trainings)}) == page
+    assert sentences([training | {"purity": 0.123} for training in trainings]) != sentences(trainings)
 
 
-def test_every_command_is_in_the_readme():
+def test_every_command_is_in_the_guide():
     from indexer.cli import main as index
     from query.faces.cli import main as query
 
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "docs" / "guide" / "questions.md").read_text()
     for program, group in (("index", index), ("query", query)):
         for name, command in group.commands.items():
             assert f"{program} {name}" in text or f"`{name}`" in text, f"{program} {name}"

@@ -42,6 +42,8 @@ _SHARE = Doc("Share of the squared norm of the model's whole change, from 0 to 1
 _NORM_ERROR = Doc("Standard error of norm; 0 if all rows were read.")
 
 CELL = (0.62, 0.24)  # inches
+_IN_PERCENT = ("relative_norm", "share", "energy")  # measures whose cells are in per cent
+_DARK_CELL = 0.4  # luminance of a colour, from 0 to 1, below which the number in it is white
 
 
 @dataclass(frozen=True)
@@ -242,9 +244,10 @@ class Layers(Drawn):
         return list(rows.values())
 
     def figure(self, theme: ThemeName = "light", of: str = "relative_norm", *, ax: Axes | None = None) -> Figure:
-        """A heat map by layer and family: a panel for each stack, with one scale for all.
+        """A heat map by layer and family with a number in each cell: a panel for each stack, with one scale for all.
 
-        ``of``: the measure, one of MEASURES. ``theme`` and ``ax``: as in ``Drawn.figure``.
+        The scale goes from the smallest to the largest number. ``of``: the measure, one of MEASURES. ``theme`` and
+        ``ax``: as in ``Drawn.figure``.
         """
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -256,10 +259,14 @@ class Layers(Drawn):
         panels = Panels([len(stacks)], size, theme, ax, margin=(1.2, 1.3))
         figure, colours = panels.figure, panels.colours
         # Cells without a value, and untouched matrices, stay empty.
+        unit = 100.0 if of in _IN_PERCENT else 1.0
         values = [
-            math.nan if delta.norm == 0 or getattr(delta, of) is None else getattr(delta, of) for delta in self.deltas
+            math.nan if delta.norm == 0 or getattr(delta, of) is None else unit * getattr(delta, of)
+            for delta in self.deltas
         ]
-        scale = Normalize(0, float(np.nanmax(values)) if np.isfinite(values).any() else 1.0)
+        known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+        # One number alone, or the same in every cell, is in the middle of the scale.
+        scale = Normalize(min(known), max(known)) if max(known) > min(known) else Normalize(0, 2 * max(known))
         shades = LinearSegmentedColormap.from_list("scale", colours.scale)
         for stack, panel in zip(stacks, panels, strict=True):
             deltas = [(delta, value) for delta, value in zip(self.deltas, values, strict=True) if delta.stack == stack]
@@ -268,6 +275,19 @@ class Layers(Drawn):
             for delta, value in deltas:
                 cells[delta.layer, families.index(delta.family)] = value
             panel.imshow(cells, origin="lower", aspect="auto", cmap=shades, norm=scale, interpolation="nearest")
+            for (row, column), value in np.ndenumerate(cells):
+                if math.isfinite(value):
+                    red, green, blue, _ = shades(scale(value))
+                    is_dark = 0.299 * red + 0.587 * green + 0.114 * blue < _DARK_CELL
+                    panel.text(
+                        column,
+                        row,
+                        in_cell(value),
+                        ha="center",
+                        va="center",
+                        fontsize=5.5,
+                        color="white" if is_dark else "black",
+                    )
             panel.set_xticks(range(len(families)), families, rotation=30, ha="right", fontsize=7)
             panel.set_yticks(range(0, len(cells), -(-len(cells) // 12)))
             panel.tick_params(length=2)
@@ -279,7 +299,8 @@ class Layers(Drawn):
         bar.outline.set_edgecolor(colours.faint)
         empty = "untouched or not known" if of.startswith("rank") else "untouched"
         title = (
-            f"Where {model_label(self.model, 48)} changed\n{MEASURES[of]}, by layer and family; empty: {empty}\n"
+            f"Where {model_label(self.model, 48)} changed\n"
+            f"{MEASURES[of]}{' in %' if unit > 1 else ''}, by layer and family; empty: {empty}\n"
             f"a fine-tune of {label(self.base)}"
         )
         add_title(figure, title, colours, 8)
@@ -291,6 +312,15 @@ class Layers(Drawn):
 
         file = checked_output(path)
         write_output(file, draw(self.figure(theme, of), file.suffix.lower()))
+
+
+def in_cell(value: float) -> str:
+    """A number for a narrow cell: two significant digits, without an exponent unless it is tiny or huge."""
+    if value == int(value) and abs(value) < 1e4:
+        return str(int(value))
+    if not 1e-4 <= abs(value) < 1e4:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.{max(0, 1 - math.floor(math.log10(abs(value))))}f}"
 
 
 def _parts(deltas: Iterable[Change], name: Callable[[Change], str]) -> list[Part]:

@@ -101,7 +101,7 @@ def test_the_page_of_a_model(page):
     page.run("const s = part('measure'); s.value = 'rank_50'; s.dispatchEvent(new Event('change'))")
     assert page.texts(".heat tbody td")[:4] == ["2", "5", "3", "5"]
     assert page.run("return document.querySelectorAll('#model-page svg').length") == 3
-    assert page.texts("#model-page figcaption")[1] == "readable: by a linear map"
+    assert page.texts("#model-page figcaption")[1] == "Tokens that a linear map reads\nshare of tokens, by layer"
     page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
     assert "was most probably tuned on" in page.text('[aria-label="Probably tuned on"] p')
     near = page.texts('[aria-label="Nearest models"] tbody td:nth-child(2)')
@@ -333,12 +333,55 @@ def test_on_a_phone_a_chosen_row_scrolls_to_its_card(page):
 
 
 def test_a_prediction_is_asked_for_when_the_page_of_a_model_opens(page):
-    """Not before: placing the models and choosing one in the list ask for none."""
+    """Not before: placing the models and choosing one that names a data set ask for none."""
     assert not [address for address in page.requests() if "/predict/" in address]
     model_page(page, FIRST)
     page.wait("document.querySelector('[aria-label=\"Probably tuned on\"] table')")
     assert [address for address in page.requests() if "/predict/" in address]
     assert page.run("return document.getElementById('predict').hidden")
+
+
+def test_the_card_of_an_undocumented_model_says_what_it_was_probably_tuned_on(page):
+    """By the stored prediction, or by one that is made once; a model that names a data set needs none."""
+    choose(page, FIRST)
+    assert not page.run("return Boolean(part('probably'))")
+    for _ in range(2):
+        choose(page, "zoe/silent")
+        page.wait("part('probably')?.innerText.startsWith('Probably tuned on data/set0 (')")
+        choose(page, FIRST)
+    assert len([address for address in page.requests() if "/predict/" in address]) == 1
+    page.run("facet.dataset.of = () => [NONE]; choose(1)")  # the second model, whose prediction is stored
+    assert page.text("#probably") == "Probably tuned on data/set0 (90 %)"
+
+
+def test_models_in_rows_of_sql_are_shown_on_the_map(page, served):
+    page.click("#open-sql")
+    page.run("statement.value = arguments[0]", "SELECT model_id, 'x' AS other FROM models WHERE model LIKE 'kim/%'")
+    page.click("#run")
+    page.wait("!part('sql-map').hidden")
+    assert page.text("#sql-map") == "Show these 4 models on the map"
+    page.click("#sql-map")
+    assert page.run("return part('sql-page').hidden")
+    assert shown_heading(page) == "Models shown (4 of 42)"
+    assert page.text("#active span") == "Narrowed by SQL"
+    page.run("writeView()")
+    address = page.run("return location.href")
+    assert "#rows=SELECT" in address
+    opened(page, address)
+    page.wait("document.querySelector('#shown summary').innerText.includes('(4 of 42)')")
+    page.click("#clear")
+    assert shown_heading(page) == "Models shown (42 of 42)"
+    page.click("#open-sql")
+    page.run("statement.value = 'SELECT 1 AS one'")
+    page.click("#run")
+    page.wait("part('sql-message').innerText === '1 row.'")
+    assert page.run("return part('sql-map').hidden")
+
+
+def test_no_number_is_rounded_to_nothing(page):
+    assert page.run("return [0, 3, 0.25, 0.0000123, 0.98765, 1234.5].map(shortNumber)") == [
+        "0", "3", "0.25", "0.0000123", "0.988", "1230",
+    ]  # fmt: skip
 
 
 def test_everything_without_a_mouse(page):

@@ -18,8 +18,7 @@ from indexer.database.secure_connection import attached, in_memory
 from indexer.errors import AtlasError
 from indexer.library import verify
 from query import Atlas
-from scripts.readme import BASE
-from scripts.ship import MOST_BYTES, SWEEP, ship
+from scripts.ship import BASE, MOST_BYTES, SWEEP, ship
 
 UNDOCUMENTED, ASKED = "small-hours/tiny-roberta-in-house", SWEEP[2]
 READ_ONLY = (

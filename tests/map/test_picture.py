@@ -16,7 +16,7 @@ from query import Atlas
 from query.contract import figures
 from query.contract.figures import THEMES, Panels, draw, in_rows, label, new_figure
 from query.questions.map.coloring import LEGEND, grouped
-from query.questions.map.groups import group_discs, room_for_names
+from query.questions.map.groups import are_places, group_spots, place_names, short_names
 from query.questions.map.model_map import checked_map_file
 from tests.atlas_builder import BASE, Model, write_atlas
 from tests.halves import a_few
@@ -73,30 +73,108 @@ def test_one_colour_and_one_shape_say_one_thing(atlas):
     assert all(len(set(theme.palette)) == len(theme.palette) >= LEGEND for theme in THEMES.values())
 
 
-def test_groups_are_named_where_they_lie():
-    """A heap is found though a third of the group lies elsewhere, and its name covers nothing and is nearest to it."""
+def crossed(line, box):
+    """Whether a line passes through a box (x, y, width, height)."""
+    along = np.linspace(*np.array(line), 100)
+    return bool((np.abs(along - box[:2]) < np.array(box[2:]) / 2).all(axis=1).any())
+
+
+@pytest.fixture(scope="module")
+def heaps():
+    """Positions and codes of three heaps, a third of the first of which lies elsewhere, and of a scattered group."""
     rng = np.random.default_rng(0)
     centres = np.array([[0, 0], [10, 0], [0, 10]])
     codes = np.repeat([0, 1, 2, 3], [30, 20, 20, 12])
     positions = np.vstack([centres[codes[:70]] + 0.3 * rng.normal(size=(70, 2)), rng.uniform(0, 10, size=(12, 2))])
     positions[:10] += 6  # a third of the first group
-    discs = group_discs(positions, codes.tolist(), 4)
-    assert discs[3] is None  # scattered over the whole map
-    for heap, centre in zip(discs, centres, strict=False):
-        assert np.hypot(heap[0] - centre[0], heap[1] - centre[1]) < 0.3
-    frame = (-3.0, -3.0, 13.0, 13.0)
-    names = room_for_names(positions, codes.tolist(), discs, [(2.0, 0.5)] * 4, frame, 0.1)
-    assert names[3] is None
-    assert all(names[:3])
-    for group, (x, y) in enumerate(names[:3]):
-        distances = np.hypot(*np.maximum(np.abs(positions - (x, y)) - (1.0, 0.25), 0).T)
+    return positions, codes, centres
+
+
+FRAME = (-3.0, -3.0, 13.0, 13.0)
+
+
+def test_all_groups_are_named_where_they_lie(heaps):
+    """A name covers nothing and is nearest to its own group, or has a line to one of its points."""
+    positions, codes, centres = heaps
+    spots = group_spots(positions, codes.tolist(), 4)
+    assert [spot.is_scattered for spot in spots] == [False, False, False, True]
+    assert are_places(spots)
+    for spot, centre in zip(spots, centres, strict=False):
+        assert np.hypot(spot.x - centre[0], spot.y - centre[1]) < 0.3
+    names = place_names(positions, codes.tolist(), spots, [(2.0, 0.5)] * 4, FRAME, 0.05, 0.05)
+    assert all(names)
+    for group, name in enumerate(names):
+        distances = np.hypot(*np.maximum(np.abs(positions - (name.x, name.y)) - (1.0, 0.25), 0).T)
         assert distances.min() >= 0.1
-        assert codes[distances.argmin()] == group
-        assert frame[0] <= x - 1 and x + 1 <= frame[2]  # noqa: PT018
+        assert FRAME[0] <= name.x - 1 and name.x + 1 <= FRAME[2]  # noqa: PT018
+        if name.line is None:
+            assert codes[distances.argmin()] == group
+            continue
+        start, end = name.line
+        assert crossed([(name.x, name.y), start], (name.x, name.y, 2.0, 0.5))
+        assert codes[np.hypot(*(positions - end).T).argmin()] == group
+        assert not any(crossed(name.line, (other.x, other.y, 2.0, 0.5)) for other in names if other is not name)
+    assert names[3].line is not None
+    assert names[0].line is None
+
+
+def test_all_groups_are_named_or_none(heaps):
+    """None if one name finds no room in a crowd, and none of a map on which most groups are scattered."""
+    positions, codes, _ = heaps
+    rng = np.random.default_rng(1)
+    spots = group_spots(positions, codes.tolist(), 4)
     crowd = np.vstack([positions, rng.uniform(-3, 13, size=(4000, 2))])
     everywhere = [*codes.tolist(), *[-1] * 4000]
-    assert room_for_names(crowd, everywhere, discs, [(2.0, 0.5)] * 4, frame, 0.1) == [None] * 4
-    assert group_discs(positions[:1], [0], 1) == (None,)
+    assert place_names(crowd, everywhere, spots, [(2.0, 0.5)] * 4, FRAME, 0.05, 0.05) == [None] * 4
+    scattered = group_spots(crowd, rng.integers(0, 5, len(crowd)).tolist(), 5)
+    assert not are_places(scattered)
+    (single,) = group_spots(positions[:1], [0], 1)
+    assert (single.x, single.y, single.radius) == (*positions[0], 0.0)
+    assert group_spots(positions[:1], [0], 2)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_few_models_are_all_named(seed):
+    """Twenty-nine models in four tight heaps: each has its name, none covers another, and hardly a line crosses one."""
+    rng = np.random.default_rng(seed)
+    points = rng.uniform(200, 800, size=(4, 2))[rng.integers(0, 4, 29)] + 18 * rng.normal(size=(29, 2))
+    spots = group_spots(points, range(29), 29)
+    sizes = [(float(width), 12.0) for width in rng.uniform(40, 130, 29)]
+    names = place_names(points, range(29), spots, sizes, (0, 0, 1000, 1000), 4, 5)
+    assert all(names)
+    boxes = [(name.x, name.y, *size) for name, size in zip(names, sizes, strict=True)]
+    through = 0
+    for (one, (x, y, width, height)), (_, (a, b, w, h)) in itertools.permutations(zip(names, boxes, strict=True), 2):
+        assert abs(x - a) >= (width + w) / 2 or abs(y - b) >= (height + h) / 2
+        through += one.line is not None and crossed(one.line, (a, b, w, h))
+    assert through <= 1
+
+
+def test_short_names_leave_out_what_all_share():
+    names = ["ann/bert-base-ft-mrpc", "bob/bert-base-ft-imdb", "eve/BERT-base_ft-sst", "ann/ft-qqp"]
+    assert short_names(names, "google/bert-base") == ["mrpc", "imdb", "ft-sst"[3:], "qqp"]
+    assert short_names(["ann/one", "bob/one", "bob/other"], "org/base") == ["ann/one", "bob/one", "other"]
+    assert short_names(["ann/base"], "org/base") == ["base"]
+    assert short_names(["/home/me/run-1", "/home/me/run-12"], "org/base") == ["1", "12"]
+
+
+@pytest.mark.slow
+def test_few_points_have_names_and_more_have_those_of_their_groups(atlas, tmp_path):
+    """The names of eight models; with thirty, those of their data sets; without data sets, of central models."""
+    drawn = pca(atlas)
+    written = texts_of(drawn.figure())
+    assert set(short_names([point.model for point in drawn.points], BASE)) <= set(written)
+    models = [Model(f"a{number % 4}/m{number}", near(number % 3), (f"set{number % 3}",)) for number in range(33)]
+    with Atlas(write_atlas(tmp_path / "many", models)) as many:
+        written = texts_of(many.map(method="pca").figure())
+    assert {"set0", "set1", "set2"} <= set(written)
+    assert "m7" not in written
+    silent = [Model(model.model, model.vector) for model in models]
+    with Atlas(write_atlas(tmp_path / "silent", silent)) as nameless:
+        drawn = nameless.map(method="pca")
+    assert drawn.color == "cluster"
+    assert all(re.fullmatch(r"\d: around m\d+", group.group) for group in drawn.groups)
+    assert {group.group for group in drawn.groups} <= set(texts_of(drawn.figure()))
 
 
 def test_every_point_is_drawn_once_in_its_colour_and_shape(atlas):
@@ -148,9 +226,36 @@ def lab_of(colour, vision):
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
 @pytest.mark.parametrize("vision", VISION)
 def test_colours_are_distinguished_by_everyone(theme, vision):
-    colours = {colour: lab_of(colour, VISION[vision]) for colour in (*theme.palette, theme.rest, theme.background)}
+    """Of groups, of all others, and of text, which is the colour of models without a group."""
+    named = (*theme.palette, theme.rest, theme.ink, theme.background)
+    colours = {colour: lab_of(colour, VISION[vision]) for colour in named}
     for first, second in itertools.combinations(colours, 2):
         assert np.linalg.norm(colours[first] - colours[second]) > 19, (first, second)
+
+
+def test_a_group_has_one_colour_in_both_themes():
+    assert THEMES["light"].palette == THEMES["dark"].palette
+    assert THEMES["light"].rest == THEMES["dark"].rest
+
+
+def contrast(first, second):
+    """By WCAG 2.2: (lighter + 0.05) / (darker + 0.05), of relative luminances."""
+
+    def luminance(colour):
+        stored = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+        return np.where(stored <= 0.04045, stored / 12.92, ((stored + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    darker, lighter = sorted([luminance(first), luminance(second)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)
+def test_every_mark_stands_out_from_the_background(theme):
+    """At least 3 : 1 for what is drawn, 7 : 1 for text (1.4.11 and 1.4.6)."""
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    for colour in (*theme.palette, theme.rest, *theme.scale):
+        assert contrast(colour, theme.background) >= 3, colour
+    assert contrast(theme.ink, theme.background) >= 7
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES)

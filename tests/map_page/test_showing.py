@@ -132,7 +132,7 @@ def test_the_view_is_in_the_address(page, file):
 
 
 def test_names_stand_next_to_their_groups(browser, tmp_path):
-    """Groups that lie together are named, one that is scattered is not; no name covers a model."""
+    """All groups are named, one that is scattered with a line to one of its models; no name covers a model."""
     rows = [
         (
             f"a/m{i}",
@@ -152,11 +152,40 @@ def test_names_stand_next_to_their_groups(browser, tmp_path):
     browser.wait("document.querySelector('#legend button')")
     settle(browser)
     names = browser.run("return names")
-    assert sorted(name["text"] for name in names) == ["set/0", "set/1", "set/2"]
+    assert sorted(name["text"] for name in names) == ["all/over", "set/0", "set/1", "set/2"]
+    (end,) = [name["line"][1] for name in names if name["text"] == "all/over"]
+    assert browser.run("return authorOf(modelAt(...arguments[0], 5))", end) == "b"
     for x, y in browser.run("return data.models.map((_, i) => [screenX(i), screenY(i)])"):
         for name in names:
             assert abs(x - name["x"]) > name["width"] / 2 or abs(y - name["y"]) > name["height"] / 2
     assert browser.console() == []
+
+
+def test_few_models_have_their_own_names(page):
+    """Seven do; hidden ones have none, nor have many models."""
+    settle(page)
+    names = page.run("return names.map(({ text }) => text)")
+    assert len(names) == 7
+    assert {"bert-mrpc", "bert-imdb", "bert-imdb-lora", "quiet", "checkpoint"} <= set(names)
+    page.click("#legend button", 0)
+    settle(page)
+    assert len(page.run("return names")) == 4
+    page.click("#toggle-all")
+    page.run("data.named = 7; forgetSheet(); redraw()")
+    settle(page)
+    assert not {"bert-mrpc", "quiet"} & set(page.run("return names.map(({ text }) => text)"))
+
+
+def test_a_hint_says_that_columns_go_on(page):
+    page.size(800, 800)
+    page.click("#shown summary")
+    page.wait("!part('onward').hidden")
+    page.click("#onward")
+    page.wait("scroller.scrollLeft > 100")
+    page.run("scroller.scrollLeft = scroller.scrollWidth")
+    page.wait("part('onward').hidden")
+    page.size(1900, 800)
+    page.wait("part('onward').hidden")
 
 
 def test_the_legend_hides_groups(page):

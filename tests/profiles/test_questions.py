@@ -16,7 +16,7 @@ from indexer.errors import AtlasError
 from query import Atlas
 from query.contract.figures import draw
 from query.faces.cli import main
-from query.questions.depth.depth import sentence
+from query.questions.depth.depth import PANELS, sentence
 from tests.atlas_builder import BASE, family, write_atlas
 from tests.database import execute
 from tests.device import DEVICES
@@ -92,6 +92,20 @@ def test_a_model_compared_with_its_base(atlas):
     assert len(depth.to_df()) == 4
     assert draw(depth.figure(), ".png").startswith(b"\x89PNG")
     assert draw(depth.figure(), ".svg") == draw(depth.figure(), ".svg")
+
+
+@pytest.mark.slow
+def test_panels_have_titles_in_words_and_named_axes(atlas):
+    figure = atlas.depth("author0/set0-0").figure()
+    panels = [axes for axes in figure.axes if axes.axison]
+    assert len(panels) > 4
+    titles = [axes.get_title(loc="left") for axes in panels]
+    assert set(titles) <= {title for title, _ in PANELS.values()}
+    assert all(" " in title and "_" not in title for title in titles)
+    assert all(axes.get_ylabel() for axes in panels)
+    study = atlas.depth_study().figure()
+    assert [axes.get_ylabel() for axes in study.axes if axes.axison].count("change") == 3  # of 18 panels in rows of 6
+    assert "top" in [text.get_text() for axes in study.axes for text in axes.get_yticklabels()]
 
 
 def test_a_base_is_compared_with_an_untrained_twin(atlas):

@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from query.questions.rank.study import FamilyRanks, RankStudy
+from query.questions.rank.fits import best_fit, fit_forms
+from query.questions.rank.study import FEWEST_MODELS, FamilyRanks, RankStudy, mean_interval
 from tests.ranks.conftest import DEPTH
 
 
@@ -65,7 +66,9 @@ def test_table_out_and_notes(planted, tmp_path):
     result = planted.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.svg"))
     assert result.code == 0, result.err
     assert "mean rank (decoder, cross-attention)" in result.out
-    assert "rank ≈ " in result.out
+    assert "rank ≈ " not in result.out
+    assert "no equation is fitted: it needs at least 3 models, and this is 2 models" in result.err
+    assert "rank ≈ " in planted.shell("query", "rank", "--base", "org/known").out
     assert (tmp_path / "ranks.svg").read_text().startswith("<?xml")
     result = planted.shell("query", "rank", "--base", "org/t5", "--out", str(tmp_path / "ranks.gif"))
     assert result.code == 2
@@ -74,6 +77,41 @@ def test_table_out_and_notes(planted, tmp_path):
 
 def test_same_atlas_same_answer(atlas):
     assert json.dumps(atlas.rank("org/gpt").to_dict()) == json.dumps(atlas.rank("org/gpt").to_dict())
+
+
+# ---- what is said of the mean
+
+
+def test_no_equation_is_fitted_to_one_model(atlas):
+    one = atlas.rank("org/known", model="ann/one")
+    assert all(family.fit is None and family.fits == () for family in one.families.values())
+    assert "no equation is fitted: it needs at least 3 models, and this is 1 model" in one.notes
+    assert one.best_fits == []
+    assert all(family.fit for family in atlas.rank("org/known").families.values())
+
+
+def test_the_band_is_the_interval_over_authors():
+    """Of authors with one model each, it is that of t for the mean, on the scale of its logarithm."""
+    values = np.array([3.0, 4.0, 4.0, 6.0, 5.0, 7.0])
+    names = list("abcdef")
+    low, high = mean_interval(values, names)
+    mean = values.mean()
+    factor = np.exp(2.570582 * values.std(ddof=1) / np.sqrt(6) / mean)
+    assert (low, high) == pytest.approx((mean / factor, mean * factor), rel=1e-4)
+    # Many models by one author are not many models.
+    assert mean_interval(np.repeat(values, 20), np.repeat(names, 20)) == pytest.approx((low, high))
+    assert mean_interval(values, list("abcdab")) is None
+
+
+def test_falling_ranks_have_no_flat_line():
+    """Of four layers AICc allows no slope; ranks that do not fall with depth still have a constant."""
+    falling = fit_forms([3.0, 2.2, 2.3, 1.5])
+    aicc = {fit.form: fit.aicc for fit in falling}
+    assert min(aicc, key=aicc.__getitem__) == "constant"
+    assert best_fit(falling).form == "linear"
+    assert best_fit(fit_forms([5.0] * 4)).form == "constant"
+    assert best_fit(fit_forms([5.0, 6.0, 5.0, 6.0, 5.0])).form == "constant"
+    assert best_fit(fit_forms([5.0, 3.0])).form == "constant"  # two layers have no line
 
 
 # ---- the picture
@@ -90,10 +128,12 @@ def test_a_panel_for_each_family_with_its_line_band_and_equation(atlas, base, pa
     for axes, family in zip(panels_shown, study.families.values(), strict=True):
         lines = {line.get_marker(): line for line in axes.lines}
         np.testing.assert_allclose(lines["o"].get_ydata(), family.ranks)
-        assert family.fit.equation.endswith(axes.texts[0].get_text())
-        assert axes.get_ylim()[1] >= max(
-            rank + spread for rank, spread in zip(family.ranks, family.spread, strict=True)
+        assert [text.get_text() for text in axes.texts] == (
+            [family.fit.equation.removeprefix("rank ")] if family.fit else []
         )
+        assert (family.fit is None) == (study.models < FEWEST_MODELS)
+        highest = [*family.ranks, *(family.high if family.has_interval else np.add(family.ranks, family.spread))]
+        assert axes.get_ylim()[1] >= max(end for end in highest if end is not None)
         assert len(axes.collections) == 1
     assert len({axes.get_ylim() for axes in panels_shown}) == 1
 
@@ -122,7 +162,6 @@ def test_hostile_names_are_drawn_as_they_are(atlas, tmp_path):
 
 def test_holes_one_layer_and_no_fit_can_be_drawn(tmp_path):
     from query.models.population import LeftOut
-    from query.questions.rank.fits import best_fit, fit_forms
 
     def family(*ranks):
         spread, fits = tuple(None if rank is None else 1.0 for rank in ranks), fit_forms(ranks)

@@ -10,8 +10,8 @@ from query import Atlas
 from tests.atlas_builder import DELTAS, Model, family, write_atlas
 from tests.report_reader import Page
 
-SECTIONS = ["words", "crawl", "names", "purity", "map", "clusters", "prediction", "trace", "rank", "depth", "duplicates", "lineage", "pairs",
-            "claims", "method", "models"]  # fmt: skip
+SECTIONS = ["map", "crawl", "names", "purity", "clusters", "prediction", "trace", "rank", "depth", "duplicates", "lineage", "pairs",
+            "claims", "method", "models", "words"]  # fmt: skip
 
 
 def skipped(name: str, reason: str, detail: str = "because") -> Model:

@@ -11,7 +11,7 @@ import pytest
 
 from indexer.console.output import as_plain, cell_text
 from query import Atlas
-from query.shared.wording import percent
+from query.shared.wording import decimal, percent
 from tests.atlas_builder import family, write_atlas
 from tests.report_reader import Page
 
@@ -65,7 +65,11 @@ def test_tables_are_those_that_the_commands_print(answered):
     assert page.table("Purity by dataset").rows == printed(purity.table(details=True)["by dataset"])
     tables = clusters.table(details=True)
     assert page.table("Clusters, the largest first").rows == printed(tables["clusters"])
-    assert page.table("Agreement and its chance level").rows == printed(tables["agreement"])
+    values = {(row["labels"], row["measure"], row["among"]): row["value"] for row in tables["agreement"]}
+    assert [value for section, _, value in page.figures if section == "clusters"] == [
+        decimal(values[key])
+        for key in (("datasets", "ami", "all"), ("datasets", "ari", "cross_author"), ("authors", "ami", "all"))
+    ]
     assert page.table("Rank of δW: best fit").rows == printed(rank.table()["best fit (x = layer)"])
     assert page.table("Rank of δW: mean rank").rows == printed(rank.table()["mean rank"])
     assert page.table("Predictions of documented models").rows == printed(atlas.evaluate_prediction().table()["scores"])

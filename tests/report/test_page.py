@@ -28,8 +28,20 @@ def test_every_section_is_there_in_order_and_reachable(report, page):
     assert [identity for identity in ids if identity in SECTIONS] == SECTIONS
     links = [attributes["href"] for attributes in page.attributes("a")]
     assert {link[1:] for link in links if link.startswith("#")} == set(SECTIONS) - {"words", "method"} | set(SECTIONS)
-    numbered = [text for tag, text in page.headings if tag == "h2"][2:]
+    titles = [text for tag, text in page.headings if tag == "h2"]
+    numbered = [text for text in titles if text[0].isdigit()]
     assert [text.split()[0] for text in numbered] == [str(number) for number in range(1, len(SECTIONS) + 1)]
+    assert [text.removeprefix("1 ") for text in titles[:2]] == ["What this says", "The map"]
+    assert titles[-1].endswith("The terms used here")
+
+
+def test_one_paragraph_says_what_the_answers_say(folder, page):
+    (paragraph,) = [text for _, kind, text in page.paragraphs if kind == "opening"]
+    with Atlas(folder) as atlas:
+        said = [atlas.clusters().headline, atlas.evaluate_prediction().headline, atlas.rank().headline]
+    for sentence in said:
+        assert " ".join(sentence.split()) in " ".join(paragraph.split())
+    assert page.text.index(said[0]) < page.text.index("Every point is a model")
 
 
 def test_markup_says_what_things_are(report, page):
@@ -214,9 +226,9 @@ def test_clusters_are_the_groups_of_the_atlas(page):
     silent = page.table("Members that name no dataset")
     assert silent.column("model") == ["zoe/silent"]
     assert silent.column("probably") == ["data/set0"]
-    agreement = page.table("Agreement and its chance level")
-    rows = [row for row in agreement.rows if row[:3] == ["datasets", "homogeneity", "clustered"]]
-    assert float(rows[0][3]) > 0.9
+    figures = {meaning.partition(";")[0]: value for section, meaning, value in page.figures if section == "clusters"}
+    assert figures["agreement of clusters and datasets"] == "1.00"
+    assert len(figures) == 3
     assert "agree to 1.00 of 1 by adjusted mutual information" in page.section_text("clusters")
 
 

@@ -44,6 +44,7 @@ from query.questions.map.projection import usual_method
 
 KEPT = 20  # files in the cache
 _MOST_LAYOUT = 256 << 20  # bytes of a file
+MOST_AT_ONCE = 2000  # models that are placed by PCA while their layout is computed
 _LIKELY_MODELS = 20  # models that are shown for a text
 
 
@@ -101,6 +102,27 @@ def _compute_layout(atlas: AtlasReader, base: str, method: str | None = None) ->
         axes=axis_labels(projection.method, projection.explained_variance),
         notes=(*notes, *more_notes),
     )
+
+
+def first_layout(atlas: AtlasReader, base: str) -> Layout | None:
+    """The models by PCA, in a second, until the layout of the usual method is computed.
+
+    None if there are more than MOST_AT_ONCE models, or if none can be placed.
+    """
+    with suppress(AtlasError):
+        population = models_to_place(atlas, base)
+        if len(population.ids) <= MOST_AT_ONCE:
+            projection, notes = place_models(atlas, population, "pca")
+            return Layout(
+                ids=tuple(map(int, population.ids)),
+                x=tuple(map(float, projection.positions[:, 0])),
+                y=tuple(map(float, projection.positions[:, 1])),
+                clusters=(None,) * len(population.ids),
+                subtitle=projection_in_words(projection.method, "input", population.left_out),
+                axes=axis_labels(projection.method, projection.explained_variance),
+                notes=notes,
+            )
+    return None
 
 
 def _cache_key(atlas: AtlasReader, base: str, method: str | None) -> str:

@@ -14,7 +14,7 @@ from indexer.errors import AtlasError
 from query.contract.results import plain
 from query.models.facts import Place, facts_of
 from query.models.lookup import indexed_model
-from query.questions.depth.depth import read_profiled
+from query.questions.depth.depth import PANELS, read_profiled
 from query.questions.layers import stored_layers
 from query.questions.show import shown_model
 from query.questions.similar import stored_neighbours
@@ -78,6 +78,8 @@ def model_page(atlas: AtlasReader, model_id: int) -> dict[str, Any]:
         base_profiles = read_profiled(atlas, base, subject="base", probe=newest.probe_sha256)
         depth = {name: getattr(newest, name) for name in ("probe", "sequences", "tokens", "layers")}
         depth["base"] = base_profiles[0].layers if base_profiles else []
+        measured = [name for name in PANELS if any(row.get(name) is not None for row in newest.layers)]
+        depth["panels"] = [{"name": name, "title": PANELS[name][0], "axis": PANELS[name][1]} for name in measured]
     page = {
         "id": model_id,
         "model": model,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexer.errors import AtlasError
-from query.faces.browse.layout import Layout, LayoutJob, start_process
+from query.faces.browse.layout import Layout, LayoutJob, first_layout, start_process
 from query.faces.browse.model import model_page
 from query.models.generations import Generations
 from query.models.population import leading_datasets
@@ -38,14 +38,14 @@ SELECT models.model_id, model, author, relation, models.datasets, licence, pipel
     is_copy AND copy_evidence IN ('untrained', 'unmeasurable') AS is_untrained,
     is_copy AND copy_evidence IS NOT DISTINCT FROM 'sample' AS is_like_base,
     is_unrelated, is_partly_frozen, duplicate_of IS NOT NULL AS is_repeat, deleted_at_hub,
-    predicted.dataset AS predicted
+    predicted.dataset AS predicted, predicted.probability AS probability
 FROM models
 LEFT JOIN (
     SELECT model_id, avg(energy) FILTER (norm > 0 AND rows_read IS NULL) AS energy,
         CASE WHEN bool_and(rank_50 IS NOT NULL OR norm = 0) THEN avg(rank_50) FILTER (norm > 0) END AS rank
     FROM deltas GROUP BY model_id
 ) AS measured USING (model_id)
-LEFT JOIN (SELECT model_id, dataset FROM predictions WHERE rank = 1) AS predicted USING (model_id)
+LEFT JOIN (SELECT model_id, dataset, probability FROM predictions WHERE rank = 1) AS predicted USING (model_id)
 WHERE base = ? ORDER BY models.model_id
 """
 
@@ -124,6 +124,8 @@ class BrowseSession:
             with self._lock:
                 key = (atlas, base, state)
                 if key not in self._payloads:
+                    if state == "working":
+                        finished = first_layout(atlas, base)
                     bases = [row["base"] for row in atlas.rows("SELECT DISTINCT base FROM models ORDER BY base")]
                     data = read_payload(atlas, base, finished) | {
                         "bases": [[name, page_text(name)] for name in bases],
@@ -238,6 +240,8 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         "licence": licences,
         "predicted": columns["predicted"],
     }
+    if not any(groups["dataset"]) and any(clusters):  # the first colouring is shown at first
+        groups = {"cluster": clusters} | groups
     colorings = [
         coloring_data(grouped(name, values), positions)
         for name, values in groups.items()
@@ -266,4 +270,4 @@ def read_payload(atlas: AtlasReader, base: str, layout: Layout | None) -> dict[s
         axes=layout.axes if layout else None,
         notes=layout.notes if layout else (),
         from_folders=atlas.from_folders(base),
-    ) | {"base": base, "ids": ids}
+    ) | {"base": base, "ids": ids, "probabilities": columns["probability"]}

@@ -196,6 +196,7 @@ class Section:
         title: its title.
         facts: the variables of its template.
         key_numbers: (value, meaning) for the top of the page.
+        says: the sentences of its answers for the paragraph at the top.
         missing: a sentence for each thing that this atlas or installation cannot show, with the reason.
     """
 
@@ -203,6 +204,7 @@ class Section:
     title: str
     facts: dict[str, Any] = field(default_factory=dict)
     key_numbers: list[tuple[str, str]] = field(default_factory=list)
+    says: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def key_number(self, value: str, meaning: str) -> None:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 # Documentation that several fields share.
 _LACK = Doc("What it could not show, and why.")
 
-# Anchor, title, and the function that computes the facts of the section, in the order of the page. The macro with the
-# name of the anchor, in pages/sections.html, has its text.
+# Anchor, title, and the function that computes the facts of the section, in the order of the page: the map, below the
+# paragraph on what all answers say, is seen first, and the glossary is last. The macro with the name of the anchor, in
+# pages/sections.html, has its text.
 _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], ...] = (
-    ("words", "The terms used here", lambda *_: {"terms": words()}),
+    ("map", "The map", studies.map_section),
     ("crawl", "What was found, read and left out", views.crawl),
     ("names", "Datasets and authors", views.names),
     ("purity", "Do models tuned on the same data lie together?", studies.purity_section),
-    ("map", "The map", studies.map_section),
     ("clusters", "Clusters", studies.clusters_section),
     ("prediction", "What undocumented models were probably tuned on", training.prediction_section),
     ("trace", "Models in their own words", training.trace_section),
@@ -47,6 +47,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[Source, Section], dict[str, Any]]], .
     ("claims", "Suspicious claims", views.claims),
     ("method", "How to make this page again, and what to keep in mind", views.method),
     ("models", "All models", views.models),
+    ("words", "The terms used here", lambda *_: {"terms": words()}),
 )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from indexer.console.messages import say
 from indexer.errors import AtlasError, Text
-from query.contract.results import columns
 from query.faces.report.page import Section, Source
 from query.questions.clusters.question import clusters
 from query.questions.clusters.result import AGREE, Clusters
@@ -56,6 +55,7 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
             decimal(cross_author.purity),
             f"the same among other authors' models only; by chance {decimal(cross_author.chance)}",
         )
+    section.says.append(verdict(first)[0])
     notes = []
     for result in results:
         cross_author_note = result.cross_author.note
@@ -93,8 +93,8 @@ def purity_section(source: Source, section: Section) -> dict[str, Any]:
 
 
 def map_section(source: Source, section: Section) -> dict[str, Any]:
-    """The map: every model is a point, coloured by its dataset."""
-    drawn = model_map(source.atlas, source.base, color="dataset", seed=source.seed)
+    """The map: every model is a point, coloured by its dataset; by its cluster where none is named."""
+    drawn = model_map(source.atlas, source.base, seed=source.seed)
     assert isinstance(drawn.coloring, ColorGroups)
     return {
         "map": drawn,
@@ -116,11 +116,10 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
     section.key_number(count(len(answer.clusters)), f"clusters, which contain {share} of the models")
 
     tables = answer.table(details=True)
-    main = next((row for row in answer.agreement if (row.labels, row.measure, row.among) == AGREE), None)
-    if main is not None and main.value is not None:
-        meaning = f"adjusted mutual information of clusters and datasets (at most 1); by chance {decimal(main.chance)}"
-        section.key_number(decimal(main.value), meaning)
-    used = {row["measure"] for row in tables.get("agreement", ())}
+    section.says.append(answer.headline)
+    figures = agreement_figures(answer)
+    if figures:
+        section.key_number(*figures[0])
     command = source.command("clusters", "--details")
     return {
         "answer": answer,
@@ -133,9 +132,27 @@ def clusters_section(source: Source, section: Section) -> dict[str, Any]:
         "isolated": source.answer_table(
             "Models in no cluster, the most isolated first", tables.get("most isolated", ()), _MEMBERS, command
         ),
-        "agreement": source.answer_table("Agreement and its chance level", tables.get("agreement", ())),
-        "measures": [(column.key, column.doc) for column in columns(Clusters) if column.key in used],
+        "agreement": figures,
+        "everything": command,
     }  # fmt: skip
+
+
+# What is compared with the clusters, by which measure and among which models → what it means.
+_AGREEMENTS = {
+    AGREE: "agreement of clusters and datasets",
+    ("datasets", "ari", "cross_author"): "the same in pairs of models by different authors (adjusted Rand index)",
+    ("authors", *AGREE[1:]): "agreement of clusters and authors",
+}
+
+
+def agreement_figures(answer: Clusters) -> list[tuple[str, str]]:
+    """Three numbers on how well the clusters agree with datasets and with authors, each with its chance level."""
+    rows = {(row.labels, row.measure, row.among): row for row in answer.agreement if row.value is not None}
+    return [
+        (decimal(rows[key].value), f"{meaning}; by chance {decimal(rows[key].chance)}")
+        for key, meaning in _AGREEMENTS.items()
+        if key in rows
+    ]
 
 
 def rank_section(source: Source, section: Section) -> dict[str, Any]:
@@ -149,6 +166,7 @@ def rank_section(source: Source, section: Section) -> dict[str, Any]:
             unknown.setdefault(error.text, []).append(title)
             continue
         if quantity == "delta":
+            section.says.append(study.headline)
             meaning = "mean rank of a change at half its energy, over families and layers"
             section.key_number(decimal(study.mean_rank, 1), meaning)
         caption = f"Rank of {SYMBOLS[quantity]}"
@@ -191,6 +209,7 @@ def depth_section(source: Source, section: Section) -> dict[str, Any]:
         study = depth_study(source.atlas, source.base, seed=source.seed)
     except AtlasError as error:
         return {"study": None, "unknown": section.unavailable(error)}
+    section.says.append(study.headline)
     last = study.layers[-1]
     if "drift" in last:
         section.key_number(decimal(last["drift"], 2), "mean drift of the last layer, in units of the base's own spread")

@@ -40,6 +40,7 @@ def prediction_section(source: Source, section: Section) -> dict[str, Any]:
         facts["not_evaluated"] = section.unavailable(error)
     else:
         section.key_number(*evaluation.key_number)
+        section.says.append(evaluation.headline)
         tables = evaluation.table()
         facts |= {
             "evaluation": evaluation,

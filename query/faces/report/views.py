@@ -29,6 +29,10 @@ def crawl(source: Source, section: Section) -> dict[str, Any]:
     section.key_number(count(total), f"models found that claim {source.base}")
     share = percent(indexed / total) if total else "none"
     section.key_number(count(indexed), f"indexed: weights read and compared ({share})")
+    section.says.append(
+        f"{counted(total, 'model')} of {source.base} {'was' if total == 1 else 'were'} found, and the weights of "
+        f"{indexed:,} could be read and compared."
+    )
     nothing = None if total else section.unavailable("Nothing was found: no model is listed for this base.")
     (dates,) = source.rows(
         "SELECT min(first_seen) AS first, max(last_seen) AS last, count(*) FILTER (deleted_at_hub) AS deleted "

@@ -42,20 +42,22 @@ _ROW_COLUMNS = (
 _AGAINST = {"base": "its base", "untrained": "an untrained twin"}
 SHOWN = ("tolerance", "tolerance_own", "readable", "recovered", "verified", "reach", "cka", "drift", "image_error")
 # Panels of the picture.
-PANEL = (2.1, 1.75)  # inches
-PANELS_IN_A_ROW = 4
+PANEL = (2.45, 1.8)  # inches
+PANELS_IN_A_ROW = 3
+# Measure → its title in a picture or on a page, and what its axis counts.
+_TOKENS = "share of tokens"
 PANELS = {
-    "tolerance": "tolerance: white noise",
-    "tolerance_own": "tolerance_own: noise like the layer's",
-    "readable": "readable: by a linear map",
-    "recovered": "recovered: found by descent",
-    "recovered_seed": "recovered, original method",
-    "verified": "verified (a certificate)",
-    "reach": "reach: positions used",
-    "image_error": "error of recovered images",
-    "cka": "cka: similarity to the base",
-    "drift": "drift: distance from the base",
-    "delta": "‖δW‖/‖W‖ up to here",
+    "tolerance": ("Noise that hides half of the tokens", "noise / spread of the output"),
+    "tolerance_own": ("The same, noise like the output", "noise / spread of the output"),
+    "readable": ("Tokens that a linear map reads", _TOKENS),
+    "recovered": ("Tokens that descent recovers", _TOKENS),
+    "recovered_seed": ("… with the original method", _TOKENS),
+    "verified": ("Tokens that exact search recovers", _TOKENS),
+    "reach": ("Positions that one output uses", "positions of the input"),
+    "image_error": ("Error of recovered images", "error / spread of the pixels"),
+    "cka": ("Likeness to the base's layer (CKA)", "1 is the same"),
+    "drift": ("Distance from the base's outputs", "distance / their spread"),
+    "delta": ("Change of the weights up to here", "‖δW‖ / ‖W‖"),
 }
 SHARES = ("readable", "recovered", "recovered_seed", "verified", "cka")
 # The sentence mentions larger differences than these.
@@ -197,11 +199,13 @@ class Depth(Drawn):
         from matplotlib.lines import Line2D
 
         names = [name for name in PANELS if any(row.get(name) is not None for row in self.layers)]
-        panels = Panels(in_rows(len(names), PANELS_IN_A_ROW), PANEL, theme, ax, margin=(0, 0.95))
+        panels = Panels(in_rows(len(names), PANELS_IN_A_ROW), PANEL, theme, ax, margin=(0, 0.95), least=5.0)
         figure, colours = panels.figure, panels.colours
         has_twin = bool(self.untrained_layers) and self.against != "untrained"
         for name, panel in zip(names, panels, strict=True):
-            panels.title(panel, PANELS[name], 7.5)
+            title, axis = PANELS[name]
+            panels.title(panel, title, 7.5)
+            panel.set_ylabel(axis, fontsize=6.5, color=colours.ink)
             if self.against_layers:
                 _draw_curve(panel, self.against_layers, name, colours.rest, "-", 2)
             if has_twin:

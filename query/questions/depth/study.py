@@ -210,6 +210,7 @@ class DepthStudy(Drawn):
         # A quantile, so that one model that changed far more does not flatten the curves of the others.
         most_delta = float(np.quantile([profile.layers[-1]["delta"] or 0 for profile in models], HIGH)) or 1.0
         forgetful = {loss.model for loss in self.forgetful}
+        first = [row[0] for row in panels.rows]
         for profile, panel in zip(models, panels, strict=True):
             layers = [row["layer"] for row in profile.layers]
             for name, scale, curve in (("delta", most_delta, 0), ("drift", most_drift or 1.0, 1)):
@@ -219,10 +220,14 @@ class DepthStudy(Drawn):
             panel.set_xticks(layers if len(layers) <= 6 else layers[1::2])
             if panel not in panels.lowest:
                 panel.set_xticklabels([])
-            panel.set_yticks([0, 1], ["", ""])
+            panel.set_yticks([0, 1], ["0", "top"] if panel in first else ["", ""])
             panel.tick_params(labelsize=6, length=2)
             colour = colours.palette[4] if profile.model in forgetful else colours.ink
             panels.title(panel, label(profile.model.rpartition("/")[2], 24), 5.5, pad=2, color=colour)
+        for panel in first:
+            panel.set_ylabel("change", fontsize=6.5, color=colours.ink)
+        for panel in panels.lowest:
+            panel.set_xlabel("layer", fontsize=6.5, color=colours.ink)
         handles = [
             Line2D([], [], color=colours.palette[0], linewidth=1.3,
                    label=f"weights: ‖δW‖/‖W‖ up to here (top and more: {most_delta:.2g})"),

@@ -140,9 +140,12 @@ def scaled(column: str, values: Sequence[Any], *, is_time: bool = False) -> Scal
 
 
 def cluster_name(cluster: Cluster) -> str:
-    """A cluster's name: the dataset of most of its documented members, or the two most common datasets."""
+    """A cluster's name: the dataset of most of its documented members, or the two most common datasets.
+
+    Where no member names one, it is that of the central model.
+    """
     if cluster.probably is None:
-        content = "no dataset named"
+        content = f"around {cluster.central.rpartition('/')[2] or cluster.central}"
     elif (cluster.share or 0) > _MOSTLY:
         content = cluster.probably
     else:

@@ -208,7 +208,8 @@ class ModelMap(Drawn):
         """The map as a picture for print; ``theme`` is light or dark."""
         is_adapter = np.array([point.relation == "adapter" for point in self.points])
         captions = (self.title, self.subtitle, self.axes)
-        return map_figure(self.places, is_adapter, self.coloring, *captions, theme, ax, self.islands)
+        models = [point.model for point in self.points]
+        return map_figure(self.places, is_adapter, models, self.base, self.coloring, *captions, theme, ax, self.islands)
 
     def page_data(self) -> dict[str, Any]:
         """The data that the scripts of the page read; see :func:`query.questions.map.page.payload`."""
@@ -292,7 +293,7 @@ def model_map(
         Option(
             "Colour by dataset, author, cluster, base, or any column of the models view.",
             metavar="COLUMN",
-            usual="dataset; base with --all-bases",
+            usual="dataset, or cluster if no model names one; base with --all-bases",
         ),
     ] = None,
     representation: Representation = "input",
@@ -317,7 +318,7 @@ def model_map(
     else:
         population = models_to_place(atlas, base, representation)
         bases = [population.base]
-    color = color or ("base" if all_bases else "dataset")
+    color = color or ("base" if all_bases else usual_color(population))
     colors = coloring(atlas, population, color, seed)  # before the slow part: there may be no such column
     projection, notes = place_models(atlas, population, method, seed)
     is_quick = len(population.ids) <= MOST_CLUSTERED
@@ -376,6 +377,11 @@ def _near(atlas: AtlasReader, population: Population) -> tuple[tuple[NearPoint, 
         tuple(NearPoint(row, similarity) for row, similarity in zip(each[1:], values, strict=True))
         for each, values in zip(rows.tolist(), near, strict=True)
     )
+
+
+def usual_color(population: Population) -> str:
+    """What a map is coloured by if nothing is named: dataset, or cluster where no model names a dataset."""
+    return "dataset" if any(population.datasets) or len(population.ids) > MOST_CLUSTERED else "cluster"
 
 
 def models_to_place(atlas: AtlasReader, base: str | None, representation: str = "input") -> Population:

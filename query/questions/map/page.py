@@ -24,7 +24,7 @@ from indexer.console.messages import clean
 from indexer.sources.registry import page_of
 from query.contract.figures import THEMES
 from query.questions.map.coloring import LEGEND, ColorGroups, Coloring, Scale
-from query.questions.map.groups import Positions, group_discs
+from query.questions.map.groups import NAMED, Positions, group_spots
 from query.questions.map.neighbours import NearPoint, Parent
 
 SCRIPTS = (
@@ -101,6 +101,7 @@ def payload(
     on the Hub.
 
     Keys of the result:
+        prefix: the last part of the base's id, which short names of models leave out.
         neighbours: for each model [row, cosine, row, cosine, …], the nearest first.
         backgrounds: for each neighbour the share of pairs of unrelated models that are at least as similar, −n if none
             of n pairs is, or None.
@@ -135,6 +136,8 @@ def payload(
         "hub": hub,
         "colorings": colorings,
         "legend": LEGEND,
+        "named": NAMED,
+        "prefix": page_text(base.rpartition("/")[2]),
         "themes": {name: asdict(theme) for name, theme in THEMES.items()},
         "axes": list(axes) if axes else None,
         "notes": list(notes),
@@ -164,16 +167,25 @@ def number(scale: Scale) -> dict[str, Any]:
 
 
 def coloring_data(coloring: Coloring, positions: Positions) -> dict[str, Any]:
-    """A colouring; ``positions`` (n, 2) give the discs next to which the names of groups are written."""
+    """A colouring; ``positions`` (n, 2) give the ``spots`` next to which the names of groups are written.
+
+    A spot is [x, y, radius], with a fourth entry if the group is scattered; see ``groups.Spot``.
+    """
     named = {"column": coloring.column, "none": coloring.none}
     if not isinstance(coloring, ColorGroups):
         bounds = {"low": coloring.low, "high": coloring.high}
         return {"kind": coloring.kind, "values": list(coloring.values), **bounds, **named}
     is_placed = np.isfinite(positions).all(axis=1)
     groups = [[page_text(group.group), group.models] for group in coloring.groups]
-    discs = group_discs(positions[is_placed], np.asarray(coloring.codes)[is_placed].tolist(), len(coloring.shown))
-    rounded = [disc and [_rounded(number, 5) for number in disc] for disc in discs]
-    return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "discs": rounded, **named}
+    # A single group in grey has its name as well.
+    named_groups = len(coloring.groups) if len(coloring.rest) == 1 else len(coloring.shown)
+    found = group_spots(positions[is_placed], np.asarray(coloring.codes)[is_placed].tolist(), named_groups)
+    spots = [
+        spot
+        and [*(_rounded(number, 5) for number in (spot.x, spot.y, spot.radius)), *([1] if spot.is_scattered else [])]
+        for spot in found
+    ]
+    return {"kind": "groups", "groups": groups, "codes": list(coloring.codes), "spots": spots, **named}
 
 
 def page_text(text: str) -> str:

@@ -1,12 +1,12 @@
 """A map for print: the largest groups in colours, with their names; numbers on a scale.
 
 Colours show groups, and shapes show adapters. Models without a group, such as undocumented ones, are rings in the
-colour of the text, in front of all others.
+colour of the text, in front of all others. On a map of few models each has its name, else each coloured group has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from query.contract.figures import THEMES, Theme, label, new_figure
 from query.questions.map.coloring import ColorGroups, Coloring, Scale
-from query.questions.map.groups import Positions, group_discs, room_for_names
+from query.questions.map.groups import (
+    NAMED,
+    Positions,
+    Spot,
+    are_places,
+    group_spots,
+    place_names,
+    short_names,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,11 +31,14 @@ if TYPE_CHECKING:
 WIDTH = 7.2  # inches: the width of a printed page
 _POINTS, _WORDS = 5.0, 0.9  # inches: width of the points without the legend; height of title and margins
 _LOWEST, _HIGHEST = 3.6, 5.6
+_NAMES_ROOM = 1.0  # inches that a flat map is higher if its models are named
 FULL, ADAPTER = "o", "^"
 _AREA = {FULL: 1.0, ADAPTER: 1.1}  # relative areas that look equally large
 _RING = 0.9  # points: line width of models without a group
 _NAME, _LONGEST_NAME = 6.5, 28  # size in points, and characters, of a name on the picture
-_GAP = 3.0  # points between a name and its surroundings
+_GAP = 2.5  # points between a name and its surroundings
+_LINE = 0.5  # points: width of a line from a name
+_EDGES, _WIDE_EDGES = 0.06, 0.14  # of the map beyond its outermost points; wide ones have names of models
 _RASTERISED = 3000  # from this many points on, an SVG or PDF contains an image of them
 _OUTLINED = 1000  # up to this many points, each has an outline and hides those below
 _SECONDS_A_DAY = 86_400.0
@@ -38,6 +49,8 @@ Mask = NDArray[np.bool_]
 def map_figure(
     positions: Positions,
     is_adapter: Mask,
+    models: Sequence[str],
+    base: str,
     coloring: Coloring,
     title: str,
     subtitle: str,
@@ -48,11 +61,14 @@ def map_figure(
 ) -> Figure:
     """The map, without frame or ticks: positions have no unit, and only PCA's axes have a meaning.
 
-    ``named``: the groups whose names are written beside their points, by default those that have the colours.
+    ``models``: the id of each point, made from ``base``. ``named``: the groups whose names are written beside their
+    points, by default those that have the colours.
     """
     colours = THEMES[theme]
     wide, high = np.ptp(positions, axis=0)  # the points fill their width, and x and y have the same scale
-    height = float(np.clip(_POINTS * high / wide + _WORDS, _LOWEST, _HIGHEST)) if wide else _LOWEST
+    is_few = len(models) < NAMED
+    lowest = _LOWEST + _NAMES_ROOM * is_few
+    height = float(np.clip(_POINTS * high / wide + _WORDS, lowest, _HIGHEST)) if wide else lowest
     figure, axes = new_figure(WIDTH, height, theme, ax)
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
@@ -69,11 +85,18 @@ def map_figure(
     canvas = _Canvas(figure, axes, colours, positions, is_adapter)
     if isinstance(coloring, ColorGroups):
         _draw_groups(canvas, coloring)
-        axes.margins(0.06)
-        _name_groups(canvas, named or coloring)
     else:
         _draw_scale(canvas, coloring)
-        axes.margins(0.06)
+    axes.margins(_WIDE_EDGES if is_few else _EDGES)
+    if is_few:
+        spots = [Spot(float(x), float(y)) for x, y in positions]
+        if _write_names(canvas, short_names(models, base), range(len(models)), spots):
+            return figure
+    if isinstance(groups := named or coloring, ColorGroups):
+        shown = (*groups.shown, *groups.rest) if len(groups.rest) == 1 else groups.shown
+        spots_of_groups = group_spots(positions, groups.codes, len(shown))
+        if are_places(spots_of_groups):
+            _write_names(canvas, [group.group for group in shown], groups.codes, spots_of_groups)
     return figure
 
 
@@ -150,30 +173,45 @@ def _draw_groups(canvas: _Canvas, groups: ColorGroups) -> None:
     canvas.legend(handles, label(groups.column), "outside right upper")
 
 
-def _name_groups(canvas: _Canvas, groups: ColorGroups) -> None:
-    """Write the names of groups next to their discs, if there is room closer to them than to other groups."""
+def _write_names(canvas: _Canvas, names: Sequence[str], codes: Sequence[int], spots: Sequence[Spot | None]) -> bool:
+    """Write names next to their spots, or with a line to them.
+
+    None is written if there is no room for all. Returns whether any is.
+    """
     axes, dpi = canvas.axes, canvas.figure.dpi
-    named = (*groups.shown, *groups.rest) if len(groups.rest) == 1 else groups.shown
-    names = [label(group.group, _LONGEST_NAME) for group in named]
     texts = [
-        axes.text(0, 0, name, fontsize=_NAME, ha="center", va="center", color=canvas.colours.ink, zorder=6)
+        axes.text(0, 0, label(name, _LONGEST_NAME), fontsize=_NAME, ha="center", va="center",
+                  color=canvas.colours.ink, zorder=6)
         for name in names
-    ]
+    ]  # fmt: skip
     axes.get_figure(root=True).draw_without_rendering()  # determines the position of the axes and the width of names
     boxes = [text.get_window_extent() for text in texts]
     frame = axes.get_window_extent()
-    points = axes.transData.transform(canvas.positions)
-    discs = group_discs(points, groups.codes, len(names))
-    positions = room_for_names(
-        points, groups.codes, discs, [(box.width, box.height) for box in boxes],
-        (frame.x0, frame.y0, frame.x1, frame.y1), (_GAP + np.sqrt(canvas.size) / 2) * dpi / 72,
+    to_pixels, to_map = axes.transData, axes.transData.inverted()
+    pixels_a_unit = float(np.hypot(*(to_pixels.transform((1, 0)) - to_pixels.transform((0, 0)))))
+    in_pixels: list[Spot | None] = []
+    for spot in spots:
+        if spot is None:
+            in_pixels.append(None)
+            continue
+        x, y = to_pixels.transform((spot.x, spot.y)).tolist()
+        in_pixels.append(Spot(x, y, spot.radius * pixels_a_unit, spot.is_scattered))
+    places = place_names(
+        to_pixels.transform(canvas.positions), codes, in_pixels, [(box.width, box.height) for box in boxes],
+        (frame.x0, frame.y0, frame.x1, frame.y1), _GAP * dpi / 72,
+        np.sqrt(canvas.size) / 2 * dpi / 72,
     )  # fmt: skip
-    for text, position in zip(texts, positions, strict=True):
-        if position is None:
+    limits = axes.axis()
+    for text, place in zip(texts, places, strict=True):
+        if place is None:
             text.remove()
-        else:
-            text.set_position(axes.transData.inverted().transform(position))
-            text.set_in_layout(False)
+            continue
+        text.set_position(to_map.transform((place.x, place.y)))
+        text.set_in_layout(False)
+        if place.line:
+            axes.plot(*to_map.transform(place.line).T, color=canvas.colours.ink, linewidth=_LINE, alpha=0.7, zorder=5)
+    axes.axis(limits)
+    return any(places)
 
 
 def _general(canvas: _Canvas, unknown: Mask, none: str) -> list[Any]:

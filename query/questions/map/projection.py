@@ -37,7 +37,7 @@ _SLOW = 2000  # from this number of models on, a message says that placing them 
 _ALL = 1 - 1e-6  # this share of the variance is all of it, in float32
 _NOTHING = 1e-12  # a smaller variance of unit vectors is a rounding error
 _ROWS = 1024  # vectors that are compared with all others at a time
-_DENSE = 64  # up to this many models or dimensions an exact SVD is cheap
+_DENSE, _NARROW = 1000, 64  # up to this many models, or dimensions, an exact PCA is cheap
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,23 @@ def _principal_plane(vectors: Vectors, seed: int) -> tuple[Positions, tuple[floa
     positions = np.zeros((len(vectors), 2))
     if len(vectors) < 2 or vectors.var(axis=0, dtype=np.float64).sum() <= _NOTHING:
         return positions, None
-    from sklearn.decomposition import PCA
-
     axes = min(2, *vectors.shape)
-    solver = "full" if min(vectors.shape) <= _DENSE else "arpack"
-    pca = PCA(axes, svd_solver=solver, random_state=seed)
-    positions[:, :axes] = pca.fit_transform(vectors)
-    shares = [*map(float, pca.explained_variance_ratio_), 0.0]
+    if len(vectors) <= _DENSE:  # without scikit-learn, whose import takes longer than the rest
+        centred = vectors - vectors.mean(axis=0, dtype=np.float64)
+        values, sides = np.linalg.eigh(centred @ centred.T)
+        sides = sides[:, ::-1][:, :axes]
+        loadings = centred.T @ sides
+        signs = np.where(np.take_along_axis(loadings, np.abs(loadings).argmax(axis=0)[None], axis=0) < 0, -1.0, 1.0)
+        variances = np.maximum(values[::-1], 0)
+        positions[:, :axes] = sides * signs * np.sqrt(variances[:axes])
+        ratios = variances[:axes] / variances.sum()
+    else:
+        from sklearn.decomposition import PCA
+
+        pca = PCA(axes, svd_solver="full" if vectors.shape[1] <= _NARROW else "arpack", random_state=seed)
+        positions[:, :axes] = pca.fit_transform(vectors)
+        ratios = pca.explained_variance_ratio_
+    shares = [*map(float, ratios), 0.0]
     return positions, (shares[0], shares[1])
 
 

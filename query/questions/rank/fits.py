@@ -96,8 +96,12 @@ def fit_forms(ranks: Sequence[float | None]) -> tuple[Fit, ...]:
 def best_fit(fits: Sequence[Fit]) -> Fit | None:
     """The fit with the fewest parameters, then the smaller AICc, among the fits within 2 of the smallest AICc.
 
-    None if ``fits`` is empty.
+    With few layers AICc prefers the constant to any slope. So the constant is not chosen if the line is closer to the
+    layers that are left out of the fit. None if ``fits`` is empty.
     """
+    errors = {fit.form: fit.loo_error for fit in fits if fit.loo_error is not None}
+    if errors.get("linear", math.inf) < errors.get("constant", -math.inf):
+        fits = [fit for fit in fits if fit.form != "constant"]
     aicc_of = {fit.form: fit.aicc for fit in fits if fit.aicc is not None}
     if not aicc_of:
         return fits[0] if fits else None

@@ -6,7 +6,7 @@ The rank at a threshold is the smallest r for which the r largest singular value
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +25,14 @@ from query.models.population import LeftOut
 from query.models.sampled import note_on_sampled
 from query.questions.rank.fits import Fit, best_fit, fit_forms
 from query.questions.rank.values import checked_relations, countable_models, one_model, read_ranks
+from query.shared.statistics.authors import (
+    FEWEST_AUTHORS,
+    MOST_UNITS,
+    independent_changes,
+    too_few,
+    uncertainty,
+    units_of,
+)
 from query.shared.wording import counted, decimal
 
 if TYPE_CHECKING:
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from query.models.reader import AtlasReader
 
 SYMBOLS = {"delta": "δW", "weights": "W"}
+FEWEST_MODELS = 3  # for an equation: that of one model, or of two, would say nothing of the others
 _DIGITS = 6  # width of a rank in a table: ranks up to 9999.9 stay aligned
 _NAMES_SHOWN = 3
 # Singular values from a Gram matrix are accurate for shares of the energy up to this one
@@ -58,7 +67,10 @@ class FamilyRanks:
         ranks: the mean over models, None where no model is known or changed.
         spread: the standard deviation over models (n − 1 in the denominator; None for fewer than two).
         counts: the number of models behind both.
-        fit: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`).
+        fit: the best of the ``fits`` (:func:`query.questions.rank.fits.best_fit`); both are empty for fewer than
+            FEWEST_MODELS models.
+        low, high: the ends of the 95 % interval of the mean over authors
+            (:func:`query.shared.statistics.authors.uncertainty`); None for fewer than five authors.
     """
 
     ranks: Annotated[
@@ -68,6 +80,15 @@ class FamilyRanks:
     fit: Annotated[Fit | None, Doc("The equation that fits best.")]
     counts: Annotated[tuple[int, ...], Doc("Number of models, by layer.")]
     fits: Annotated[tuple[Fit, ...], Doc("All equations that were fitted.")]
+    low: Annotated[
+        tuple[float | None, ...], Doc("Lower end of the 95 % interval of the mean over authors, by layer.")
+    ] = ()
+    high: Annotated[tuple[float | None, ...], Doc("Upper end of that interval.")] = ()
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough authors at some layer."""
+        return any(end is not None for end in self.low)
 
     @property
     def mean(self) -> float | None:
@@ -135,6 +156,11 @@ class RankStudy(Drawn):
             columns = zip(depth, family.ranks, family.spread, family.counts, fitted, strict=True)
             rows += [LayerRank(name, *row) for row in columns]
         return rows
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether means have an interval over authors."""
+        return any(family.has_interval for family in self.families.values())
 
     @property
     def mean_rank(self) -> float | None:
@@ -208,8 +234,9 @@ class RankStudy(Drawn):
         }
 
     def figure(self, theme: ThemeName = "light", *, ax: Axes | None = None) -> Figure:
-        """A panel for each family, all with one scale: its mean with the spread, and the best fit dashed.
+        """A panel for each family, all with one scale: its mean with its interval, and the best fit dashed.
 
+        The band is the 95 % interval of the mean over authors; with fewer than five authors, the spread over models.
         Rows: attention, cross-attention, feed-forward and others of each stack. Behind each family, the others of its
         row are grey.
         """
@@ -225,23 +252,21 @@ class RankStudy(Drawn):
         rows = list(by_row.values())
         panels = Panels([len(names) for names in rows], PANEL, theme, ax, margin=(0, 0.8), least=4.0)
         figure, colours = panels.figure, panels.colours
-        # None becomes NaN; the band is the mean ± spread, cut off at zero.
-        ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}
-        spread = {name: np.nan_to_num(np.array(family.spread, dtype=float)) for name, family in self.families.items()}
-        highest = max(float(np.nan_to_num(ranks[name] + spread[name]).max()) for name in ranks)
+        ranks = {name: np.array(family.ranks, dtype=float) for name, family in self.families.items()}  # None is NaN
+        bands = {name: _band(family, self.has_interval) for name, family in self.families.items()}
+        highest = max(float(np.nan_to_num(np.fmax(bands[name][1], ranks[name])).max()) for name in ranks)
         for names, row in zip(rows, panels.rows, strict=True):
             for name, panel in zip(names, row, strict=True):
                 for other in names:
                     if other != name:
-                        panel.plot(ranks[other], color=colours.rest, linewidth=0.8, zorder=1)
+                        panel.plot(ranks[other], color=colours.rest, linewidth=0.8, alpha=0.5, zorder=1)
                 family, bare_name = self.families[name], name.rpartition(".")[2]
                 if bare_name.partition("_")[0] in KINDS:
                     bare_name = bare_name.partition("_")[2]
                 shades = [index for index, prefix in enumerate(_COLOURED) if bare_name.startswith(prefix)]
                 colour = colours.palette[(shades or [names.index(name)])[0] % len(colours.palette)]
                 layers = np.arange(len(family.ranks))
-                low, high = np.maximum(ranks[name] - spread[name], 0), ranks[name] + spread[name]
-                panel.fill_between(layers, low, high, color=colour, alpha=0.22, linewidth=0, zorder=2)
+                panel.fill_between(layers, *bands[name], color=colour, alpha=0.22, linewidth=0, zorder=2)
                 mean: dict[str, Any] = {"linewidth": 1.4, "marker": "o", "markersize": 2.2}
                 panel.plot(layers, ranks[name], color=colour, zorder=4, **mean)
                 panels.title(panel, name, pad=11)
@@ -260,11 +285,17 @@ class RankStudy(Drawn):
 
         curve_name = "rank of this family" if self.model else "mean rank of this family"
         handles: list[Any] = [Line2D([], [], color=colours.ink, label=curve_name, **mean)]
-        if self.model is None:
-            handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label="± standard deviation over models"))
-        handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
+        if self.has_interval or any(np.isfinite(band[0]).any() for band in bands.values()):
+            band = (
+                "95 % interval of the mean, over authors" if self.has_interval else "± standard deviation over models"
+            )
+            handles.append(Patch(color=colours.ink, alpha=0.22, linewidth=0, label=band))
+        if any(family.fit for family in self.families.values()):
+            handles.append(Line2D([], [], color=colours.ink, linewidth=0.8, linestyle=_DASHES, label="best fit"))
         if any(len(names) > 1 for names in rows):
-            handles.append(Line2D([], [], color=colours.rest, linewidth=0.8, label="the row's other families"))
+            handles.append(
+                Line2D([], [], color=colours.rest, linewidth=0.8, alpha=0.5, label="the row's other families")
+            )
         legend_columns = 4 if figure.bbox.width / figure.dpi >= _WIDEST_LEGEND else 2
         add_legend(figure, handles, colours, legend_columns)
         base = f"fine-tunes of {label(self.base)}"
@@ -272,6 +303,15 @@ class RankStudy(Drawn):
         title = f"Rank of {SYMBOLS[self.of]} at {100 * self.threshold:g} % of the energy\n{models_text}"
         add_title(figure, title, colours)
         return figure
+
+
+def _band(family: FamilyRanks, is_interval: bool) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The ends of the band around the curve, by layer; NaN where it has no width."""
+    if is_interval:
+        low, high = (np.array(ends or [None] * len(family.ranks), dtype=float) for ends in (family.low, family.high))
+        return low, high
+    ranks, spread = (np.array(column, dtype=float) for column in (family.ranks, family.spread))
+    return np.maximum(ranks - spread, 0), ranks + spread
 
 
 @question(example="rank --base roberta-base --threshold 0.8 --out rank.png")
@@ -344,20 +384,35 @@ def rank_by_depth(
     if threshold > _FINEST_THRESHOLD:
         notes.append("this close to all of the energy, ranks include rounding errors, except for an adapter's δW")
 
+    authors = np.array([row["author"] for row, is_counted in zip(candidates, counts, strict=True) if is_counted])
+    if len(changed) < FEWEST_MODELS:
+        number = counted(len(changed), "model")
+        notes.append(f"no equation is fitted: it needs at least {FEWEST_MODELS} models, and this is {number}")
+    elif (author_count := len(set(authors))) < FEWEST_AUTHORS:
+        notes.append(too_few(author_count))
     columns: dict[str, dict[int, Any]] = {}
+    owners: dict[str, dict[int, Any]] = {}
     for column, key in zip(changed.T, matrices, strict=True):
-        columns.setdefault(key.family_key, {})[key.layer] = column[~np.isnan(column)]
+        is_known = ~np.isnan(column)
+        columns.setdefault(key.family_key, {})[key.layer] = column[is_known]
+        owners.setdefault(key.family_key, {})[key.layer] = authors[is_known]
     families = {}
     for family, layers in columns.items():
-        values_by_layer = [layers.get(layer, np.empty(0)) for layer in range(max(layers) + 1)]
+        depth = range(max(layers) + 1)
+        values_by_layer = [layers.get(layer, np.empty(0)) for layer in depth]
         means = tuple(float(values.mean()) if len(values) else None for values in values_by_layer)
-        fits = fit_forms(means)
+        fits = fit_forms(means) if len(changed) >= FEWEST_MODELS else ()
+        intervals = [
+            mean_interval(values, owners[family].get(layer, ())) for layer, values in enumerate(values_by_layer)
+        ]
         families[family] = FamilyRanks(
             ranks=means,
             spread=tuple(float(values.std(ddof=1)) if len(values) > 1 else None for values in values_by_layer),
             fit=best_fit(fits),
             counts=tuple(len(values) for values in values_by_layer),
             fits=fits,
+            low=tuple(interval and interval[0] for interval in intervals),
+            high=tuple(interval and interval[1] for interval in intervals),
         )
     return RankStudy(
         base=canonical,
@@ -372,3 +427,17 @@ def rank_by_depth(
         lacking=lacking,
         notes=tuple(notes),
     )
+
+
+def mean_interval(values: NDArray[np.float64], authors: Sequence[str]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of ``values`` over their ``authors``; None for fewer than five of them.
+
+    Ranks are positive, so the interval is symmetric for the logarithm of the mean.
+    """
+    if len(set(authors)) < FEWEST_AUTHORS:
+        return None
+    units = units_of(list(authors), MOST_UNITS)
+    weights = np.bincount(units) / len(values)
+    mean = float(values.mean())
+    changes = independent_changes(weights, np.bincount(units, values) / len(values), mean)
+    return uncertainty(weights, changes).of_loss(mean)

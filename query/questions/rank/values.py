@@ -2,7 +2,7 @@
 
 If the database has a column for the share, the ranks are read from it. Otherwise they are computed from the singular
 values in the records.
-A candidate is a row with the ``model_id``, ``model``, ``record_key`` and ``has_spectra`` of a model.
+A candidate is a row with the ``model_id``, ``model``, ``author``, ``record_key`` and ``has_spectra`` of a model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def countable_models(atlas: AtlasReader, base: str, relations: tuple[str, ...]) 
     upload if only the duplicate has spectra, or was read in full. Raises AtlasError if no model is left.
     """
     rows = atlas.rows(
-        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
+        'SELECT model_id, model, author, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
         "duplicate_group, is_earlier_checkpoint FROM models "
         "WHERE base = ? AND (len(?::VARCHAR[]) = 0 OR list_contains(?, relation)) "
         'ORDER BY has_spectra DESC, "read", duplicate_of IS NOT NULL, model_id',
@@ -93,7 +93,7 @@ def one_model(atlas: AtlasReader, name: str, base: str | None) -> tuple[Candidat
         hint = Text("Only models of the atlas: ", Call("add", name, base_in_hint(atlas, base), spectra=True))
         raise unknown_model(atlas, name, hint)
     rows = atlas.rows(
-        'SELECT model_id, model, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
+        'SELECT model_id, model, author, record_key, has_spectra, "read", is_copy, copy_evidence, is_unrelated, '
         "duplicate_of IS NOT NULL AS is_duplicate FROM models WHERE model_id = ?",
         [entry.model_id],
     )

@@ -104,9 +104,49 @@ async function runStatement() {
   part("sql-rows").replaceChildren(...(answer.error ? [] : [rowsTable(answer.columns, answer.rows)]));
   const rows = answer.error ? "" : `${numberText(answer.rows.length)} ${answer.rows.length === 1 ? "row" : "rows"}`;
   part("sql-message").textContent = answer.error ?? (answer.truncated ? `The first ${rows}; there are more.` : `${rows}.`);
+  const rowsFound = answer.error ? [] : modelsIn(answer);
+  part("sql-map").hidden = !rowsFound.length;
+  part("sql-map").textContent = `Show ${rowsFound.length === 1 ? "this model" : `these ${numberText(rowsFound.length)} models`} on the map`;
+  part("sql-map").onclick = () => {
+    filterByRows(lastRun, rowsFound);
+    openOverlay(null);
+  };
   part("sql-csv").hidden = Boolean(answer.error);
   part("sql-csv").onclick = () => saveCsv("rows.csv", [answer.columns, ...answer.rows]);
 }
+
+// The models that an answer names, or whose ids it has in a column model_id, as rows of this page.
+function modelsIn({ columns: names, rows }) {
+  const found = new Set();
+  for (const row of rows) {
+    row.forEach((value, column) => {
+      const i = names[column] === "model_id" ? rowOfId.get(value) : placeOfModel.get(value);
+      if (i !== undefined) found.add(i);
+    });
+  }
+  return [...found];
+}
+
+let rowsOf = ""; // the statement whose models are shown alone
+let isInRows = null; // for each model, whether it is among them
+
+function filterByRows(text, rows) {
+  rowsOf = text;
+  isInRows = new Uint8Array(count);
+  for (const i of rows) isInRows[i] = 1;
+  refresh();
+}
+
+furtherTests.push(["SQL", () => isInRows && ((i) => isInRows[i]), () => ([rowsOf, isInRows] = ["", null])]);
+furtherWords.push({
+  write: () => (rowsOf ? [["rows", rowsOf]] : []),
+  read: async (words) => {
+    const text = words.get("rows") ?? "";
+    if (!text || text === rowsOf) return;
+    const answer = await fetchAnswer(`sql?q=${encodeURIComponent(text)}`);
+    if (!answer.error) filterByRows(text, modelsIn(answer));
+  },
+});
 
 async function loadTables() {
   if (part("tables").childElementCount) return;

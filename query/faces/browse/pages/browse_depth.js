@@ -1,26 +1,13 @@
 // A depth profile: a small panel for each measure, layer by layer; the base in grey.
 
-const PANELS = {
-  tolerance: "tolerance: white noise",
-  tolerance_own: "tolerance_own: noise like the layer's",
-  readable: "readable: by a linear map",
-  recovered: "recovered: found by descent",
-  recovered_seed: "recovered, original method",
-  verified: "verified (a certificate)",
-  reach: "reach: positions used",
-  image_error: "error of recovered images",
-  cka: "cka: likeness to the base",
-  drift: "drift: distance from the base",
-  delta: "‖δW‖/‖W‖ up to here",
-};
 const SHARES = ["readable", "recovered", "recovered_seed", "verified", "cka"];
 const PANEL = { width: 220, height: 110, left: 34, right: 8, top: 8, bottom: 18 };
 
 function depthPart(depth) {
   if (!depth) return null;
-  const names = Object.keys(PANELS).filter((name) => depth.layers.some((row) => row[name] !== null && row[name] !== undefined));
   const probe = depth.tokens ? `${depth.sequences} × ${depth.tokens} ${depth.probe} tokens` : `${depth.sequences ?? "some"} images`;
-  const panels = names.map((name) => element("figure", {}, element("figcaption", {}, PANELS[name]), depthPanel(name, depth)));
+  const panels = depth.panels.map((panel) => element("figure", {},
+    element("figcaption", {}, panel.title, element("span", { className: "facts" }, `${panel.axis}, by layer`)), depthPanel(panel, depth)));
   const words = `How much of its input each layer keeps, measured with ${probe}; the base in grey, bars are standard errors.`;
   return sectionOf("Depth profile", element("p", {}, words), element("div", { className: "panels" }, ...panels));
 }
@@ -32,7 +19,7 @@ function svg(tag, attributes, ...children) {
   return node;
 }
 
-function depthPanel(name, { layers, base }) {
+function depthPanel({ name, title }, { layers, base }) {
   const known = [...layers, ...base].filter((row) => Number.isFinite(row[name]));
   const values = known.flatMap((row) => [row[name] - (row[`${name}_error`] ?? 0), row[name] + (row[`${name}_error`] ?? 0)]);
   const [low, high] = SHARES.includes(name) ? [0, 1] : [Math.min(0, ...values), Math.max(...values, 1e-9)];
@@ -52,7 +39,7 @@ function depthPanel(name, { layers, base }) {
   const text = (words, at, anchor) => svg("text", { ...at, "text-anchor": anchor }, words);
   const ends = layers.filter((row) => Number.isFinite(row[name]));
   const said = ends.length ? `from ${shortNumber(ends[0][name])} to ${shortNumber(ends.at(-1)[name])}` : "";
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${PANELS[name]}, ${said}` },
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}, ${said}` },
     svg("line", { class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom }),
     text(shortNumber(high), { x: left - 4, y: top + 4 }, "end"), text(shortNumber(low), { x: left - 4, y: height - bottom }, "end"),
     text("1", { x: left, y: height - 5 }, "middle"), text(String(deepest), { x: width - right, y: height - 5 }, "end"),

@@ -34,7 +34,60 @@ addEventListener("keydown", (event) => {
 });
 for (const name of ["text", "sql", "questions"]) part(`${name}-page`).querySelector(".close").addEventListener("click", () => openOverlay(null));
 
-furtherContent.push((i) => [element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it"))]);
+furtherContent.push((i) => [
+  ...probablyPart(i),
+  element("p", {}, element("button", { type: "button", id: "all-known", onclick: () => openModel(i) }, "All that is known of it")),
+]);
+
+// ---- on the card of a model that names no dataset: what it was probably tuned on ----
+
+const predictedNow = new Map(); // the answers of this page, by row
+const PAUSE = 400; // milliseconds: a model that is passed by is not asked about
+let askedAbout = NONE; // the row whose prediction is being made
+let askingCard = null; // aborts it
+let pausing = 0;
+
+function probablyPart(i) {
+  if (facet.dataset.of(i)[0] !== NONE) return [];
+  const box = element("p", { id: "probably", role: "status" });
+  const stored = "predicted" in facet ? textOf("predicted", i) : null;
+  if (stored !== null) box.textContent = `Probably tuned on ${stored} (${shareText(data.probabilities[i])})`;
+  else {
+    box.textContent = predictedNow.get(i) ?? "Predicting what it was tuned on …";
+    if (!predictedNow.has(i)) predictForCard(i);
+  }
+  return [box];
+}
+
+function predictForCard(i) {
+  if (askedAbout === i) return;
+  stopForCard();
+  askedAbout = i;
+  pausing = setTimeout(async () => {
+    askingCard = new AbortController();
+    const { signal } = askingCard;
+    const reply = await fetchAnswer(`predict/${data.ids[i]}`, signal);
+    if (signal.aborted) return;
+    const best = reply.predictions?.[0];
+    predictedNow.set(i, best ? `Probably tuned on ${best.dataset} (${shareText(best.probability)})` : reply.error ?? reply.headline);
+    askedAbout = NONE;
+    if (state.selected === i && part("probably")) part("probably").textContent = predictedNow.get(i);
+  }, PAUSE);
+}
+
+function stopForCard() {
+  clearTimeout(pausing);
+  askingCard?.abort();
+  askedAbout = NONE;
+}
+
+whenChosen.push((i) => {
+  if (askedAbout !== NONE && i !== askedAbout) stopForCard();
+});
+
+function shareText(share) {
+  return share === null ? "probability not known" : `${Math.round(100 * share)} %`;
+}
 whenChosen.push((i) => {
   if (overlay !== "model") return;
   if (i === NONE) return openOverlay(null);
@@ -133,12 +186,15 @@ function changePart(layers) {
 function changeGrid({ deltas, families: parts }, measure) {
   const families = [...new Set(parts.map(({ name }) => name.split(".").pop()))];
   const rows = Map.groupBy ? Map.groupBy(deltas, rowName) : grouped(deltas);
-  const most = Math.max(...deltas.map((delta) => delta[measure] ?? 0), 1e-12);
+  // The palest cell has the smallest number, not zero.
+  const numbersKnown = deltas.map((delta) => delta[measure]).filter((value) => value > 0);
+  const [least, most] = [Math.min(...numbersKnown), Math.max(...numbersKnown)];
+  const shareOf = (value) => (value > 0 ? (most > least ? 0.08 + (0.92 * (value - least)) / (most - least) : 0.5) : 0);
   const head = element("tr", {}, element("th", { scope: "col" }, "layer"), ...families.map((name) => element("th", { scope: "col" }, name)));
   const body = [...rows].map(([name, layerDeltas]) => element("tr", {}, element("th", { scope: "row" }, name), ...families.map((family) => {
     const value = layerDeltas.find((delta) => delta.family === family)?.[measure];
     const cell = element("td", { className: "number" }, value === undefined ? "" : value === null ? "–" : shortNumber(value));
-    cell.style.setProperty("--share", String((value ?? 0) / most));
+    cell.style.setProperty("--share", String(shareOf(value ?? 0)));
     return cell;
   })));
   return element("table", { className: "heat" }, element("thead", {}, head), element("tbody", {}, ...body));
@@ -155,7 +211,7 @@ function grouped(deltas) {
 }
 
 function shortNumber(value) {
-  return Number.isInteger(value) ? String(value) : value.toFixed(value < 0.1 ? 4 : 3);
+  return String(Number(value.toPrecision(3))); // three digits, however small the number is
 }
 
 // ---- neighbours ----

@@ -10,8 +10,9 @@ const UNMADE = {
 
 part("title").textContent = `${numberText(count)} ${count === 1 ? "fine-tune" : "fine-tunes"} of ${baseShown}`;
 showTitle();
-part("subtitle").textContent = data.subtitle ? `Map: ${data.subtitle}.` : "";
-part("unplaced").hidden = data.places === "ready";
+const isFirst = data.places === "working" && mixed.length > 0; // the first map, until the layout is computed
+part("subtitle").textContent = data.subtitle ? `Map: ${data.subtitle}.${isFirst ? " A map that keeps neighbours together is being made …" : ""}` : "";
+part("unplaced").hidden = data.places === "ready" || isFirst;
 part("unplaced").textContent = UNMADE[data.places] ?? "";
 
 part("base").append(...data.bases.map(([base, text]) => element("option", { value: base, selected: base === data.base }, text)));
@@ -50,7 +51,9 @@ async function look() {
   if (answer.isOvertaken || answer.generation !== data.generation) {
     notice("The atlas was published again since this page was made.", "Show the new one", loadAgain);
   } else if (data.places === "working" && answer.places !== "working") {
-    if (document.activeElement?.matches("input, textarea")) notice("The map is made.", "Show it", loadAgain);
+    // Whoever looks at something, types or has moved the first map is not interrupted.
+    const isBusy = overlay || state.selected !== NONE || (isFirst && view.scale !== view.whole);
+    if (isBusy || document.activeElement?.matches("input, textarea")) notice(isFirst ? "The map that keeps neighbours together is made." : "The map is made.", "Show it", loadAgain);
     else return loadAgain();
   } else part("notice").hidden = true;
   setTimeout(look, answer.places === "working" ? MAKING : WATCHED);

@@ -58,7 +58,15 @@ function fillRows() {
     return fillRows();
   }
   if (focused !== null) body.querySelector(`[data-place="${focused}"]`)?.focus({ preventScroll: true });
+  showOnward();
 }
+
+// Whether columns lie beyond the right edge, and a button that goes there.
+function showOnward() {
+  part("onward").hidden = !part("shown").open || scroller.scrollLeft + scroller.clientWidth > scroller.scrollWidth - 8;
+}
+
+part("onward").addEventListener("click", () => scroller.scrollBy({ left: 0.8 * scroller.clientWidth, behavior: "smooth" }));
 
 function space(rows) {
   const row = element("tr", { className: "space", "aria-hidden": "true", hidden: rows <= 0 }, element("td", { colSpan: used.length }));
@@ -153,6 +161,7 @@ function moveInTable(event) {
 let isFilling = false;
 
 scroller.addEventListener("scroll", () => {
+  showOnward();
   if (isFilling) return;
   isFilling = true;
   requestAnimationFrame(() => {
