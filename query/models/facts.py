@@ -73,7 +73,9 @@ def most_probable(facts: Facts) -> str:
 
 
 def _made_from(facts: Facts) -> list[str]:
-    return [f"{row['parent']} ({row['kind']}, card: {row['card']})" for row in facts["lineage"]]
+    return [
+        f"{row['parent'] or 'no model known here'} ({row['kind']}, card: {row['card']})" for row in facts["lineage"]
+    ]
 
 
 def _conversion(facts: Facts) -> str:

@@ -11,6 +11,7 @@ from indexer.atlas import AtlasFolder
 from indexer.records.kinds import label
 from indexer.records.kinds.label import OF_SKIPPED, TESTS, change_of
 from indexer.records.kinds.meanings import MEANINGS
+from indexer.records.record import Record
 from indexer.records.store import RecordStore
 from query.questions.check.policy import _KINDS as OF_POLICIES
 from tests.kinds.conftest import KINDS, PLANTED, TRAININGS
@@ -59,6 +60,15 @@ def test_no_other_test_says_so_in_its_place(hub, kind, monkeypatch):
     trained = [record for record in records if record.identity.model.startswith("bob/")]
     assert len(trained) == len(TRAININGS)
     assert {change_of(record).kind for record in trained} == {kind}
+
+
+def test_the_difference_to_another_network_is_no_noise(hub, monkeypatch):
+    store = RecordStore(AtlasFolder(hub.folder / "atlas"))
+    ran = hub("query", "sql", "SELECT record_key FROM fine_tunes WHERE model = 'ann/noise'", "--json")
+    record = store.read(json.loads(ran.out)[0]["record_key"])
+    assert change_of(record).kind == "noise added"
+    monkeypatch.setattr(Record, "base_cosine", 0.01)
+    assert change_of(record).kind == "trained"
 
 
 def test_a_reason_says_which_layers(hub, labels):

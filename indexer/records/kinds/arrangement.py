@@ -17,7 +17,6 @@ _ALL_CONSTANT = 0.99
 _NOTHING_LEFT = 0.2
 # Sorting explains most of a change of few numbers, or of a large one, but only a permutation explains all of it.
 _OF_SORTED = 1e3
-_UNRELATED = 0.3
 
 
 def _moved(subject: Subject) -> dict[tuple[str, int], tuple[int, float]]:
@@ -94,8 +93,7 @@ def _untrained(subject: Subject) -> float:
     It is that of independent numbers to within a few hundredths; any training raises some of them.
     """
     signs = subject.signs
-    cosine = subject.record.base_cosine
-    if cosine is None or cosine >= _UNRELATED or signs.rearranged:
+    if not subject.is_unrelated or signs.rearranged:
         return 0.0
     if signs.column("cosine").max() >= _STRANGE or signs.column("matched").max() >= _MATCHED:
         return 0.0  # some matrices are the base's

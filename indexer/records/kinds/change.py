@@ -27,7 +27,14 @@ class Subject:
     record: Record
     signs: Signs
 
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether its weights have nothing of the base's, so that their difference is no change of it."""
+        cosine = self.record.base_cosine
+        return cosine is not None and cosine < _UNRELATED
 
+
+_UNRELATED = 0.3
 # A probability is at most that of the models on which a test was measured, of which none was wrong.
 MOST = 0.998
 

@@ -58,7 +58,8 @@ def _flatness(signs: Signs) -> np.ndarray:
 
 
 def _noise(subject: Subject) -> float:
-    return float(np.median(_flatness(subject.signs)))
+    # The difference of two independent networks is flat as well.
+    return 0.0 if subject.is_unrelated else float(np.median(_flatness(subject.signs)))
 
 
 def _noise_in_words(subject: Subject) -> str:
