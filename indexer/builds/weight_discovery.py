@@ -271,7 +271,7 @@ def _name_like(tensor: str, names: Mapping[str, Any]) -> str | None:
         if not any(part.isdigit() for part in parts[start:]):
             break  # a name without the number of its layer is ambiguous
         ending = ".".join(parts[start:])
-        found = [name for name in names if name == ending or name.endswith(f".{ending}")]
-        if found:
-            return found[0] if len(found) == 1 else None
+        matches = [name for name in names if name == ending or name.endswith(f".{ending}")]
+        if matches:
+            return matches[0] if len(matches) == 1 else None
     return None
