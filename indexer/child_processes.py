@@ -66,8 +66,8 @@ def start_child(
 
 def bare_environment() -> dict[str, str]:
     """What Python needs to start and to find the same packages; without tokens or the home folder."""
-    kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG")
-    bare = {name: os.environ[name] for name in kept if name in os.environ}
+    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT", "PATH", "LANG")
+    bare = {name: os.environ[name] for name in names if name in os.environ}
     return bare | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
 
@@ -76,10 +76,10 @@ def end_with_parent() -> None:
 
     Does nothing where the program was started in another way.
     """
-    told = os.environ.pop(_VARIABLE, "").split()  # not for this process's own children
-    if len(told) != 3:
+    values = os.environ.pop(_VARIABLE, "").split()  # not for this process's own children
+    if len(values) != 3:
         return
-    descriptor, parent, is_of_main_thread = map(int, told)
+    descriptor, parent, is_of_main_thread = map(int, values)
     end_when_closed(descriptor)
     if sys.platform == "linux" and is_of_main_thread:
         import ctypes
@@ -131,10 +131,10 @@ def lower_limits(**limits: int) -> None:
     """
     import resource
 
-    for name, wanted in limits.items():
+    for name, limit in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (most, most))
 
 
@@ -149,6 +149,6 @@ def kill_after(seconds: float) -> None:
     if not seconds:
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
-    wanted = int(used.ru_utime + used.ru_stime + seconds) + 1
+    limit = int(used.ru_utime + used.ru_stime + seconds) + 1
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -48,5 +48,5 @@ def entry_points(group: str) -> Iterator[EntryPoint]:
                 if line.startswith("["):
                     section = line.strip("[]").strip()
                 elif section == group and line and line[0] not in "#;":
-                    name_in_group, _, place = (part.strip() for part in line.partition("="))
-                    yield EntryPoint(name_in_group, place, key)
+                    name_in_group, _, target = (part.strip() for part in line.partition("="))
+                    yield EntryPoint(name_in_group, target, key)

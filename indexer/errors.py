@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
-# What code raises that is given data of an unexpected type; caught where untrusted data is read.
+# Exceptions that data of an unexpected type causes; caught where untrusted data is read.
 WRONG_KINDS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 

@@ -36,9 +36,9 @@ def profile(
     from indexer.builds.profiling import base_and_models, profile_base
 
     folder = AtlasFolder(atlas).require()
-    canonical, named = base_and_models(folder, base, [models] if isinstance(models, str) else models)
+    canonical, model_ids = base_and_models(folder, base, [models] if isinstance(models, str) else models)
     with folder.locked("index profile"):
-        return profile_base(folder, canonical, named, options)
+        return profile_base(folder, canonical, model_ids, options)
 
 
 @plain_arguments

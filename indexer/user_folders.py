@@ -58,19 +58,19 @@ def find_caches() -> None:
     if os.access(token := Path(usual, "huggingface", "token"), os.R_OK):
         os.environ.setdefault("HF_TOKEN_PATH", str(token))
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    for name, place in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
-        os.environ.setdefault(name, str(folder / "cache" / place))
-        if os.environ[name] == str(folder / "cache" / place):
+    for name, subfolder in (("NUMBA_CACHE_DIR", "numba"), ("MPLCONFIGDIR", "matplotlib")):
+        os.environ.setdefault(name, str(folder / "cache" / subfolder))
+        if os.environ[name] == str(folder / "cache" / subfolder):
             with suppress(OSError):
-                (folder / "cache" / place).mkdir(mode=0o700, parents=True, exist_ok=True)
+                (folder / "cache" / subfolder).mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _can_be_written(path: Path) -> bool:
     """Whether a folder can be written, or made."""
     if not path.is_absolute():
         return False
-    there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), path)
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    existing = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), path)
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _private() -> Path | None:

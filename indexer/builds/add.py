@@ -75,9 +75,9 @@ def add(
     be read at all, or whose base is not known. ``report.problem`` says why a model was not indexed. Raises AtlasError
     where a single model cannot be found, is the base itself, or its base cannot be told, and as ``build`` does.
     """
-    chosen = WorkOptions(**options.part(RecordOptions), retry_failed=True)
+    work_options = WorkOptions(**options.part(RecordOptions), retry_failed=True)
     watcher, folder = Watcher(progress), AtlasFolder(atlas).require_writable()
-    prepare(chosen, watcher)
+    prepare(work_options, watcher)
     typed = expanded([model] if isinstance(model, str | Path) else model)
     is_one = isinstance(model, str | Path) and len(typed) == 1
     if options.name is not None and len(typed) != 1:
@@ -88,7 +88,7 @@ def add(
     if is_one:
         reference = ModelRef.parse(typed[0])
         reference.source.check_name(reference, options.name)
-    adding = _Adding(folder, chosen, watcher, is_one, options.name, for_all, table)
+    adding = _Adding(folder, work_options, watcher, is_one, options.name, for_all, table)
     with folder.locked("index add"):
         reports = adding.run(typed, base)
     return reports[0] if is_one else reports
@@ -133,8 +133,8 @@ class _Adding:
         for typed in names:
             try:
                 reference = ModelRef.parse(typed)
-                own = facts or self._base_of(reference)
-                groups.setdefault(own.id, []).append(_Named(typed, reference, own))
+                base_facts = facts or self._base_of(reference)
+                groups.setdefault(base_facts.id, []).append(_Named(typed, reference, base_facts))
             except AtlasError as error:
                 self._refuse(typed, error, unread)
         reports = [self._add(models, unread) for models in groups.values()]
@@ -189,7 +189,7 @@ class _Adding:
         rows: dict[str, tuple[Row, ModelRef]] = {}
         for model in models:
             try:
-                row = self._row(model, places, {name: known.row for name, known in listed.items()})
+                row = self._row(model, places, {name: listed_model.row for name, listed_model in listed.items()})
                 if row["id"] in facts.ids:
                     message = f"{facts.id} is the base itself, not a model tuned from it."
                     raise AtlasError(message, "Name one of its fine-tunes.")
@@ -227,9 +227,9 @@ class _Adding:
             return row
         labels = labels_of_row(listed.get(str(row["id"]), {})).updated(typed_labels)
         row = with_labels(row, labels)
-        kept = {dataset.raw for dataset in facts_of(row).datasets}
+        listed_datasets = {dataset.raw for dataset in facts_of(row).datasets}
         for dataset in labels.datasets:
-            if dataset not in kept and dataset not in self.refused:
+            if dataset not in listed_datasets and dataset not in self.refused:
                 self.refused.add(dataset)
                 self.watcher.say(f"{dataset!r} names no data set, as many could be called so: write owner/{dataset}")
         return row

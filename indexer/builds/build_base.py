@@ -95,10 +95,10 @@ class BuildBase:
             return sample
         with closing(opened) as checkpoint:
             hashes = tuple(facts.sha256 for facts in checkpoint.files)
-            for known in stored_bases(self._folder, self.facts.id):
-                if None not in hashes and known.file_hashes == hashes:
-                    self.facts = replace(self.facts, commit=known.commit)
-                    if (stored := self._usable(known.commit, whole)) is not None:
+            for stored_base in stored_bases(self._folder, self.facts.id):
+                if None not in hashes and stored_base.file_hashes == hashes:
+                    self.facts = replace(self.facts, commit=stored_base.commit)
+                    if (stored := self._usable(stored_base.commit, whole)) is not None:
                         return stored
                     break
             self._say(f"fetching the block matrices of {self.facts.id}")
@@ -235,5 +235,5 @@ def find_base(folder: AtlasFolder, name: str) -> BaseFacts:
 
 
 def facts_of_stored(base: StoredBase, listing: Listing) -> BaseFacts:
-    """A base as the atlas knows it, without asking the Hub."""
+    """The facts of a base from the atlas, without a request to the Hub."""
     return BaseFacts(base.base, base.commit, listing.aliases(), dict(base.config), component=base.component)

@@ -176,8 +176,8 @@ def update_listing(build: Build, *, counts_only: bool = False) -> None:
             watcher.say(examination.sentence())
         gone = listing.finish(is_complete=is_complete)
         if gone:
-            left = sorted(listing.gone() - gone_before)
-            gone -= len(build.follow(left))
+            gone_models = sorted(listing.gone() - gone_before)
+            gone -= len(build.follow(gone_models))
         if gone:
             watcher.say(f"{gone} models were deleted from {build.source.title}; the atlas keeps what it has of them")
     finally:
@@ -218,15 +218,15 @@ def list_source(build: Build, source: Source) -> None:
             claimed = {row.id: (row.row, row.claim) for row in page.of(ClaimedRow)}
             models_found += listing.update_place(question, claimed.values(), ())[0]
             shown |= claimed.keys()
-            bad += [one.why for one in page.of(BadRow)]
+            bad += [bad_row.why for bad_row in page.of(BadRow)]
             is_complete = is_complete and not page.is_cut
             watcher.listed(f"listing {page.question.what} on {source.title}: {models_found} new")
         build.crawl_calls += progress.calls
         if bad:
             watcher.say(f"models of {source.title} that cannot be listed: {len(bad):,} ({some_of(bad, 1)})")
         if is_complete and not bad:
-            left = [one.id for one in listing.models() if question in one.claims and one.id not in shown]
-            if gone := listing.update_place(question, (), left)[1]:
+            not_shown = [model.id for model in listing.models() if question in model.claims and model.id not in shown]
+            if gone := listing.update_place(question, (), not_shown)[1]:
                 watcher.say(f"{gone} models are not on {source.title} any more; the atlas keeps what it has of them")
     finally:
         listing.remove_if_empty()

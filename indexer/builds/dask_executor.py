@@ -43,7 +43,7 @@ _LOOK_SECONDS = 5.0
 _WAITING_PER_THREAD = 3
 # When this many units may have killed a worker, they are tried alone before others begin.
 _MOST_SUSPECTS = 8
-# A file written on another machine is visible here when NFS asks again, which it does at least once a minute.
+# A file written on another machine is visible here after NFS renews its cache, at least once a minute.
 VISIBLE_SECONDS = 65.0
 
 
@@ -137,7 +137,7 @@ class DaskExecutor:
             room = most - len(running) if len(killed) < most_killed else 0
             for _ in range(min(room, len(waiting))):
                 unit = waiting.pop()
-                key = f"{unit.identity.digest}-{uuid4().hex}"  # Dask does not run a key again that it knows
+                key = f"{unit.identity.digest}-{uuid4().hex}"  # Dask never runs the same key twice
                 running[client.submit(_attempt, unit, worker, required, key=key, pure=False)] = unit
             try:
                 with client.as_current():
@@ -228,11 +228,11 @@ def _threads(client: Client) -> int:
 
 @contextmanager
 def _requirements(atlas: Path) -> Iterator[Requirements]:
-    """What this process has, as what every worker must have."""
+    """The versions and the endpoint of this process, which every worker must share."""
     from huggingface_hub import constants
 
-    for left in atlas.glob(".seen-*.token"):  # of a client that was killed: there is one writer at a time
-        left.unlink(missing_ok=True)
+    for token_file in atlas.glob(".seen-*.token"):  # of a client that was killed: there is one writer at a time
+        token_file.unlink(missing_ok=True)
     token = atlas / f".seen-{uuid4().hex}.token"  # not .tmp: a publish during the build removes those
     token.write_text(token.name, encoding="ascii")
     try:
@@ -250,7 +250,7 @@ def _check_here(required: Requirements) -> None:
 
 
 def _introduce(token: Path) -> dict[str, Any]:
-    """Called on each worker: what it has."""
+    """Called on each worker: its versions, its endpoint, and whether it sees the folder."""
     from huggingface_hub import constants
 
     return {
@@ -262,14 +262,14 @@ def _introduce(token: Path) -> dict[str, Any]:
 
 
 def _check(required: Requirements, answer: dict[str, Any], name: str) -> None:
-    for what, wanted, advice in (
+    for what, expected, advice in (
         ("version", required.version, "Install the same version everywhere."),
         ("endpoint", required.endpoint, "Start workers with the same HF_ENDPOINT."),
         ("sees_folder", True, f"Mount the folder {required.token.parent} there under the same path."),
     ):
-        if answer[what] != wanted:
+        if answer[what] != expected:
             raise AtlasError(
-                f"The Dask worker {name} on {answer['host']} has {what}={answer[what]!r}, not {wanted!r}.", advice
+                f"The Dask worker {name} on {answer['host']} has {what}={answer[what]!r}, not {expected!r}.", advice
             )
 
 

@@ -54,7 +54,7 @@ def deepen(
         stored = StoredBase(published.file)
         stored.check()
         listing = Listing(folder.listing(published.base))
-        chosen = WorkOptions(
+        work_options = WorkOptions(
             **options.part(ResourceOptions),
             read="full",
             rank=published.rank,
@@ -62,9 +62,9 @@ def deepen(
             device=options.device,
             retry_failed=True,
         )
-        prepare(chosen, watcher)
+        prepare(work_options, watcher)
         places = places_in_trees(folder, rows)
-        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, places=places)
+        build = Build(folder, facts_of_stored(stored, listing), work_options, watcher, listing, places=places)
         selected = [model for model in listing.models() if model.id in rows]
         sampled = {name for name, row in rows.items() if row["read"] == "sample"}
         advice = Text("Name it: ", Call("add", "FOLDER", published.base, read="full"))

@@ -69,7 +69,7 @@ class _Problem:
     needed: bool = True
 
 
-# What a step finds, one thing after another.
+# The findings of a step, one after another.
 _Findings = Iterator[str | _Problem]
 
 
@@ -143,22 +143,22 @@ class _Doctor:
 
         ``needed``: whether an error of the Hub or the network is a problem for a build.
         """
-        before, found, problems = len(self.said), list[str](), list[_Problem]()
+        before, findings, problems = len(self.said), list[str](), list[_Problem]()
         try:
             for finding in action():
                 if isinstance(finding, _Problem):
                     problems.append(finding)
                     finding = finding.found
-                found.append(finding)
+                findings.append(finding)
         except Exception as error:
             shown = as_user_error(error, f"the {name}" if name != "endpoint" else "an answer")
             problems.append(_Problem(shown.message.rstrip("."), shown.hint, needed))
-            found.append(problems[-1].found)
+            findings.append(problems[-1].found)
         # Remarks of the session during this step, for example on a rate limit or a refused token.
         remarks = [sentence for sentence in dict.fromkeys(self.said[before:]) if sentence not in self.said[:before]]
         advice = " ".join(dict.fromkeys(problem.advice for problem in problems if problem.advice))
         is_needed = any(problem.needed for problem in problems) if problems else needed
-        self.found.steps.append(Step(name, not problems, "; ".join([*found, *remarks]), advice, is_needed))
+        self.found.steps.append(Step(name, not problems, "; ".join([*findings, *remarks]), advice, is_needed))
         return not any(problem.needed for problem in problems)
 
     def _endpoint(self) -> _Findings:
@@ -186,14 +186,14 @@ class _Doctor:
             yield _Problem(clock, "Set the clock of this machine.", needed=False)
         else:
             yield f"the clock agrees with the Hub's to {max(1.0, abs(skew)):.0f} s"
-        left, policy = quota_in(self.headers), policy_in(self.headers)
-        if left is None:
+        quota, policy = quota_in(self.headers), policy_in(self.headers)
+        if quota is None:
             yield "it sends no rate limits, so builds wait only when it asks them to"
             return
         allowed = f" of {policy[0]:,} in {duration_in_words(policy[1])}" if policy else ""
-        words = f"{left[0]:,}{allowed} API requests left without a token, for {left[1]} s"
+        words = f"{quota[0]:,}{allowed} API requests left without a token, for {quota[1]} s"
         advice = "Wait, or log in with `hf auth login`: an account has its own limit."
-        yield words if left[0] else _Problem(words, advice, needed=False)
+        yield words if quota[0] else _Problem(words, advice, needed=False)
 
     def _token(self) -> _Findings:
         """Its owner and scope, and whether it can read public models."""
@@ -214,16 +214,16 @@ class _Doctor:
         except (ValueError, KeyError, TypeError, AttributeError):
             yield "accepted; the Hub does not say whose it is"
             return
-        # Can it read what is public? If not, the session asks once more without it, and says so.
+        # Can the token read public models? If not, the session repeats the request without it and reports that.
         before = len(self.said)
         get_json(f"/api/models/{self.model}", [("expand", "sha")])
-        who = f"{printable(name, 60)}, scope {printable(role, 40)}"
+        account = f"{printable(name, 60)}, scope {printable(role, 40)}"
         if any("without it" in sentence for sentence in self.said[before:]):
             advice = "Let it read public repositories (huggingface.co/settings/tokens), or unset HF_TOKEN."
             del self.said[before:]
-            yield _Problem(f"{who}, but refused for public models; builds read those without it", advice)
+            yield _Problem(f"{account}, but refused for public models; builds read those without it", advice)
             return
-        yield who
+        yield account
 
     def _listing(self) -> _Findings:
         """The Hub's count of what was made from the base, a page of its fine-tunes with all fields, and the next."""
@@ -274,7 +274,7 @@ class _Doctor:
     def _model(self) -> _Findings:
         """The row of a model, and a small file of it."""
         self.row = model_row(self.model)
-        names = [one.get("rfilename") for one in self.row.get("siblings") or () if isinstance(one, dict)]
+        names = [sibling.get("rfilename") for sibling in self.row.get("siblings") or () if isinstance(sibling, dict)]
         self.has_weights = WEIGHTS in names
         if not self.has_weights:
             yield _Problem(f"{self.row['id']} has no {WEIGHTS}", "Name another with --model.")

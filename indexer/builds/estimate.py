@@ -1,4 +1,4 @@
-"""What a build would read: how many models, bytes and requests, how long that takes, and the family tree."""
+"""An estimate of a build: how many models, bytes and requests, how long that takes, and the family tree."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def children_sentence(base: str, counts: Mapping[str, int], relations: Collectio
     words = [f"{counts[name]:,} {_CHILDREN[name][counts[name] != 1]}" for name in _CHILDREN if counts.get(name)]
     counted = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     # Each relation is a question, and one question is about models of any.
-    asked = [counts.get(name, 0) for name in relations] + [sum(counts.values())]
-    pages = sum(max(1, math.ceil(count / page_size)) for count in asked)
+    models_by_question = [counts.get(name, 0) for name in relations] + [sum(counts.values())]
+    pages = sum(max(1, math.ceil(count / page_size)) for count in models_by_question)
     return f"the Hub counts {counted} of {base}; listing them takes about {pages:,} API requests"
 
 
@@ -199,11 +199,11 @@ def family_tree(listed: Iterable[ListedModel], calls: int) -> tuple[list[dict[st
 
     For example: 1 step from the base: 20 finetune, 4 adapter. ``calls``: requests to the API that the crawl made.
     """
-    tree = Counter((max(1, len(one.path)), one.relation) for one in listed)
+    tree = Counter((max(1, len(model.path)), model.relation) for model in listed)
     rows = [{"steps": depth, "relation": name, "models": count} for (depth, name), count in sorted(tree.items())]
     lines = []
     for depth in sorted({depth for depth, _ in tree}):
-        counts = [f"{tree[depth, one]:,} {one}" for one in RELATIONS if tree[depth, one]]
+        counts = [f"{tree[depth, relation]:,} {relation}" for relation in RELATIONS if tree[depth, relation]]
         lines.append(f"{depth} step{'' if depth == 1 else 's'} from the base: {', '.join(counts)}")
     if calls:
         # Both limits, whatever the account: a crawl is run again, and by others.

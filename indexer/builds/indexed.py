@@ -41,19 +41,19 @@ def choose_indexed(
     AtlasError as ``indexed_models``, and if ``where`` holds for none.
     """
     where = options.where
-    named = base_named(connection, base) if base is not None else None
+    base_id = base_named(connection, base) if base is not None else None
     if names:
-        rows = indexed_models(connection, names, named)
+        rows = indexed_models(connection, names, base_id)
     else:
         narrowed = "" if where is None else f" AND (\n{where}\n)"
         rows = connection.rows(
             f'SELECT model, base, "read" FROM models WHERE base = $base AND {condition}{narrowed} '
             "ORDER BY downloads DESC NULLS LAST, model LIMIT coalesce($limit, 1000000000)",
-            {"base": named, "limit": options.limit},
+            {"base": base_id, "limit": options.limit},
         )
     if not rows and where is not None:
-        raise AtlasError(f"No {what} of {named} matches this condition.", "List them: `query models`")
-    (published,) = published_bases(connection, str(rows[0]["base"] if rows else named))
+        raise AtlasError(f"No {what} of {base_id} matches this condition.", "List them: `query models`")
+    (published,) = published_bases(connection, str(rows[0]["base"] if rows else base_id))
     return PublishedBase.of(folder, published), {str(row["model"]): row for row in rows}
 
 

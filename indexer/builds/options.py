@@ -235,22 +235,22 @@ class SourceOptions(StorageOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        places = (self.sources,) if isinstance(self.sources, str | Path) else self.sources or ()
-        self._set(sources=tuple(dict.fromkeys(map(str, places))))
-        if "" in places:
+        addresses = (self.sources,) if isinstance(self.sources, str | Path) else self.sources or ()
+        self._set(sources=tuple(dict.fromkeys(map(str, addresses))))
+        if "" in addresses:
             raise BadArgument("`sources` names an empty path.", "Give the folder to read from; the current one is `.`.")
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Those of ``sources`` that are trees."""
         assert isinstance(self.sources, tuple)
-        return tuple(place for place in self.sources if listing_source(str(place)) is None)
+        return tuple(address for address in self.sources if listing_source(str(address)) is None)
 
     @property
     def listing_sources(self) -> tuple[Source, ...]:
         """Those of ``sources`` that list what descends from a base, besides the Hub."""
         assert isinstance(self.sources, tuple)
-        return tuple(source for place in self.sources if (source := listing_source(str(place))) is not None)
+        return tuple(source for address in self.sources if (source := listing_source(str(address))) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a build has to do: whether each selected model is done, has failed for good, or is due."""
+"""The plan of a build: whether each selected model is done, has failed for good, or is due."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def plan(
     kept are due, because the build will fetch it. A model outside the selection keeps its record, and a model at a new
     commit keeps the record of an earlier one until the new one is read.
     """
-    chosen = {model.id for model in selected}
+    selected_ids = {model.id for model in selected}
     planned = [
-        _planned(model, model.id in chosen, store, template, retry_failed, parents, places or {}, fetches_base)
+        _planned(model, model.id in selected_ids, store, template, retry_failed, parents, places or {}, fetches_base)
         for model in models
     ]
     present = {entry.record_key for entry in planned if entry.record_key is not None}
     if len(present) == len(planned):
         return planned
-    # By model the other records that could be published, from their headers alone.
+    # The other records that could be published, by model, from their headers alone.
     earlier: dict[str, list[RecordHeader]] = {}
-    wanted = (template.base, template.base_commit, template.spec.rank)
-    for kept in store.headers(excluded=present):
-        identity = kept.identity
-        if (identity.base, identity.base_commit, identity.spec.rank) == wanted:
-            earlier.setdefault(identity.model, []).append(kept)
+    base_and_rank = (template.base, template.base_commit, template.spec.rank)
+    for header in store.headers(excluded=present):
+        identity = header.identity
+        if (identity.base, identity.base_commit, identity.spec.rank) == base_and_rank:
+            earlier.setdefault(identity.model, []).append(header)
     return [_with_earlier(entry, earlier.get(entry.listed.id, ())) for entry in planned]
 
 
@@ -167,11 +167,11 @@ def needs_whole_base(unit: Unit) -> bool:
         return False
 
 
-def _lacks(stored: Identity, wanted: Spec) -> str:
-    """What a record does not have of what is ``wanted``: "spectra", "rows" or ""."""
-    if wanted.spectra and not stored.spec.spectra:
+def _lacks(stored: Identity, spec: Spec) -> str:
+    """Which part required by ``spec`` a record lacks: "spectra", "rows" or ""."""
+    if spec.spectra and not stored.spec.spectra:
         return "spectra"
-    return "rows" if stored.spec.sample and not wanted.sample else ""
+    return "rows" if stored.spec.sample and not spec.sample else ""
 
 
 def existing_record(identity: Identity, store: RecordStore) -> Identity | None:

@@ -111,14 +111,14 @@ class _Profiling:
         self.folder, self.base, self.options = folder, base, options
         with Reading(folder.database) as connection:
             (row,) = published_bases(connection, base)
-            found = connection.rows(
+            fine_tunes = connection.rows(
                 'SELECT model, "commit", relation, '
                 "list_sum([file.size FOR file IN weight_files])::BIGINT AS weight_bytes "
                 "FROM fine_tunes JOIN records USING (model_id) WHERE base = ? AND status = 'indexed' "
                 "ORDER BY downloads DESC NULLS LAST, model",
                 (base,),
             )
-            known = {
+            is_published_complete = {
                 row["profile_key"]: row["is_complete"]
                 for row in connection.rows("SELECT profile_key, is_complete FROM profiles WHERE base = ?", (base,))
             }
@@ -137,7 +137,7 @@ class _Profiling:
                 listed_filenames(listed[row["model"]]) if row["model"] in listed else None,
                 int(row["weight_bytes"] or 0),
             )
-            for row in found
+            for row in fine_tunes
             if not models or row["model"] in models
         ][: options.limit]
         kinds = ("base", "untrained") if options.with_untrained else ("base",)
@@ -147,30 +147,33 @@ class _Profiling:
         self.report = ProfileReport(base, self.commit, str(folder.root), discovered=len(units))
         self.report.unchanged = len(units) - len(self.due)
         # Whether there may be something to publish: also what a command that was killed had measured.
-        self.is_new = self._is_any_unpublished(known)
+        self.is_new = self._is_any_unpublished(is_published_complete)
 
-    def _is_any_unpublished(self, known: Mapping[str, bool]) -> bool:
-        """Whether a file holds more of this base than the database; ``known``: published profiles, and if complete."""
+    def _is_any_unpublished(self, published: Mapping[str, bool]) -> bool:
+        """Whether a file holds more of this base than the database.
+
+        ``published``: whether each published profile is complete, by its key.
+        """
         store = ProfileStore(self.folder)
         for digest in store.digests():
-            if not known.get(digest):
+            if not published.get(digest):
                 with suppress(AtlasError):
                     profile = store.read(digest)
-                    if profile.identity.base == self.base and (digest not in known or profile.is_complete):
+                    if profile.identity.base == self.base and (digest not in published or profile.is_complete):
                         return True
         return False
 
     def _identity(self, subject: str, model: str, commit: str) -> ProfileIdentity:
         """The identity of a profile with these options."""
-        request, chosen = self.options.request, self.options.choice
+        request, probe = self.options.request, self.options.choice
         return ProfileIdentity(
             subject=subject,
             model=model,
             commit=commit,
             base=self.base,
             base_commit=self.commit,
-            probe=chosen.name(self.takes_images),
-            probe_source=chosen.source,
+            probe=probe.name(self.takes_images),
+            probe_source=probe.source,
             seed=request.seed,
             recipe=request.recipe,
             asked=request.terms,
@@ -217,7 +220,7 @@ class _Profiling:
 
     def _workers(self) -> int:
         """As many workers as there is memory for. Raises AtlasError if ``memory`` cannot hold even one."""
-        wanted, stored = workers_for(self.options.workers, len(self.due)), self.stored
+        workers, stored = workers_for(self.options.workers, len(self.due)), self.stored
         worker_bytes = (
             PROCESS_BYTES + WORKING_BYTES + stored.block_bytes + 4 * (stored.block_bytes // stored.item_bytes)
         )
@@ -227,9 +230,10 @@ class _Profiling:
                 f"{size_in_words(worker_bytes)}.",
                 "Allow more, or leave `memory` out.",
             )
-        fitting = max(1, min(wanted, self.budget // worker_bytes - 1))  # one less, because this process also needs room
-        if fitting < wanted:
-            say(f"memory for {fitting} of {wanted} workers")
+        # One less, because this process also needs room.
+        fitting = max(1, min(workers, self.budget // worker_bytes - 1))
+        if fitting < workers:
+            say(f"memory for {fitting} of {workers} workers")
         return fitting
 
     def _worker(self, on_progress: OnProgress, memory: int | None) -> ProfileWorker:
@@ -243,16 +247,16 @@ class _Profiling:
         except AtlasError:
             raise
         except Exception as error:
-            known = classify_error(error)
-            raise AtlasError(f"{self.base} cannot be profiled: {known.detail}.", "Choose another base.") from error
+            failure = classify_error(error)
+            raise AtlasError(f"{self.base} cannot be profiled: {failure.detail}.", "Choose another base.") from error
         probe = options.choice.probe(base)
-        chosen = base.layers.choose(request.layers)
+        numbers = base.layers.choose(request.layers)
         self.is_new = True  # from here on there are complete layers to publish, even after an interruption
         for identity in self.baselines:
             subject = base if identity.subject == "base" else base.twin(request.seed, options.device)
             store_profile(self.folder.root, identity, subject, probe, request, None, on_progress)
         with torch.no_grad():
-            states = base.layers.states(probe.inputs(base.layers), chosen)
+            states = base.layers.states(probe.inputs(base.layers), numbers)
         return ProfileWorker.of(
             probe,
             states,

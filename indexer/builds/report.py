@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Digested(Protocol):
-    """What tells one unit of work from others."""
+    """The identity of a unit of work."""
 
     @property
     def digest(self) -> str:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from indexer.deltas.stored_base import StoredBase
     from indexer.records.identity import Unit
 
-# What a process holds before it has read anything (torch and the Hub's client, measured: 230 MiB), with a margin.
+# Memory of a process before it has read anything (torch and the Hub's client, measured: 230 MiB), with a margin.
 PROCESS_BYTES = 300 << 20
-# What one unit holds in addition, in matrices of the largest size as float32: the weight, the base's, the Krylov
-# blocks and what the exact decomposition of a small matrix needs.
+# Additional memory of one unit, in float32 matrices of the largest size: the weight, the base's, the Krylov blocks and
+# the work space of the exact decomposition of a small matrix.
 _MATRICES_AT_WORK = 6
 # Enough to keep the connection busy through the slowest decomposition of a layer; more would only cost memory.
 AHEAD_BYTES = 64 << 20
@@ -66,12 +66,12 @@ def resources_for(
             allowed = f"{options.connections} connection{'s' if options.connections > 1 else ''}"
             say(f"{options.connections} of {most} workers: `connections` allows {allowed} to {min(remote)}")
         most = options.connections
-    wanted = workers_for(most, len(units))
+    workers = workers_for(most, len(units))
     largest = max(4 * matrix.shape[0] * matrix.shape[1] for matrix in base.layout.matrices)
     base_bytes = base.shape.sample_bytes(base.item_bytes) if is_sampled else base.block_bytes
-    shares = share_out(wanted, base_bytes, largest, options.memory_bytes, at_work)
-    if shares.workers < wanted:
-        say(f"memory for {shares.workers} of {wanted} workers")
+    shares = share_out(workers, base_bytes, largest, options.memory_bytes, at_work)
+    if shares.workers < workers:
+        say(f"memory for {shares.workers} of {workers} workers")
     return replace(
         shares,
         resident=shares.resident and not is_sampled,
@@ -106,15 +106,15 @@ def share_out(
                 "Allow more, or leave `memory` out.",
             )
         fitting = 1
-    left = max(0, budget - _needed(fitting, worker_bytes))
-    ahead = min(AHEAD_BYTES, left // fitting)
-    resident = base_bytes <= min(_RESIDENT_BYTES, left // fitting - ahead)
-    left -= fitting * (ahead + resident * base_bytes)
+    free_bytes = max(0, budget - _needed(fitting, worker_bytes))
+    ahead = min(AHEAD_BYTES, free_bytes // fitting)
+    resident = base_bytes <= min(_RESIDENT_BYTES, free_bytes // fitting - ahead)
+    free_bytes -= fitting * (ahead + resident * base_bytes)
     return Resources(
         workers=fitting,
         resident=resident,
         ahead_bytes=ahead,
-        database_bytes=left if memory is not None else None,
+        database_bytes=free_bytes if memory is not None else None,
     )
 
 

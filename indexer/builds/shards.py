@@ -81,7 +81,7 @@ def work(
             update_listing(build_of_base)
         for source in options.listing_sources:
             list_source(build_of_base, source)
-        if options.addresses:  # every shard must know where models lie
+        if options.addresses:  # every shard needs the addresses of models
             trees = Trees(folder, options, watcher)
             _, models = trees.sorted_models([facts], lambda *_: build_of_base.stored_base(whole=False))
             build_of_base.places = models.places(facts.id)
@@ -114,13 +114,13 @@ def publish_records(
     work_options = WorkOptions(relation=",".join(RELATIONS), vector_length=options.vector_length)
     names = [bases] if isinstance(bases, str) else list(bases)
     stored: dict[str, StoredBase] = {}
-    for one in stored_bases(folder):  # the newest commit first
-        stored.setdefault(one.base, one)
+    for stored_base in stored_bases(folder):  # the newest commit first
+        stored.setdefault(stored_base.base, stored_base)
     listings = {base: Listing(folder.listing(base)) for base in stored}
-    known = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
-    wanted = [known.get(name.lower()) for name in names]
-    for name, found in zip(names, wanted, strict=True):
-        if found is None:
+    base_of_name = {name.lower(): base for base in stored for name in (base, *listings[base].aliases())}
+    base_names = [base_of_name.get(name.lower()) for name in names]
+    for name, base_name in zip(names, base_names, strict=True):
+        if base_name is None:
             raise AtlasError(
                 f"{name} is not in {folder.root}: no shard of it was worked on.",
                 f"Run: index work --base {name} --shard 0/1",
@@ -129,12 +129,13 @@ def publish_records(
         raise AtlasError(f"There is nothing to publish in {folder.root}.", "Run: index work --base ID --shard 0/1")
     with folder.locked("index publish"):
         remove_leftovers(folder)
-        chosen = [stored[base] for base in dict.fromkeys(wanted or stored) if base]
-        finish_removals(folder, [base.base for base in chosen], watcher.say)
-        ranks = [rank_to_publish(folder, base, options.rank) for base in chosen]  # all, before anything is published
+        bases_to_publish = [stored[base] for base in dict.fromkeys(base_names or stored) if base]
+        finish_removals(folder, [base.base for base in bases_to_publish], watcher.say)
+        # All ranks are checked before anything is published.
+        ranks = [rank_to_publish(folder, base, options.rank) for base in bases_to_publish]
         return [
-            _publish(folder, base, listings[base.base], replace(work_options, rank=found), watcher)
-            for base, found in zip(chosen, ranks, strict=True)
+            _publish(folder, base, listings[base.base], replace(work_options, rank=rank), watcher)
+            for base, rank in zip(bases_to_publish, ranks, strict=True)
         ]
 
 

@@ -37,7 +37,7 @@ from indexer.sources.registry import ModelRef
 from indexer.sources.rows import row_of
 from indexer.upkeep.removal import finish_removals
 
-# Of these more is looked through than at indexing, if no file names others: what the Trainer of transformers sets.
+# Seeds searched further than at indexing if no file names others: the default of the Trainer of transformers.
 _SEEDS = (42,)
 _DRAWS, _DRAWS_OF_FILE = 1 << 27, 1 << 22
 _LARGEST_FILE = 64 << 20
@@ -105,17 +105,17 @@ def find_starts(
                 folder, connection, names, base, UNKNOWN, "adapter of unknown start", options
             )
             statement = f"SELECT model, start, adapter_kind, {UNKNOWN} AS is_unknown FROM models WHERE base = $base"
-            known = {row["model"]: row for row in connection.rows(statement, {"base": published.base})}
+            row_by_model = {row["model"]: row for row in connection.rows(statement, {"base": published.base})}
         stored = StoredBase(published.file)
         stored.check()
         listing = Listing(folder.listing(published.base))
-        chosen = WorkOptions(**options.part(ResourceOptions), read="full", rank=published.rank)
-        prepare(chosen, watcher)
-        build = Build(folder, facts_of_stored(stored, listing), chosen, watcher, listing, search=search)
+        work_options = WorkOptions(**options.part(ResourceOptions), read="full", rank=published.rank)
+        prepare(work_options, watcher)
+        build = Build(folder, facts_of_stored(stored, listing), work_options, watcher, listing, search=search)
         build.report = report = StartsReport(build.facts.id, build.facts.commit, str(folder.root))
         for name in sorted(rows) if names else ():
-            _check(known[name], watcher)
-        selected = [model for model in listing.models() if model.id in rows and known[model.id]["is_unknown"]]
+            _check(row_by_model[name], watcher)
+        selected = [model for model in listing.models() if model.id in rows and row_by_model[model.id]["is_unknown"]]
         places = places_in_trees(folder, {model.id for model in selected}) | places
         readable = {model.id for model in selected if model.claimed_by != BY_FOLDER} | set(places)
         unread = [model for model in selected if model.id not in readable]
@@ -160,7 +160,7 @@ def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, dev
     with closing(BaseMatrices(stored.path, resident=False)) as matrices:
         for number, unit in enumerate(units, 1):
             build.watcher.listed(f"reading the first factors of {number} of {len(units)} adapters")
-            # What cannot be read is read again below, which says why.
+            # A record that cannot be read is read again below, and the error is reported there.
             with suppress(Exception):
                 with_start(build.store.read(unit.identity.digest), unit, matrices, factors)
     if not factors.noted:
@@ -171,8 +171,8 @@ def _swept_seeds(build: Build, planned: Sequence[Entry], stored: StoredBase, dev
     begin = time.monotonic()
 
     def watch(share: float) -> None:
-        left = (time.monotonic() - begin) * (1 / share - 1)
-        build.watcher.listed(f"{share:.1%} of the seeds were tried, {duration_in_words(left)} left")
+        seconds_left = (time.monotonic() - begin) * (1 / share - 1)
+        build.watcher.listed(f"{share:.1%} of the seeds were tried, {duration_in_words(seconds_left)} left")
 
     seeds_by_model = sweep(factors.noted, device, on_progress=watch)
     build.watcher.say(f"seeds that may be those of adapters: {len(seeds_by_model):,}; they are looked through first")
@@ -205,11 +205,11 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
 
     Raises AtlasError for a folder that was not added, or has changed since.
     """
-    named, places = list[str](), dict[str, ModelRef]()
+    model_ids, places = list[str](), dict[str, ModelRef]()
     for name in names:
         reference = ModelRef.parse(name)
         if reference.is_name:
-            named.append(name)
+            model_ids.append(name)
             continue
         row = row_of(reference)
         of_folders = [model for listing in listings for model in listing.models() if model.claimed_by == BY_FOLDER]
@@ -220,9 +220,9 @@ def _with_names(names: Sequence[str], listings: Sequence[Listing]) -> tuple[list
             raise AtlasError(
                 f"{name} has changed since it was added.", Text("Add it again: ", Call("add", "FOLDER", "BASE"))
             )
-        named.append(model.id)
+        model_ids.append(model.id)
         places[model.id] = replace(reference, id=model.id)
-    return named, places
+    return model_ids, places
 
 
 def _check(row: dict[str, Any], watcher: Watcher) -> None:
@@ -237,12 +237,12 @@ def _check(row: dict[str, Any], watcher: Watcher) -> None:
         )
 
 
-def _planned(build: Build, chosen: Collection[str], places: Mapping[str, ModelRef]) -> list[Entry]:
-    """All listed models, those ``chosen`` with the units that their records were made of."""
+def _planned(build: Build, model_ids: Collection[str], places: Mapping[str, ModelRef]) -> list[Entry]:
+    """All listed models, those of ``model_ids`` with the units that their records were made of."""
     planned, previous = [], build.base.previous.rank
     for entry in build.plan([]):
         listed, header = entry.listed, build.store.header(entry.record_key or "")
-        if listed.id not in chosen or header is None:
+        if listed.id not in model_ids or header is None:
             planned.append(replace(entry, unit=None))
             continue
         identity = header.identity

@@ -88,7 +88,7 @@ class ModelsProgress(Progress):
     def words(self) -> list[str]:
         """What is shown after the count."""
         is_over = self.done == self.total
-        models, size, left = self.rate, self.size_rate, self.seconds_left
+        models, size, seconds = self.rate, self.size_rate, self.seconds_left
         if is_over and self.seconds > 0:
             models, size = self.done / self.seconds, self.bytes_read / self.seconds
         words = [f"{self.failed} failed", f"{self.skipped} skipped", size_in_words(self.bytes_read)]
@@ -100,8 +100,8 @@ class ModelsProgress(Progress):
             words.append(f"{size_in_words(size)}/s")
         if is_over:
             words.append(f"in {duration_in_words(self.seconds)}")
-        elif left is not None:
-            words.append(f"{duration_in_words(left)} left")
+        elif seconds is not None:
+            words.append(f"{duration_in_words(seconds)} left")
         return words
 
     def text_and_bar(self, columns: int | None) -> tuple[str, bool]:
@@ -112,7 +112,7 @@ class ModelsProgress(Progress):
             return text, True
         tight = " ".join(re.sub(r"(?<=\d) (?!failed|skipped)", "", word) for word in words)
         tightest = re.sub(r"(?<=\d\d)\.\d", "", tight).removesuffix(" left")
-        return next((one for one in (text, tight, tightest) if len(one) <= columns), tightest[:columns]), False
+        return next((line for line in (text, tight, tightest) if len(line) <= columns), tightest[:columns]), False
 
     def _drawn(self) -> Any:
         from tqdm import tqdm
@@ -125,9 +125,9 @@ class ModelsProgress(Progress):
 
             @property
             def format_dict(self) -> dict[str, Any]:
-                found = dict(super().format_dict)
-                text, has_bar = progress.text_and_bar(found["ncols"])
-                found["bar_format"] = "{percentage:3.0f}%|{bar}| {counts}" if has_bar else "{counts}"
-                return found | {"counts": text}
+                fields = dict(super().format_dict)
+                text, has_bar = progress.text_and_bar(fields["ncols"])
+                fields["bar_format"] = "{percentage:3.0f}%|{bar}| {counts}" if has_bar else "{counts}"
+                return fields | {"counts": text}
 
         return Bar(total=self.total, file=sys.stderr, dynamic_ncols=True)

@@ -98,8 +98,8 @@ class Examination:
 
         Raises AtlasError if the Hub cannot be asked any more, or the base cannot be read.
         """
-        found: list[CheckedRow | None] = [None] * len(rows)
-        wanted: list[tuple[int, RawRow]] = []
+        checked_rows: list[CheckedRow | None] = [None] * len(rows)
+        candidates: list[tuple[int, RawRow]] = []
         for number, row in enumerate(rows):
             self.listed += 1
             if not self._is_candidate(row):
@@ -108,7 +108,7 @@ class Examination:
             known = self.known.get(identifier)
             if known is not None and known[0] == commit:
                 claim = known[1]
-                found[number] = (
+                checked_rows[number] = (
                     ClaimedRow(row, claim) if claim else Rejected(identifier, commit, "examined before", "unrelated")
                 )
                 continue
@@ -118,17 +118,17 @@ class Examination:
                 continue
             self.candidates += 1
             self._of_author[author] += 1
-            wanted.append((number, row))
+            candidates.append((number, row))
         if self.counts_only:
             self.is_cut = True
-            return found
-        if wanted:
+            return checked_rows
+        if candidates:
             self.references  # noqa: B018 - the bases are read once, before threads ask for them
-        verdicts = in_threads([partial(self._examined, row) for _, row in wanted], self.build.options.connections)
-        for (number, _), verdict in zip(wanted, verdicts, strict=True):
-            found[number] = verdict
+        verdicts = in_threads([partial(self._examined, row) for _, row in candidates], self.build.options.connections)
+        for (number, _), verdict in zip(candidates, verdicts, strict=True):
+            checked_rows[number] = verdict
             self.claimed += isinstance(verdict, ClaimedRow)
-        return found
+        return checked_rows
 
     def _is_candidate(self, row: Any) -> bool:
         """Whether a row may be an untagged fine-tune of the base, according to the listing."""
@@ -175,27 +175,27 @@ class Examination:
     def references(self) -> list[Reference]:
         """The base, and every other base of the atlas with the same matrices. Raises AtlasError."""
         build = self.build
-        places = {(matrix.key, matrix.shape) for matrix in build.base.shape.layout.matrices}
-        found: dict[str, Reference] = {}
+        shapes = {(matrix.key, matrix.shape) for matrix in build.base.shape.layout.matrices}
+        reference_of: dict[str, Reference] = {}
         for stored in stored_bases(build.folder):
             try:
-                is_like = {(matrix.key, matrix.shape) for matrix in stored.layout.matrices} == places
-                if not is_like or stored.base in found:
+                is_like = {(matrix.key, matrix.shape) for matrix in stored.layout.matrices} == shapes
+                if not is_like or stored.base in reference_of:
                     continue
                 stored.check()
                 with closing(BaseMatrices(stored.path, resident=False)) as matrices:
                     rows = matrices.lines(self.probe.key, self.lines).float().clone()
             except (AtlasError, KeyError):
                 continue  # a damaged base, or one whose weights are not kept
-            hashes = frozenset(one for one in stored.file_hashes if one)
-            found[stored.base] = Reference(stored.base, rows, hashes)
-        if build.facts.id not in found:
+            hashes = frozenset(digest for digest in stored.file_hashes if digest)
+            reference_of[stored.base] = Reference(stored.base, rows, hashes)
+        if build.facts.id not in reference_of:
             with closing(open_base(build.facts)) as checkpoint:
-                needed = stripes_of(self.probe.stored_lines(self.lines))
-                ((_, rows),) = checkpoint.stripes({self.probe.tensor: needed})
-                hashes = frozenset(one.sha256 for one in checkpoint.files if one.sha256)
-                found[build.facts.id] = Reference(build.facts.id, self.probe.extract_lines(rows).float(), hashes)
-        return list(found.values())
+                rows_to_read = stripes_of(self.probe.stored_lines(self.lines))
+                ((_, rows),) = checkpoint.stripes({self.probe.tensor: rows_to_read})
+                hashes = frozenset(file.sha256 for file in checkpoint.files if file.sha256)
+                reference_of[build.facts.id] = Reference(build.facts.id, self.probe.extract_lines(rows).float(), hashes)
+        return list(reference_of.values())
 
     def _examined(self, row: RawRow) -> CheckedRow:
         identifier, commit = str(row["id"]), str(row["sha"])
@@ -208,12 +208,12 @@ class Examination:
             return BadRow.of({"id": identifier}, f"its weights could not be compared: {error.detail}")
         except Skipped as error:
             return unrelated(error.detail)
-        copied = next((one.base for one in self.references if digest in one.file_hashes), None)
+        copied = next((reference.base for reference in self.references if digest in reference.file_hashes), None)
         if copied is not None:
             return unrelated(f"its weights are the file of {copied}")
-        nearest = min(self.references, key=lambda one: float((rows.double() - one.rows.double()).norm()))
-        mine, theirs = rows.double().flatten(), nearest.rows.double().flatten()
-        cosine = float(torch.dot(mine, theirs) / (mine.norm() * theirs.norm()))
+        nearest = min(self.references, key=lambda reference: float((rows.double() - reference.rows.double()).norm()))
+        model_values, base_values = rows.double().flatten(), nearest.rows.double().flatten()
+        cosine = float(torch.dot(model_values, base_values) / (model_values.norm() * base_values.norm()))
         if not cosine >= Thresholds().unrelated_below:  # also NaN: one of them is zero
             return unrelated(f"its weights are unrelated (cosine {cosine:.2f} with {nearest.base})")
         if nearest.base != self.build.facts.id:
@@ -228,10 +228,10 @@ class Examination:
         path = choice.folder + choice.name
         if choice.is_index:
             files = {name: file for file, names in shards_of(repository, choice).items() for name in names}
-            found = _name_like(probe.tensor, files)
-            if found is None:
+            listed_name = _name_like(probe.tensor, files)
+            if listed_name is None:
                 raise Skipped("missing_matrices", f"its index names no shard with {shown(probe.tensor)}")
-            path = files[found]
+            path = files[listed_name]
         with closing(repository.open(path)) as source:
             index = read_safetensors(source)
             name = _name_like(probe.tensor, index.tensors)
@@ -264,14 +264,14 @@ def _weights_in(row: Mapping[str, Any]) -> int:
     return total if isinstance(total, int) and is_count(total) else 0
 
 
-def _name_like(wanted: str, names: Mapping[str, Any]) -> str | None:
+def _name_like(tensor: str, names: Mapping[str, Any]) -> str | None:
     """The tensor of this name, with any prefix that a head adds or drops; None if not exactly one fits."""
-    parts = wanted.split(".")
+    parts = tensor.split(".")
     for start in range(len(parts)):
         if not any(part.isdigit() for part in parts[start:]):
             break  # a name without the number of its layer is ambiguous
         ending = ".".join(parts[start:])
-        found = [name for name in names if name == ending or name.endswith(f".{ending}")]
-        if found:
-            return found[0] if len(found) == 1 else None
+        matches = [name for name in names if name == ending or name.endswith(f".{ending}")]
+        if matches:
+            return matches[0] if len(matches) == 1 else None
     return None

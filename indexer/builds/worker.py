@@ -71,13 +71,13 @@ class RecordWorker:
 
         def record_of_parent(parent: ModelVersion) -> Record | None:
             """The stored record of an adapter's base at that commit. Raises Failed if it is damaged."""
-            wanted = (parent.model.id, parent.commit, unit.base, unit.base_commit)
+            versions = (parent.model.id, parent.commit, unit.base, unit.base_commit)
             damaged = None
-            for kept in store.headers():
-                one = kept.identity
-                if (one.model, one.commit, one.base, one.base_commit) == wanted:
+            for header in store.headers():
+                identity = header.identity
+                if (identity.model, identity.commit, identity.base, identity.base_commit) == versions:
                     try:
-                        return store.read(kept.digest)
+                        return store.read(header.digest)
                     except AtlasError as error:
                         damaged = error
             if damaged is not None:

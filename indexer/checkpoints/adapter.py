@@ -339,8 +339,8 @@ def _loose_plan(checkpoint: Checkpoint) -> AdapterPlan:
         if "alpha" in names and math.prod(checkpoint.tensors[names["alpha"]].shape) != 1:
             raise Skipped("malformed", f"alpha of {shown(path)} is not a number")
         prefix, _, inner_path = path.partition(".")
-        own = settings.get(prefix) if peft_type == "LORA" else None
-        scales[path] = scale_function(own, "LORA")(inner_path, shapes) if own else 1.0
+        module_settings = settings.get(prefix) if peft_type == "LORA" else None
+        scales[path] = scale_function(module_settings, "LORA")(inner_path, shapes) if module_settings else 1.0
     is_dora = any("lora_magnitude_vector" in names for names in modules.values())
     kind = "DoRA" if is_dora else form.name
     notes = (NO_ALPHA,) if is_open else ()

@@ -123,8 +123,8 @@ def checked_form(config: Mapping[str, Any]) -> tuple[Form, str | None]:
     if isinstance(initialisation, str) and initialisation in FROM_BASE:
         return FORMS[kind], initialisation
     if not any(
-        initialisation is allowed or (isinstance(initialisation, str) and initialisation == allowed)
-        for allowed in _INITIALISATIONS
+        initialisation is initial_value or (isinstance(initialisation, str) and initialisation == initial_value)
+        for initial_value in _INITIALISATIONS
     ):
         why = "its initialisation changes the base's weights, or is unknown"
         if isinstance(initialisation, str) and initialisation.startswith("pissa_niter_"):

@@ -271,7 +271,7 @@ class Checkpoint:
         )
         tensors = dict(self._read(scales, Buffers(most=0)))
         stripes: dict[str, Sequence[range]] = {}
-        wanted: dict[str, tuple[str, torch.Tensor, np.ndarray | None]] = {}
+        requests: dict[str, tuple[str, torch.Tensor, np.ndarray | None]] = {}
         for name, ranges in rows.items():
             matrix = self.quantised[name]
             if name not in self._scales:
@@ -285,9 +285,9 @@ class Checkpoint:
             else:
                 distinct, order = np.unique(stored, return_inverse=True)
                 stripes[codes] = stripes_of(distinct)
-            wanted[codes] = (name, torch.from_numpy(numbers), order)
+            requests[codes] = (name, torch.from_numpy(numbers), order)
         for part, read in self._stored_stripes(stripes, connections):
-            name, row_numbers, order = wanted[part]
+            name, row_numbers, order = requests[part]
             ordered = read if order is None else read[order]
             yield name, CodedRows(self.quantised[name], {part: ordered} | self._scales[name], row_numbers)
 
@@ -527,9 +527,13 @@ def _open_gguf(repository: Repository, choice: Choice, config: dict[str, Any]) -
         for path in gguf_shards(repository.filenames, choice):
             source = repository.open(path)
             sources.append(source)
-            files[path], own, stored = read_gguf(source, repository.most_small, header)
-            header = header or own
-            header = replace(header, tensors=(*header.tensors, *own.tensors)) if own is not header else header
+            files[path], file_header, stored = read_gguf(source, repository.most_small, header)
+            header = header or file_header
+            header = (
+                replace(header, tensors=(*header.tensors, *file_header.tensors))
+                if file_header is not header
+                else header
+            )
             matrices |= stored
         assert header is not None
         _refuse_empty(files, choice)

@@ -190,14 +190,14 @@ def read_onnx(
             shape = (columns, rows) if module else (rows, columns)
             matrices[logical] = OnnxMatrix(shape, (name,), dtype.itemsize * 8, dtype, module is not None)
     indexes = {
-        file: TensorIndex(sources[file], "onnx", found, {"": Storage(sources[file].size, data=0)})
-        for file, found in spans.items()
+        file: TensorIndex(sources[file], "onnx", file_spans, {"": Storage(sources[file].size, data=0)})
+        for file, file_spans in spans.items()
     }
     return indexes, matrices
 
 
 def _add_module(walker: _Walker, start: int, stop: int, modules: dict[str, str]) -> None:
-    """Of a product of matrices the module that its name says, by the name of its second factor.
+    """Note the module of a product of matrices, taken from its name, by the name of its second factor.
 
     ``/model/layers.0/self_attn/q_proj/MatMul`` is of ``model.layers.0.self_attn.q_proj``.
     """
@@ -221,31 +221,31 @@ def _add_module(walker: _Walker, start: int, stop: int, modules: dict[str, str])
 
 def _initialiser(walker: _Walker, start: int, stop: int) -> _Initialiser:
     """One initialiser, without its data."""
-    found = _Initialiser("", 0, (), None, {})
+    initialiser = _Initialiser("", 0, (), None, {})
     is_external = False
     for number, first, last in walker.fields(start, stop):
         if number == _DIMENSION and last < 0:
-            found.shape = (*found.shape, first)
+            initialiser.shape = (*initialiser.shape, first)
         elif number == _DIMENSION:  # all of them, packed
             position = first
             while position < last:
                 size, position = walker._varint(position, last)
-                found.shape = (*found.shape, size)
+                initialiser.shape = (*initialiser.shape, size)
         elif number == _DATA_TYPE and last < 0:
-            found.type = first
+            initialiser.type = first
         elif number == _NAME and last >= 0:
-            found.name = walker.text(first, last)
+            initialiser.name = walker.text(first, last)
         elif number == _RAW and last >= 0:
-            found.raw = (first, last)
+            initialiser.raw = (first, last)
         elif number == _EXTERNAL and last >= 0:
             pair = {inner: walker.text(begin, end) for inner, begin, end in walker.fields(first, last) if end >= 0}
-            found.external[pair.get(_KEY, "")] = pair.get(_VALUE, "")
+            initialiser.external[pair.get(_KEY, "")] = pair.get(_VALUE, "")
         elif number == _LOCATION and last < 0:
             is_external = first == 1
-        if len(found.shape) > _MOST_DIMENSIONS or math.prod(found.shape) >= _LARGEST:
-            raise corrupt(walker.source, f"gives {shown(found.name)} a shape that is too large")
-    found.external = found.external if is_external else {}
-    return found
+        if len(initialiser.shape) > _MOST_DIMENSIONS or math.prod(initialiser.shape) >= _LARGEST:
+            raise corrupt(walker.source, f"gives {shown(initialiser.name)} a shape that is too large")
+    initialiser.external = initialiser.external if is_external else {}
+    return initialiser
 
 
 def _extent(source: ByteSource, initialiser: _Initialiser, size: int) -> tuple[int, int]:

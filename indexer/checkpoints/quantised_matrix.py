@@ -1,4 +1,4 @@
-"""A matrix that a file stores in another form than as its numbers: what every such form can do.
+"""A matrix that a file stores in another form than as its numbers: the interface of all such forms.
 
 ``indexer.checkpoints.quantised`` knows the forms in safetensors files, ``gguf_file`` those of GGUF, ``onnx_file``
 matrices that ONNX stores transposed.

@@ -252,8 +252,8 @@ def profile(models: tuple[str, ...], base: str | None, atlas: str, output: str, 
         from indexer.builds.profiling import base_and_models, profile_plan
 
         folder, options = AtlasFolder(atlas).require(), ProfileOptions(**chosen)
-        canonical, named = base_and_models(folder, base, models)
-        emit(profile_plan(folder, canonical, named, options), output)
+        canonical, model_ids = base_and_models(folder, base, models)
+        emit(profile_plan(folder, canonical, model_ids, options), output)
         return
     report = library.profile(models, base, atlas, **chosen)
     emit(report.to_dict(), output)

@@ -43,8 +43,8 @@ def options_for(source: Callable[..., Any], *names: str, without: Collection[str
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
-        def wrapped(**given: Any) -> Any:
-            return command(**given | {name: not given.pop(f"no_{name}") for name in negated})
+        def wrapped(**values: Any) -> Any:
+            return command(**values | {name: not values.pop(f"no_{name}") for name in negated})
 
         made = [_parameter(option) for option in chosen]
         # As click's decorators do: the last of a command's parameters comes first.

@@ -165,8 +165,8 @@ class Progress:
 
     def words(self) -> list[str]:
         """What a plain line says after the count."""
-        left = self.seconds_left
-        words = [f"about {duration_in_words(left)} left" if left and self.done else "", self.note]
+        seconds = self.seconds_left
+        words = [f"about {duration_in_words(seconds)} left" if seconds and self.done else "", self.note]
         return [word for word in words if word]
 
     def _drawn(self) -> Any:

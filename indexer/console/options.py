@@ -76,10 +76,10 @@ def with_options(options: type[Options]) -> Callable[[Callable[..., R]], Callabl
             return function(*args, **kwargs, options=options(**values))
 
         signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
-        own = [described for described in signature.parameters.values() if described.name != "options"]
+        parameters = [described for described in signature.parameters.values() if described.name != "options"]
         added = [inspect.Parameter(described.name, keyword, default=described.default, annotation=described.type)
                  for described in described_options]  # fmt: skip
-        wrapped.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        wrapped.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
         wrapped.__options__ = options  # type: ignore[attr-defined]  # for scripts.methods
         about = inspect.cleandoc(function.__doc__ or "")
         wrapped.__doc__ = f"{about}\n\nOptions:\n\n{_listed(described_options)}\n"

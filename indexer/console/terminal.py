@@ -341,7 +341,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}{at}. Run with --debug for the traceback."
     todo = "Run with --debug for the traceback."
-    if isinstance(error, WRONG_KINDS):  # an atlas from somebody else may hold what no build writes
+    if isinstance(error, WRONG_KINDS):  # a foreign atlas may hold values that builds never write
         todo = f"Check the atlas: index verify --strict. {todo}"
     return f"{type(error).__name__}: {text.rstrip('.')}. {todo}"
 

@@ -245,7 +245,7 @@ def _odd_value(
 ) -> str | None:
     """A column of a table with a value that this program would not have stored, and that value; None if all are valid.
 
-    In the schema internal, lists may be as long as ``most_items``, and a difference that was not measured is infinite.
+    Lists in the schema internal may be as long as ``most_items``; a difference that was not measured is infinite there.
     """
     is_internal = schema != "main"
     items = most_items if is_internal else MOST_ITEMS

@@ -123,8 +123,8 @@ def quoted(text: str | Path) -> str:
 
 
 def _lock_down(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    allowed = f"SET allowed_directories = [{quoted(path.absolute().parent)}]"
-    _run(connection, [*_FIRST, allowed, "SET enable_external_access = false"])
+    directories = f"SET allowed_directories = [{quoted(path.absolute().parent)}]"
+    _run(connection, [*_FIRST, directories, "SET enable_external_access = false"])
 
 
 def _run(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:

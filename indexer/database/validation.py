@@ -116,13 +116,13 @@ class Kind:
 def problem_of(kind: Kind, values: Sequence[Any]) -> str | None:
     """The problem of invalid values of a column of this type, in words; None if all are valid. No value is null."""
     # Exactly these types: True is not an int.
-    allowed: tuple[type, ...] = {
+    types: tuple[type, ...] = {
         "list": (list,), "struct": (dict,), "boolean": (bool,), "timestamp": (datetime,), "varchar": (str,),
         "json": (str,), "float": (float, int), "double": (float, int),
     }.get(kind.name, (int,))  # fmt: skip
-    if not set(map(type, values)) <= set(allowed):
-        unexpected = next(value for value in values if type(value) not in allowed)
-        return f"a {type(unexpected).__name__} instead of {allowed[0].__name__}"
+    if not set(map(type, values)) <= set(types):
+        unexpected = next(value for value in values if type(value) not in types)
+        return f"a {type(unexpected).__name__} instead of {types[0].__name__}"
     if not values:
         return None
     if kind.name == "list":

@@ -255,8 +255,8 @@ def _saved_matrices(
     stored_names = {name.removesuffix(".weight"): stored for name, stored in whole_weights(checkpoint).items()
              if name.endswith(".weight")}  # fmt: skip
     located = architecture.locate_modules(list(stored_names), layout)
-    chosen = [path for path, matrices in located.items() if _is_in(only, matrices)]
-    paths = {stored_names[path]: path for path in chosen}
+    paths_to_read = [path for path, matrices in located.items() if _is_in(only, matrices)]
+    paths = {stored_names[path]: path for path in paths_to_read}
     roundings = RoundingChoice()
     for name, tensor in checkpoint.stream(paths):
         for matrix in located[paths[name]]:

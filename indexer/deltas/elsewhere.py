@@ -1,4 +1,4 @@
-"""What a checkpoint has of its base's weights in other places: layers moved, weights rearranged.
+"""Weights of the base in other places of a checkpoint: layers moved, weights rearranged.
 
 Only models that cannot be compared as they stand are looked at: of another depth, or unlike the base in most matrices.
 """

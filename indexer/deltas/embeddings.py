@@ -178,7 +178,7 @@ def _reset_rows(rows: torch.Tensor, base: torch.Tensor) -> int | None:
 
     None if most rows are like that: then it is another embedding.
     """
-    lengths, base_lengths = (torch.linalg.vector_norm(some, dim=1) for some in (rows, base))
+    lengths, base_lengths = (torch.linalg.vector_norm(matrix, dim=1) for matrix in (rows, base))
     is_there = base_lengths > _LEAST_LENGTH * base_lengths.median()
     cosines = (rows * base).sum(dim=1) / (lengths * base_lengths).clamp_min(torch.finfo(torch.float32).tiny)
     is_reset = is_there & ~(cosines > _NOTHING_IN_COMMON)

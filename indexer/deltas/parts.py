@@ -227,15 +227,15 @@ def _spread(tensors: Sequence[tuple[str, tuple[Matrix, ...]]], changed: Collecti
     for name, matrices in usable:
         key = matrices[0].key
         by_layer.setdefault(_layer(matrices[0]), []).append((name, families.index((key.stack, key.family))))
-    chosen: list[str] = []
+    names: list[str] = []
     for turn in range(min(MATRICES, len(usable))):
         layer = layers[round(turn * (len(layers) - 1) / max(MATRICES - 1, 1))]
-        unused = [(name, family) for name, family in by_layer[layer] if name not in chosen]
+        unused = [(name, family) for name, family in by_layer[layer] if name not in names]
         unused = unused or [
-            (name, family) for pairs in by_layer.values() for name, family in pairs if name not in chosen
+            (name, family) for pairs in by_layer.values() for name, family in pairs if name not in names
         ]
-        chosen.append(min(((family - turn) % len(families), name) for name, family in unused)[1])
-    return chosen
+        names.append(min(((family - turn) % len(families), name) for name, family in unused)[1])
+    return names
 
 
 def _layer(matrix: Matrix) -> tuple[int, int]:

@@ -70,7 +70,7 @@ def matrix_signs(matrix: Matrix, weight: torch.Tensor, reference: torch.Tensor, 
     signs |= {"cosine": cosine, "change": math.sqrt(energy / max(base_size, _TINY)), "layer": matrix.key.layer}
     is_clear = base_rows.abs() >= _CLEARLY_NOT_ZERO
     signs["zeros"] = float(((rows == 0) & is_clear).sum()) / max(int(is_clear.sum()), 1)
-    is_constant, was_constant = ((some == some[:, :1]).all(dim=1) for some in (rows, base_rows))
+    is_constant, was_constant = ((values == values[:, :1]).all(dim=1) for values in (rows, base_rows))
     signs["constant"] = float((is_constant & ~was_constant).double().mean())
     if not energy:
         return MatrixSigns(_in_order(signs), None)
@@ -80,14 +80,14 @@ def matrix_signs(matrix: Matrix, weight: torch.Tensor, reference: torch.Tensor, 
     signs["distinct"] = min(_distinct(side) / max(_distinct(base_side), _TINY) for side, base_side in sides)
     shape, singular = _shape_of_change(delta, energy, _rounding_energy(stored, rows))
     signs |= shape
-    left = singular[int(matrix.transposed)]
+    left_singular = singular[int(matrix.transposed)]
     signs |= _rescaling(rows, base_rows, energy)
     signs["sorted"] = _sorted_energy(rows, base_rows)
     if cosine < _LIKE:
         signs |= _nearest_layer(matrix, weight, base)
         signs["matched"] = _matched(matrix, rows, base)
         signs["weight_edge"] = _edges(torch.linalg.eigvalsh(_gram(rows)), rows.shape)[0] if size else 0.0
-    return MatrixSigns(_in_order(signs), left.float().numpy())
+    return MatrixSigns(_in_order(signs), left_singular.float().numpy())
 
 
 def sign_lines(matrix: Matrix, item_bytes: int) -> NDArray[np.int64]:
@@ -159,10 +159,10 @@ def _shape_of_change(
     long = torch.nn.functional.normalize(short @ delta if is_wide else delta @ short, dim=0)
     tails = eigenvalues.cumsum(0)  # of the smallest first
     most = len(eigenvalues)
-    # What rounding leaves beyond rank k: a share of (1 − k/n)(1 − k/d) of its energy.
-    kept = most - 1 - np.arange(most)
-    allowed = (1 - kept / delta.shape[0]) * (1 - kept / delta.shape[1]) * rounding
-    is_rounding = tails.numpy() <= np.maximum(allowed, 1e-13 * energy)
+    # The energy of rounding beyond rank k: a share of (1 − k/n)(1 − k/d).
+    ranks = most - 1 - np.arange(most)
+    rounding_energies = (1 - ranks / delta.shape[0]) * (1 - ranks / delta.shape[1]) * rounding
+    is_rounding = tails.numpy() <= np.maximum(rounding_energies, 1e-13 * energy)
     rank = most - int(np.argmin(is_rounding)) if not is_rounding.all() else 0
     largest, median = _edges(eigenvalues, delta.shape)
     energies = delta.square().sum(dim=1)
@@ -180,14 +180,14 @@ def _shape_of_change(
 
 
 def _rescaling(rows: torch.Tensor, base_rows: torch.Tensor, energy: float) -> dict[str, float]:
-    """What is left of the change without multiples of the base's matrix, of its columns and of its rows."""
-    products, squares, own = rows * base_rows, base_rows.square(), float(rows.square().sum())
+    """Shares of the change left without multiples of the base's matrix, of its columns and of its rows."""
+    products, squares, energy_of_rows = rows * base_rows, base_rows.square(), float(rows.square().sum())
 
     def left(dim: int | None) -> float:
         product = products.sum() if dim is None else products.sum(dim=dim)
         square = squares.sum() if dim is None else squares.sum(dim=dim)
         explained = float((product.square() / square.clamp_min(_TINY)).sum())
-        return max(own - explained, 0.0) / energy
+        return max(energy_of_rows - explained, 0.0) / energy
 
     return {"scalar": left(None), "columns": left(0), "rows": left(1)}
 
@@ -195,8 +195,8 @@ def _rescaling(rows: torch.Tensor, base_rows: torch.Tensor, energy: float) -> di
 def _sorted_energy(rows: torch.Tensor, base_rows: torch.Tensor) -> float:
     """The energy of the difference of sorted rows by that of the rows, of some rows that changed."""
     changed = torch.nonzero((rows != base_rows).any(dim=1)).flatten()
-    chosen = changed[:: -(-len(changed) // _MOST_ROWS)]
-    values, base_values = (some[chosen].numpy() for some in (rows, base_rows))
+    row_numbers = changed[:: -(-len(changed) // _MOST_ROWS)]
+    values, base_values = (side[row_numbers].numpy() for side in (rows, base_rows))
     difference = np.sort(values, axis=1) - np.sort(base_values, axis=1)
     return float(np.square(difference).sum() / np.square(values - base_values).sum())
 
@@ -252,7 +252,7 @@ def _matched(matrix: Matrix, rows: torch.Tensor, base: BaseMatrices) -> float:
     whole = base.matrix(matrix.key)
     whole = (whole.mT if matrix.transposed else whole).to(torch.float32)
     units = [
-        some / torch.linalg.vector_norm(some, dim=1, keepdim=True).clamp_min(_TINY) for some in (rows.float(), whole)
+        side / torch.linalg.vector_norm(side, dim=1, keepdim=True).clamp_min(_TINY) for side in (rows.float(), whole)
     ]
     return float((units[0] @ units[1].mT).amax(dim=1).mean())
 

@@ -139,11 +139,11 @@ def on_record(checkpoint: Checkpoint, base: BaseMatrices, parent_record: Record)
 
     Raises UnreadableParent if the record holds no factors; Skipped for problems of the adapter itself.
     """
-    own: dict[DeltaKey, LoraDelta] = {}
+    loras: dict[DeltaKey, LoraDelta] = {}
     for key, delta in by_key(deltas_on(checkpoint, base, on_base=False)).items():
         if isinstance(delta, WeightDelta):
             raise UnreadableParent(f"the change of {key} depends on the weights of {parent_record.identity.model}")
-        own[key] = delta
+        loras[key] = delta
     for stored in parent_record.deltas:
         if stored.u is None or stored.v is None:
             raise UnreadableParent(f"the record of {parent_record.identity.model} holds no factors")
@@ -151,7 +151,7 @@ def on_record(checkpoint: Checkpoint, base: BaseMatrices, parent_record: Record)
         right = torch.from_numpy(stored.v.astype(np.float32).T.copy())
         part = LoraDelta(stored.key, right, left, 1.0)
         residual = max(stored.norm**2 - float(np.square(stored.s, dtype=np.float64).sum()), 0.0)
-        yield _joined([own[stored.key], part]) if stored.key in own else part, math.sqrt(residual)
+        yield _joined([loras[stored.key], part]) if stored.key in loras else part, math.sqrt(residual)
 
 
 class _AdapterOverflows(Skipped):

@@ -270,11 +270,11 @@ def stored_bases(folder: AtlasFolder, base: str | None = None) -> list[StoredBas
 
 def date_as_newest(path: Path) -> None:
     """Date a file that was just written as the newest of its base, even if the clock was set back."""
-    others = [
+    other_files = [
         other for other in path.parent.glob("[!.]*.safetensors") if base_in(other) == base_in(path) and other != path
     ]
     with suppress(OSError):  # not all file systems let times be set
-        latest = max((other.lstat().st_mtime_ns for other in others), default=0)
+        latest = max((other.lstat().st_mtime_ns for other in other_files), default=0)
         if path.stat().st_mtime_ns <= latest:
             os.utime(path, ns=(latest + _COARSEST_NS, latest + _COARSEST_NS))
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 Rows = NDArray[np.float32]
 Statistic = Literal["rows", "columns", "angles", "matched rows", "sorted rows"]
 
-# A statistic speaks for a base from this share on of the way from its null to its value for the base itself. Unrelated
-# models of one shape reach .03; what is left of a base after noise as large as its weights is .6 and more.
+# A statistic is evidence for a base from this share on of the way from its null to its value for the base itself.
+# Unrelated models of one shape reach .03; a base after noise as large as its weights reaches .6 and more.
 LEAST_EFFECT = 0.2
 _TINY = 1e-12
 # Sorted rows whose nearest neighbour is so many times nearer than the second (squared distances) are recognised.
@@ -89,19 +89,19 @@ def _cosines(first: Rows, second: Rows) -> NDArray[np.float64]:
     return np.asarray(np.sum(_unit(first) * _unit(second), axis=-1))
 
 
-def _of_rows(rows: Rows, same: Rows) -> float:
-    return float(np.mean(_cosines(_centred(rows), _centred(same))))
+def _of_rows(rows: Rows, base_rows: Rows) -> float:
+    return float(np.mean(_cosines(_centred(rows), _centred(base_rows))))
 
 
-def _of_columns(rows: Rows, same: Rows) -> float:
+def _of_columns(rows: Rows, base_rows: Rows) -> float:
     """Scales of columns do not matter."""
-    return float(np.mean(_cosines(_centred(rows).T, _centred(same).T)))
+    return float(np.mean(_cosines(_centred(rows).T, _centred(base_rows).T)))
 
 
-def _of_angles(rows: Rows, same: Rows) -> float:
+def _of_angles(rows: Rows, base_rows: Rows) -> float:
     """The correlation of the angles between rows: no rotation or permutation of their columns changes them."""
     above = np.triu_indices(len(rows), 1)
-    first, second = (unit @ unit.T for unit in (_unit(_centred(_unit(rows))), _unit(_centred(_unit(same)))))
+    first, second = (unit @ unit.T for unit in (_unit(_centred(_unit(rows))), _unit(_centred(_unit(base_rows)))))
     return _correlation(first[above], second[above])
 
 
@@ -135,8 +135,8 @@ _STATISTICS: Mapping[Statistic, Callable[[Rows, Rows], float]] = {
 }
 # Those that look for rows of a model among all of a matrix, and what they are compared with.
 _OF_WHOLE: Mapping[Statistic, Callable[[Rows], Rows]] = {"matched rows": _of_whole, "sorted rows": _sorted}
-# What each statistic speaks for, the simplest first. The first is chosen that explains this share of what the largest
-# effect does: if only the attention's rows stayed where they were, "rows" has an effect too, but a smaller one.
+# The meaning of each statistic, the simplest first. The first whose effect reaches this share of the largest effect is
+# chosen: if only the attention's rows stayed where they were, "rows" has an effect too, but a smaller one.
 MEANINGS: Mapping[Statistic, str] = {
     "rows": "its weights, changed no more than training does",
     "columns": "its weights with other scales",
@@ -193,24 +193,24 @@ def match_weights(model: Sequence[LayerRows], base: BaseWeights) -> WeightMatch:
     if not model or not shared:
         raise ValueError("the base has none of the model's matrices")
     # First with the same layers: that settles nearly all. Then with all, among which others may have been moved.
-    same = [layer for layer in layers if layer in shared]
+    same_layers = [layer for layer in layers if layer in shared]
     tables: dict[Statistic, _Table] = {}
     comparison = _Comparison(model, base, layers, families)
-    if len(same) == len(layers):
-        tables["rows"] = comparison.table("rows", same)
+    if len(same_layers) == len(layers):
+        tables["rows"] = comparison.table("rows", same_layers)
     if "rows" not in tables or tables["rows"].effect < _BEYOND_DOUBT:
         for name in _STATISTICS:
-            tables[name] = comparison.table(name, (same or shared) if name in _OF_WHOLE else shared)
+            tables[name] = comparison.table(name, (same_layers or shared) if name in _OF_WHOLE else shared)
             if tables[name].effect >= _BEYOND_DOUBT:
                 break
     effects = {name: table.effect for name, table in tables.items()}
     largest = max(effects.values())
-    chosen = next((name for name in MEANINGS if effects.get(name, 0.0) >= _SHARES[name] * largest), None)
-    chosen = chosen if largest >= LEAST_EFFECT else None
+    statistic = next((name for name in MEANINGS if effects.get(name, 0.0) >= _SHARES[name] * largest), None)
+    statistic = statistic if largest >= LEAST_EFFECT else None
     return WeightMatch(
         {str(name): effect for name, effect in effects.items()},
-        chosen,
-        tables[chosen].nearest if chosen is not None else {},
+        statistic,
+        tables[statistic].nearest if statistic is not None else {},
     )
 
 
@@ -231,16 +231,16 @@ class _Table:
     def effect(self) -> float:
         """On the scale from what is not the same (0) to the base with itself (1).
 
-        Of the layers with themselves or, because they may have been moved, of the best of each.
+        Each layer is compared with itself or, because layers may have been moved, with the layer most like it.
         """
         if not np.isfinite(self.values).any() or self.own <= 0:
             return 0.0
         effects = [self._of_best()]
         is_same = np.equal.outer(np.array(self.layers), np.array(self.columns))
         if is_same.any(axis=1).all():
-            others = self.values[~is_same]
-            others = others[np.isfinite(others)]
-            null = self.null if self.null is not None else float(np.median(others)) if len(others) else 0.0
+            off_diagonal = self.values[~is_same]
+            off_diagonal = off_diagonal[np.isfinite(off_diagonal)]
+            null = self.null if self.null is not None else float(np.median(off_diagonal)) if len(off_diagonal) else 0.0
             effects.append((float(np.nanmean(self.values[is_same])) - null) / max(self.own - null, _TINY))
         return max(effects)
 
@@ -284,21 +284,23 @@ class _Comparison:
             for column, layer in enumerate(columns):
                 if layer not in self._base.layers(layer_rows.family):
                     continue
-                theirs = self._of_base(name, layer, layer_rows)
-                if theirs is None or theirs.shape[-1] != layer_rows.rows.shape[-1]:
+                base_rows = self._of_base(name, layer, layer_rows)
+                if base_rows is None or base_rows.shape[-1] != layer_rows.rows.shape[-1]:
                     continue
-                values[row, column, number] = statistic(layer_rows.rows, theirs)
+                values[row, column, number] = statistic(layer_rows.rows, base_rows)
                 if layer != layer_rows.layer and len(columns) > 1:
                     continue
-                own = self._base.rows(layer, layer_rows.family, layer_rows.places)
-                if own is not None:
-                    itself.append(statistic(own, theirs))
+                base_own_rows = self._base.rows(layer, layer_rows.family, layer_rows.places)
+                if base_own_rows is not None:
+                    itself.append(statistic(base_own_rows, base_rows))
                 if len(columns) == 1 and name != "sorted rows":
-                    # One layer has no other: what its rows are with others of its own rows stands for that.
+                    # A single layer has no other layers as null: its rows are compared with each other instead.
                     turned = (
                         layer_rows.rows[:, order.permutation(layer_rows.rows.shape[1])] if name in _OF_WHOLE else None
                     )
-                    mixed.append(statistic(np.roll(layer_rows.rows, 1, axis=0) if turned is None else turned, theirs))
+                    mixed.append(
+                        statistic(np.roll(layer_rows.rows, 1, axis=0) if turned is None else turned, base_rows)
+                    )
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a layer may have no family of another's
             means = np.nanmean(values, axis=2)

@@ -94,18 +94,18 @@ def listed_rows(folder: AtlasFolder, base: str | None = None) -> Iterator[dict[s
             if base is not None:
                 return
     if base is not None or not paths_by_base:
-        what = "no listing" if base is None else f"no listing of {base}"
+        lack = "no listing" if base is None else f"no listing of {base}"
         hint = f"It has those of {', '.join(names_of_bases)}." if names_of_bases else "Make one: index build --base ID"
-        raise AtlasError(f"{folder.root} has {what}.", hint)
+        raise AtlasError(f"{folder.root} has {lack}.", hint)
 
 
 def _read(path: Path) -> tuple[tuple[str, ...], list[ListedModel]]:
     """The ids of a base, and the models of its listing. Raises AtlasError if it is damaged."""
     if path.suffix == ".sqlite":
-        own = Listing(path)
-        if problems := own.problems():
+        shared_listing = Listing(path)
+        if problems := shared_listing.problems():
             raise AtlasError(f"The listing {path} is damaged: {problems[0].rstrip('.')}.", schema().repair)
-        return own.ids(), own.models()
+        return shared_listing.ids(), shared_listing.models()
     lines, problems = read_exported(path)
     if problems:
         raise AtlasError(f"The listing {path} is damaged: {problems[0]}.", "Fetch it again: index pull")

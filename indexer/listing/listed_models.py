@@ -93,7 +93,7 @@ class ListedModel:
 def without_earlier(models: Iterable[ListedModel], unreadable: Collection[str] = ()) -> list[ListedModel]:
     """The models without the earlier checkpoints of a run, as far as their source says what belongs to one.
 
-    Of several without a number (``final`` in the folder of a run, and this folder itself) all stay. ``unreadable``:
+    Checkpoints without a number (``final`` in the folder of a run, and this folder itself) all stay. ``unreadable``:
     models that can never be read as they are; the checkpoint before such a one, cut short at the end, is the last.
     """
     listed = list(models)
@@ -127,7 +127,7 @@ def select(
     """
     of_places = relations if of_places is None else of_places
     start = in_utc(since)
-    chosen = [
+    models_selected = [
         model
         for model in models
         if not model.deleted_at_hub
@@ -136,12 +136,12 @@ def select(
         and (depth is None or (len(model.path) <= depth if depth else model.is_direct))
         and (start is None or (model.created or _EARLIEST) >= start)
     ]
-    chosen.sort(key=lambda model: model.id)
+    models_selected.sort(key=lambda model: model.id)
     if sort == "created":  # stable: ties stay in the order of ids
-        chosen.sort(key=lambda model: model.created or _EARLIEST, reverse=True)
+        models_selected.sort(key=lambda model: model.created or _EARLIEST, reverse=True)
     else:
-        chosen.sort(key=lambda model: model.count(sort), reverse=True)
-    return chosen[:limit]
+        models_selected.sort(key=lambda model: model.count(sort), reverse=True)
+    return models_selected[:limit]
 
 
 def _is_related(model: ListedModel, relations: Collection[str] | None) -> bool:

@@ -87,8 +87,8 @@ class Listing:
 
     def note_mirrors(self, mirrors: Sequence[str], base: str) -> None:
         """Remember other names of the base's weights."""
-        known = self.mirrors()
-        new = [name for name in mirrors if name not in known]
+        mirrors_before = self.mirrors()
+        new = [name for name in mirrors if name not in mirrors_before]
 
         def note(listing: ListingTables) -> None:
             for name in new:
@@ -125,7 +125,7 @@ class Listing:
         return self.ids()[1:]
 
     def problems(self) -> list[str]:
-        """What of the file is damaged; at most a hundred problems."""
+        """The damage of the file, at most a hundred problems."""
         return self.database.check()
 
     def as_lines(self) -> list[Line]:
@@ -138,16 +138,16 @@ class Listing:
         def is_empty(tables: SmallTables) -> bool:
             crawl = ListingTables(tables).crawl()
             can_go_on = crawl is not None and not crawl.is_over and crawl.link is not None
-            kept = ("models", "bad_rows", "examined", "renamed", "removed", "answers")
-            return not can_go_on and not any(tables.execute(f"SELECT 1 FROM {name} LIMIT 1") for name in kept)
+            tables_kept = ("models", "bad_rows", "examined", "renamed", "removed", "answers")
+            return not can_go_on and not any(tables.execute(f"SELECT 1 FROM {name} LIMIT 1") for name in tables_kept)
 
         if self.database.exists() and not self.problems() and self.database.read(is_empty):
             self.database.remove()
 
     def note_base(self, ids: Sequence[str], licence: Licence | None = None) -> None:
         """Remember the base's ids, the canonical one first, and its licence, unless that is not known."""
-        known, is_new = self._read(ListingTables.ids), licence not in (None, self.licence)
-        if is_new or not known or known[0] != ids[0] or not set(ids) <= set(known):
+        ids_before, is_new = self._read(ListingTables.ids), licence not in (None, self.licence)
+        if is_new or not ids_before or ids_before[0] != ids[0] or not set(ids) <= set(ids_before):
             self._write(lambda listing: listing.note_base(ids, licence))
 
     def add(self, row: RawRow, relation: str, parent: str, claimed_by: str = "user") -> None:
@@ -156,9 +156,9 @@ class Listing:
         self._write(lambda listing: listing.see(str(row["id"]), claims, row, datetime.now(UTC)))
 
     def update_place(
-        self, question: str, shown: Iterable[tuple[RawRow, Claim]], left: Iterable[str]
+        self, question: str, shown: Iterable[tuple[RawRow, Claim]], not_shown: Iterable[str]
     ) -> tuple[int, int]:
-        """Note which models the tree or the source of a ``question`` shows, and which have ``left`` it.
+        """Note which models the tree or the source of a ``question`` shows, and which it shows no more (``not_shown``).
 
         Returns how many are new or have come back, and how many no source shows any more.
         """
@@ -171,7 +171,7 @@ class Listing:
                 if not names.is_removed(identifier):
                     is_new = listing.see(identifier, {question: (claim, "")}, row, now, names=names)
                     new += is_new or identifier in gone_before
-            for identifier in left:
+            for identifier in not_shown:
                 gone += listing.lose(identifier, [question])
             return new, gone
 
@@ -181,9 +181,9 @@ class Listing:
         """Remember what the READMEs of listed models name, by id: their rows do not show it."""
 
         def note(listing: ListingTables) -> None:
-            for name, named in datasets.items():
+            for name, datasets_of_model in datasets.items():
                 commit = (listing.row(name) or {}).get("sha")
-                listing.complete(name, {"id": name, "sha": commit, SENTENCE: list(named)})
+                listing.complete(name, {"id": name, "sha": commit, SENTENCE: list(datasets_of_model)})
 
         if datasets:
             self._write(note)
@@ -199,11 +199,11 @@ class Listing:
         """
 
         def change(listing: ListingTables) -> None:
-            known = listing.model(old)
-            if row is not None and known is not None and listing.row(new) is None:
+            model = listing.model(old)
+            if row is not None and model is not None and listing.row(new) is None:
                 crawl = listing.crawl()
-                claims = {key: (claim, crawl.id if crawl else "") for key, (claim, _) in known.claims.items()}
-                claims = claims or {"renamed": (Claim(known.relation, known.claimed_by, known.parent), "")}
+                claims = {key: (claim, crawl.id if crawl else "") for key, (claim, _) in model.claims.items()}
+                claims = claims or {"renamed": (Claim(model.relation, model.claimed_by, model.parent), "")}
                 listing.see(new, claims, row, datetime.now(UTC))
             listing.rename(old, new)
 
@@ -309,9 +309,9 @@ class Listing:
         """
         if not (self.database.exists() and self.problems()):
             return
-        kept = self.path.with_name(f"{self.path.name}.damaged")
+        copy = self.path.with_name(f"{self.path.name}.damaged")
         with system_errors(partial(self.database.unusable, "copied")):
-            link_or_copy(self.path, kept)
+            link_or_copy(self.path, copy)
         try:
             readable = self._read(lambda listing: {name: list(listing.tables.all(name)) for name in schema().columns})
         except DamagedDatabase:

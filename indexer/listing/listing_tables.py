@@ -186,11 +186,11 @@ class ListingTables:
 
     def _all_claims(self, where: str = "", values: tuple[Any, ...] = ()) -> dict[int, dict[str, tuple[Claim, str]]]:
         claims_by_number: dict[int, dict[str, tuple[Claim, str]]] = {}
-        same: dict[tuple[str, ...], Claim] = {}  # few claims differ
+        shared_claims: dict[tuple[str, ...], Claim] = {}  # few claims differ
         crawls: dict[str, str] = {}
         for number, question, relation, claimed_by, parent, crawl in self.tables.all("claims", where, values):
             key = (relation, claimed_by, parent)
-            claim = same.get(key) or same.setdefault(key, Claim(*key))
+            claim = shared_claims.get(key) or shared_claims.setdefault(key, Claim(*key))
             question = crawls.setdefault(question, question)
             claims_by_number.setdefault(number, {})[question] = (claim, crawls.setdefault(crawl, crawl))
         return claims_by_number
@@ -376,7 +376,7 @@ class ListingTables:
 
     def progress(self, crawl: CrawlState) -> CrawlProgress:
         """Where ``crawl`` can be resumed, and what every crawl may know from earlier ones."""
-        # A narrowed crawl does not see other authors' models, so it asks about those that are known.
+        # A narrowed crawl does not list other authors' models, so those of earlier crawls are asked about, too.
         narrows = crawl.is_narrowed
         family = {
             name: step
@@ -596,7 +596,7 @@ class _Paths:
         while (
             len(steps_taken) < _MOST_STEPS
             and name.lower() not in self._bases
-            and name not in {taken for _, taken in steps_taken}
+            and name not in {relation_taken for _, relation_taken in steps_taken}
         ):
             model, step = self._models.get(name), self._steps.get(name)
             if model is not None:

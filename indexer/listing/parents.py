@@ -29,7 +29,7 @@ from indexer.sources.rows import row_of
 
 # Adapters on adapters on …: deeper chains are refused, and circular ones not followed.
 DEEPEST = 4
-# Models that one build asks the Hub about, in addition to the listing.
+# The most models per build for which the Hub is asked in addition to the listing.
 MOST_ASKED = 1_000
 _LONGEST_NAME = 500
 _CANNOT_ASK = frozenset({"network", "rate_limited", "server_error"})
@@ -105,12 +105,12 @@ class Parents:
 
         Raises LookupError for an unknown model.
         """
-        named = named_base(row)
-        verdict = classify_path(named, above[-1], {*self._ids, alias} if alias else self._ids)
+        base_name = named_base(row)
+        verdict = classify_path(base_name, above[-1], {*self._ids, alias} if alias else self._ids)
         # Old ids have no owner and look like the name of a folder, so an unclear name may be one too.
-        if named is None or verdict not in (NO, UNSURE):
+        if base_name is None or verdict not in (NO, UNSURE):
             return None
-        name, row_found, identifier = with_dots(hub_spelling(named.strip())), None, ""
+        name, row_found, identifier = with_dots(hub_spelling(base_name.strip())), None, ""
         for _ in range(DEEPEST):
             seen = {name.lower()}
             while (copied := self._copies.get(name.lower())) is not None and copied.lower() not in seen:
@@ -181,13 +181,13 @@ def named_base(row: Row) -> str | None:
     """``base_model_name_or_path`` of adapter_config.json, as the Hub's row repeats it; None if it is missing."""
     config = row.get("config")
     peft = config.get("peft") if isinstance(config, Mapping) else None
-    named = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
-    return named if isinstance(named, str) and 0 < len(named.strip()) <= _LONGEST_NAME else None
+    base_name = peft.get("base_model_name_or_path") if isinstance(peft, Mapping) else None
+    return base_name if isinstance(base_name, str) and 0 < len(base_name.strip()) <= _LONGEST_NAME else None
 
 
-def names_itself(named: str | None, identifier: str) -> bool:
+def names_itself(base_name: str | None, identifier: str) -> bool:
     """Whether an adapter gives its own id as that of its base."""
-    return named is not None and hub_spelling(named.strip().rstrip("/")).lower() == identifier.lower()
+    return base_name is not None and hub_spelling(base_name.strip().rstrip("/")).lower() == identifier.lower()
 
 
 def names_another(row: Row, base: str) -> bool:

@@ -74,14 +74,14 @@ def permitted(host: str, port: int, endpoint: str) -> list[str]:
     Raises OSError if the host has no address, ForbiddenAddressError if it has no permitted one.
     """
     addresses = addresses_of(host, port)
-    own = httpx2.URL(endpoint)
-    if _bare(host) == _bare(own.host):
+    endpoint_url = httpx2.URL(endpoint)
+    if _bare(host) == _bare(endpoint_url.host):
         return addresses
     kinds = {address: kind_of(_parsed(address)) for address in addresses}
-    allowed = {PUBLIC}
-    if set(kinds.values()) != allowed:
-        allowed |= _kinds_of_endpoint(own)
-    good = [address for address in addresses if kinds[address] in allowed]
+    kinds_allowed = {PUBLIC}
+    if set(kinds.values()) != kinds_allowed:
+        kinds_allowed |= _kinds_of_endpoint(endpoint_url)
+    good = [address for address in addresses if kinds[address] in kinds_allowed]
     if not good:
         raise _forbidden(host, kinds[addresses[0]])
     return good
@@ -92,12 +92,12 @@ def check_written(host: str, endpoint: str) -> None:
 
     For requests through a proxy: it resolves names by itself, in its own network.
     """
-    own = httpx2.URL(endpoint)
+    endpoint_url = httpx2.URL(endpoint)
     written = written_address(host)
-    if written is None or _bare(host) == _bare(own.host):
+    if written is None or _bare(host) == _bare(endpoint_url.host):
         return
     kind = kind_of(written)
-    if kind != PUBLIC and kind not in _kinds_of_endpoint(own):
+    if kind != PUBLIC and kind not in _kinds_of_endpoint(endpoint_url):
         raise _forbidden(host, kind)
 
 

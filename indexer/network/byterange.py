@@ -203,16 +203,16 @@ class RangedFile:
 
         def read_at(position: int, buffer: memoryview) -> None:
             nonlocal block, first
-            done = 0
-            while done < len(buffer):
-                at = position + done - first
+            copied = 0
+            while copied < len(buffer):
+                at = position + copied - first
                 if not 0 <= at < len(block):
-                    first = position + done
+                    first = position + copied
                     block = self.read(first, min(stop, first + _BLOCK))
                     at = 0
-                piece = block[at : at + len(buffer) - done]
-                buffer[done : done + len(piece)] = piece
-                done += len(piece)
+                piece = block[at : at + len(buffer) - copied]
+                buffer[copied : copied + len(piece)] = piece
+                copied += len(piece)
 
         return Run(start, stop, read_at)
 

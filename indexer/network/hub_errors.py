@@ -128,9 +128,9 @@ def as_user_error(exception: Exception, what: str) -> AtlasError:
             "Log in again with `hf auth login`, or correct or unset HF_TOKEN.",
         )
     error = as_model_error(exception)
-    named = what.rpartition(" ")[2]
-    is_gated = error.reason == "gated" and is_hub_id(named)
-    hint = access_hint(named) if is_gated else _HINTS.get(error.reason, "")
+    identifier = what.rpartition(" ")[2]
+    is_gated = error.reason == "gated" and is_hub_id(identifier)
+    hint = access_hint(identifier) if is_gated else _HINTS.get(error.reason, "")
     if certificate_problem(exception):
         hint = _OF_CERTIFICATES
     elif isinstance(exception, UnusableProxyError):

@@ -228,11 +228,11 @@ def _send_once(
         raise Failed("server_error", "its address is neither https nor of the endpoint's own scheme")
     hub = current_session()
     token = build_hf_headers(token=hub.token if is_own(address, hub.endpoint) else False)
-    session, named, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
+    session, headers_sent, url = get_session(), {**token, "Accept-Encoding": "identity", **headers}, _url(address)
     once = {SENT_ONCE: True}
     if isinstance(session, HubClient) and not (is_api or url.userinfo):
-        return session.get_file(url, named, method, **once)
-    request = session.build_request(method, url, headers=named, extensions=once)
+        return session.get_file(url, headers_sent, method, **once)
+    request = session.build_request(method, url, headers=headers_sent, extensions=once)
     return session.send(request, stream=True, follow_redirects=False)
 
 

@@ -3,14 +3,14 @@
 The Hub counts requests in windows of five minutes, separately for its API and for files. Every response says how many
 are left: ``RateLimit: "api";r=499;t=172`` (499 requests, 172 seconds until the window ends).
 
-All processes on one machine that build one atlas share their limits (workers, shards, Dask workers): what one of them
-learns counts for all, and so does each byte under ``--bandwidth``. They do so through a small file that is locked while
-it changes. The system releases the lock of a process that dies. A pipe to the parent would not do: shards and Dask
-workers have no parent in common.
+All processes on one machine that build one atlas share their limits (workers, shards, Dask workers): an answer to
+one of them counts for all, and so does each byte under ``--bandwidth``. The limits are in a small file that is locked
+while it changes. The system releases the lock of a process that dies. A pipe to the parent would not do: shards and
+Dask workers have no parent in common.
 
-Other processes keep their limits in memory, although the quota belongs to the account: what they use of it is in the
-responses that the others get. Two builds with a limiter each, simulated for an hour, get all of the 36,000 files that
-the quota allows; 168 of their requests are refused and wait. Of one build's, 96 are refused
+Other processes keep their limits in memory, although the quota belongs to the account: their use of it shows in the
+responses to the others. Two builds with a limiter each, simulated for an hour, get all of the 36,000 files that the
+quota allows; 168 of their requests are refused and wait. A single build has 96 refused requests
 (``test_two_builds_lose_nothing_of_a_quota``).
 """
 
@@ -51,7 +51,7 @@ _RATE_LIMIT = re.compile(r"\br\s*=\s*(\d{1,9})(?!\d)\s*;\s*t\s*=\s*(\d{1,9})(?!\
 _MOST_BYTES = 1 << 20
 
 Say = Callable[[str], None]
-# Of this thread, and of threads that have none of their own: the one that was named last.
+# The listener of this thread, and the last one named, for threads that have none of their own.
 _listener: ContextVar[Say | None] = ContextVar("listener", default=None)
 _last_listener: Say | None = None
 _policies: dict[str, tuple[int, int]] = {}  # by kind of request, as ``note_response`` read them

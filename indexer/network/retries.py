@@ -1,4 +1,4 @@
-"""What is tried again, how often, and after how long. Everything that sends requests only raises.
+"""Which failures are retried, how often, and after how long. Code that sends requests only raises.
 
 One try is a request of huggingface_hub (``session.HubTransport``), or a whole question of ours with its redirects and
 its body (``hub_requests``, ``remote_file``), whose requests the transport then sends once.

@@ -87,11 +87,11 @@ class Server:
         self, location: _Location, name: str, size: int, retries: RetryPolicy | None, start: int, stop: int
     ) -> bytes:
         def once() -> bytes:
-            asked = location.now
+            requested = location.now
             try:
-                response, address = self._sent("GET", asked, None, {"Range": f"bytes={start}-{stop - 1}"})
+                response, address = self._sent("GET", requested, None, {"Range": f"bytes={start}-{stop - 1}"})
             except (HfHubHTTPError, httpx2.RequestError) as error:
-                if asked != location.first:  # where it was stored a while ago: that may have expired
+                if requested != location.first:  # where it was stored a while ago: that may have expired
                     location.now = location.first
                     raise TransientError(Failed("server_error", f"{name} cannot be read where it is stored")) from error
                 raise
@@ -111,8 +111,8 @@ class Server:
         try:
             return self._tried(once, retries)
         except Failed as error:
-            named = error.detail if name in error.detail else f"{name}: {error.detail}"
-            raise Failed(error.reason, named) from error
+            message = error.detail if name in error.detail else f"{name}: {error.detail}"
+            raise Failed(error.reason, message) from error
 
     def _check_range(self, response: httpx2.Response, name: str, size: int, start: int, stop: int) -> None:
         stated = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))

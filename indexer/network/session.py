@@ -209,7 +209,7 @@ class HubTransport(httpx2.BaseTransport):
                     raise Failed(
                         "server_error", f"the {header} of the response is not a checksum ({printable(value, 60)})"
                     )
-        # Files are streamed by the caller, as far as it wants them. Everything else is read here.
+        # Files are streamed by the caller, as far as needed. Everything else is read here.
         if request.method == "HEAD" or (response.is_success and not is_api):
             return response
         return _read_bounded(response, request, self._limits)
@@ -217,8 +217,8 @@ class HubTransport(httpx2.BaseTransport):
     @staticmethod
     def _is_endpoint(host: str) -> bool:
         session = _current.get() or _last
-        own = httpx2.URL(session.endpoint if session is not None else constants.ENDPOINT).host
-        return own in _PUBLIC_HOSTS or own == host
+        endpoint_host = httpx2.URL(session.endpoint if session is not None else constants.ENDPOINT).host
+        return endpoint_host in _PUBLIC_HOSTS or endpoint_host == host
 
 
 def _may_be_repeated(request: httpx2.Request, problem: httpx2.Response | httpx2.RequestError) -> bool:
@@ -441,8 +441,8 @@ def install_session(limits: HttpLimits | None = None, say: Callable[[str], None]
     if say is not None:
         listen(say)
     new_limits = limits or HttpLimits()
-    own = _current.get()
-    before = own or (_last if _last is not None and not _last.is_elsewhere else None)
+    session_here = _current.get()
+    before = session_here or (_last if _last is not None and not _last.is_elsewhere else None)
     session = Session(new_limits) if before is None else before.with_limits(new_limits)
     if session is not before:
         _check_environment()
@@ -466,8 +466,8 @@ def _check_environment() -> None:
         raise AtlasError("HF_ENDPOINT begins or ends with a blank.", "Take it out.")
     if constants.HF_HUB_OFFLINE:
         return
-    what = f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read"
-    with system_errors(lambda why: AtlasError(f"{what}: {why}.", "Log in again with `hf auth login`.")):
+    problem = f"The access token in {printable(constants.HF_TOKEN_PATH, 200)} cannot be read"
+    with system_errors(lambda why: AtlasError(f"{problem}: {why}.", "Log in again with `hf auth login`.")):
         value = build_hf_headers().get("authorization", "")
     if not _TOKEN.fullmatch(value):
         name = next((name for name in _TOKEN_VARIABLES if os.environ.get(name)), constants.HF_TOKEN_PATH)

@@ -314,7 +314,7 @@ def _httpx_errors(request: httpx2.Request) -> Iterator[None]:
         error.request = request
         raise
     except Exception as error:
-        same = getattr(httpx2, type(error).__name__, None)
-        if not type(error).__module__.startswith("httpcore2") or same is None:
+        error_class = getattr(httpx2, type(error).__name__, None)
+        if not type(error).__module__.startswith("httpcore2") or error_class is None:
             raise
-        raise same(str(error), request=request) from error
+        raise error_class(str(error), request=request) from error

@@ -261,8 +261,8 @@ class BaseModel:
                 rows = rows[:, torch.from_numpy(positions).to(rows.device)]
             if is_wide := rows.shape[1] > WIDEST:
                 first_rows = np.cumsum([0, *(len(text.ids) for text in batch[:-1])])
-                chosen = np.concatenate([text.wide + first for text, first in zip(batch, first_rows, strict=True)])
-                rows = rows[torch.from_numpy(chosen).to(rows.device)]
+                row_numbers = np.concatenate([text.wide + first for text, first in zip(batch, first_rows, strict=True)])
+                rows = rows[torch.from_numpy(row_numbers).to(rows.device)]
                 targets = [np.arange(len(text.wide)) + text.wide_start for text in batch]
             else:
                 targets = [np.arange(len(text.ids)) + text.start for text in batch]
@@ -307,8 +307,8 @@ class BaseModel:
         texts, start, wide_start, ends = [], 0, 0, list[tuple[int, int]]()
         for encoded in sets:
             indices = range(len(encoded)) if len(encoded) <= budget.texts else range(budget.texts)
-            chosen = [encoded[index * len(encoded) // len(indices)] for index in indices]
-            ordered = sorted((self._cut(ids, budget.tokens) for ids in chosen if ids), key=len)
+            encoded_texts = [encoded[index * len(encoded) // len(indices)] for index in indices]
+            ordered = sorted((self._cut(ids, budget.tokens) for ids in encoded_texts if ids), key=len)
             total = sum(map(len, ordered))
             wide = np.linspace(0, max(total - 1, 0), min(total, budget.wide)).astype(np.int64)
             first_token = 0

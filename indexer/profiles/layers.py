@@ -75,10 +75,10 @@ class Layers:
     @cached_property
     def ordinary_ids(self) -> torch.Tensor:
         """The ids that may be drawn and guessed: all except the special ids."""
-        allowed = torch.ones(len(self.tokens), dtype=torch.bool)
-        special = [token for token in self.special_ids if 0 <= token < len(allowed)]
-        allowed[special] = False
-        return allowed.nonzero()[:, 0]
+        is_ordinary = torch.ones(len(self.tokens), dtype=torch.bool)
+        special = [token for token in self.special_ids if 0 <= token < len(is_ordinary)]
+        is_ordinary[special] = False
+        return is_ordinary.nonzero()[:, 0]
 
     @property
     def device(self) -> torch.device:
@@ -113,13 +113,13 @@ class Layers:
         """h_l alone."""
         return self.states(inputs, [layer])[layer]
 
-    def choose(self, wanted: Collection[int] | None = None) -> list[int]:
-        """The layers ``wanted``, by default those of ``chosen_layers``. Raises AtlasError if a layer does not exist."""
-        chosen = list(wanted or chosen_layers(self.depth))
-        for layer in chosen:
+    def choose(self, numbers: Collection[int] | None = None) -> list[int]:
+        """The layers of these numbers, by default ``chosen_layers``. Raises AtlasError if one does not exist."""
+        layers = list(numbers or chosen_layers(self.depth))
+        for layer in layers:
             if not 0 <= layer <= self.depth:
                 raise AtlasError(f"There is no layer {layer}.", f"The layers are 1 to {self.depth}.")
-        return chosen
+        return layers
 
     def by_position(self, values: torch.Tensor) -> torch.Tensor:
         """Sum values of the inputs' shape (n, …) by token or by patch: (n, positions)."""

@@ -77,8 +77,8 @@ def load(weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> tupl
             raise Skipped(reason, f"its weights cannot be loaded: {text}") from error
     missing = sorted(name for name in information["missing_keys"] if not set(name.split(".")) & set(_NEEDLESS))
     if missing:
-        some = ", ".join(shown(name, 80) for name in missing[:3])
-        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, for example {some}")
+        examples = ", ".join(shown(name, 80) for name in missing[:3])
+        raise Skipped("missing_tensors", f"it lacks {len(missing)} tensors, for example {examples}")
     if information.get("mismatched_keys"):
         raise Skipped(
             "shape_mismatch", f"{len(information['mismatched_keys'])} tensors have other shapes than its config says"

@@ -145,14 +145,14 @@ def measure(
     outputs overflow, AtlasError if a layer does not exist.
     """
     request = request or ProfileRequest()
-    chosen = layers.choose(request.layers)
-    work = [layer for layer in chosen if layer not in done]
+    numbers = layers.choose(request.layers)
+    work = [layer for layer in numbers if layer not in done]
     if not layers.takes_images and not torch.isfinite(layers.tokens).all():
         raise Failed("not_finite", "its embeddings hold NaN or infinite values")
     with eval_mode(layers):
         inputs = probe.inputs(layers)
         with torch.no_grad():
-            states = layers.states(inputs, chosen)
+            states = layers.states(inputs, numbers)
         for layer, hidden in sorted(states.items()):
             if not torch.isfinite(hidden).all():
                 raise Failed("not_finite", f"the outputs of layer {layer} hold NaN or infinite values")

@@ -248,8 +248,8 @@ def _breadth(rows: torch.Tensor, output_positions: Sequence[int]) -> tuple[torch
     """From M (n, asked, positions): exp of the rows' entropy, and the share of the own position, averaged over rows."""
     shares = _normalised(rows)
     entropy = -(shares * shares.clamp_min(1e-300).log()).sum(dim=-1)
-    own = shares[:, range(len(output_positions)), list(output_positions)]
-    return entropy.exp().mean(dim=1), own.mean(dim=1)
+    own_shares = shares[:, range(len(output_positions)), list(output_positions)]
+    return entropy.exp().mean(dim=1), own_shares.mean(dim=1)
 
 
 def _normalised(rows: torch.Tensor) -> torch.Tensor:

@@ -188,7 +188,7 @@ def invert_words(
     if model.takes_images:
         raise AtlasError(f"{subject.name} takes images, not words.", Text("Give ", Call(images=["FILE"]), "."))
     tokenizer = require_tokenizer(subject.tokenizer, subject.name, "Put its tokenizer.json next to its weights.")
-    chosen, numbers = model.choose(layers), tokenizer.encode(text)
+    layer_numbers, numbers = model.choose(layers), tokenizer.encode(text)
     if len(numbers) < FEWEST_TOKENS:
         raise AtlasError(f"{text[:40]!r} gives {len(numbers)} tokens; {FEWEST_TOKENS} are needed.", "Give a sentence.")
     most = fitting_tokens(model, min(MOST_TOKENS, len(numbers)))
@@ -200,10 +200,10 @@ def invert_words(
         excluded = sorted(set(range(len(model.tokens))) - set(numbers))
         answers = Layers(torch.nn.Identity(), model.blocks, vocabulary=model.tokens, special_ids=excluded)
     inputs = model.embed(ids)
-    readout = fit_readout(model, chosen, ids.shape[1], seed) if recipe == "default" else {}
-    jacobian = singular_values(model, inputs, chosen)
+    readout = fit_readout(model, layer_numbers, ids.shape[1], seed) if recipe == "default" else {}
+    jacobian = singular_values(model, inputs, layer_numbers)
     recovered = []
-    for layer in chosen:
+    for layer in layer_numbers:
         progress(layer)
         with torch.no_grad():
             target = model.state(inputs, layer)
@@ -253,9 +253,9 @@ def invert_images(
         target = torch.cat([shipped[:2], shipped[-2:]])  # two digits and two photographs
     target = target.to(model.device)
     recovered = []
-    chosen = model.choose(layers)
-    jacobian = singular_values(model, target[:1], chosen)
-    for layer in chosen:
+    layer_numbers = model.choose(layers)
+    jacobian = singular_values(model, target[:1], layer_numbers)
+    for layer in layer_numbers:
         progress(layer)
         with torch.no_grad():
             hidden = model.state(target, layer)

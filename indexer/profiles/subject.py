@@ -280,9 +280,9 @@ def merged_weights(adapter: Checkpoint, base: FullWeights) -> FullWeights:
     not_merged = [path for path in plan.modules if path not in located]
     not_merged += [description.partition(":")[0] for description in plan.passed_over]
     if not_merged:
-        some = ", ".join(shown(path, 60) for path in not_merged[:3])
+        examples = ", ".join(shown(path, 60) for path in not_merged[:3])
         raise Skipped(
-            "adapter_unsupported", f"it changes modules that are not block matrices and are not merged: {some}"
+            "adapter_unsupported", f"it changes modules that are not block matrices and are not merged: {examples}"
         )
     _replace_whole_tensors(adapter, base, changed)
     return FullWeights({**base.tensors, **changed}, base.config, base.notes)

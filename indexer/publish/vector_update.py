@@ -119,22 +119,22 @@ class VectorUpdates:
             "ORDER BY model_id",
             [self.base],
         ):
-            needed = [
+            missing = [
                 vectors
                 for vectors, model_ids in updates.items()
                 if model_id in model_ids and model_id not in vectors.read
             ]
-            if not needed:
+            if not missing:
                 continue
             try:
                 rows, vectors_by_name = record_rows(
-                    model_id, record_key, self.publication.base, store, [vectors.representation for vectors in needed]
+                    model_id, record_key, self.publication.base, store, [vectors.representation for vectors in missing]
                 )
             except InvalidValue as why:
                 rejected[model_id] = (model, why)
                 continue
-            self.add(needed, model_id, vectors_by_name, is_sampled=rows["records"][0]["read"] == "sample")
-            if any(vectors.name == DEFAULT for vectors in needed):
+            self.add(missing, model_id, vectors_by_name, is_sampled=rows["records"][0]["read"] == "sample")
+            if any(vectors.name == DEFAULT for vectors in missing):
                 signatures.append({"model_id": model_id, "signature": rows["records"][0]["signature"]})
         if signatures:
             self.tables.update("records", {"signature": "VARCHAR"}, signatures)
@@ -257,8 +257,8 @@ def renew_null_similarity(tables: Tables, base: str, representation: str, index:
     samples = {}
     for group in GROUPS:
         ids = np.array([row[0] for row in rows if row[1] == group], dtype=np.int64)
-        chosen = np.intersect1d(drawn(ids, base, group), index.ids, assume_unique=True)
-        samples[group] = (chosen, index.table(chosen))
+        sample_ids = np.intersect1d(drawn(ids, base, group), index.ids, assume_unique=True)
+        samples[group] = (sample_ids, index.table(sample_ids))
     for group_number, first_group in enumerate(GROUPS):
         for second_group in GROUPS[group_number:]:
             (first_ids, first), (second_ids, second) = samples[first_group], samples[second_group]

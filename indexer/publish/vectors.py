@@ -72,17 +72,17 @@ class NewVectors:
     def chunks(self) -> Iterator[tuple[slice, Ids, Floats]]:
         """Indices, ids and vectors, a block at a time."""
         for start in range(0, len(self.ids), rows_of_block(self.length)):
-            chosen = slice(start, min(start + rows_of_block(self.length), len(self.ids)))
-            yield chosen, np.array(self.ids[chosen], np.int64), self.rows(range(chosen.start, chosen.stop))
+            span = slice(start, min(start + rows_of_block(self.length), len(self.ids)))
+            yield span, np.array(self.ids[span], np.int64), self.rows(range(span.start, span.stop))
 
-    def replace(self, chosen: slice, vectors: Floats) -> None:
+    def replace(self, span: slice, vectors: Floats) -> None:
         """Replace the vectors at these indices; zero vectors are not published."""
         assert self._file is not None
         self._file.flush()
-        self._file.seek(4 * self.length * chosen.start)
+        self._file.seek(4 * self.length * span.start)
         self._file.write(np.ascontiguousarray(vectors, dtype="<f4").data)
         self._file.seek(0, os.SEEK_END)
-        self.changed[chosen] = list(changed_blocks(vectors, max(self.blocks, 1)))
+        self.changed[span] = list(changed_blocks(vectors, max(self.blocks, 1)))
 
 
 # Bytes that are copied at a time: few enough to stay in the processor's cache until they are hashed and written.

@@ -52,16 +52,16 @@ class ConversionSource:
     @property
     def headline(self) -> str:
         """The verdict in a sentence, without the name of the file."""
-        what = f"a {self.format} conversion ({self.types})"
+        conversion = f"a {self.format} conversion ({self.types})"
         if self.source is None:
-            return f"{what} of a model of {self.base}, but of none that was compared"
+            return f"{conversion} of a model of {self.base}, but of none that was compared"
         if self.verdict == EXACTLY:
-            return f"{what} of exactly {self.source}: all codes of {self.rows:,} rows are those of its weights"
+            return f"{conversion} of exactly {self.source}: all codes of {self.rows:,} rows are those of its weights"
         if self.verdict == CONSISTENT:
             odds = "" if self.log_odds is None else f", 10^{self.log_odds:.0f} times likelier than {self.next}"
-            return f"{what} that is consistent with {self.source}{odds}"
+            return f"{conversion} that is consistent with {self.source}{odds}"
         if self.differing:
-            some = ", ".join(self.differing[:3])
-            return f"{what} of {self.source}, but for {len(self.differing)} tensors that differ ({some})"
-        named = [name for name in self.claimed if name != self.base] or self.claimed
-        return f"{what} of {self.source}, not of {' or '.join(named)} as it claims"
+            examples = ", ".join(self.differing[:3])
+            return f"{conversion} of {self.source}, but for {len(self.differing)} tensors that differ ({examples})"
+        other_sources = [name for name in self.claimed if name != self.base] or self.claimed
+        return f"{conversion} of {self.source}, not of {' or '.join(other_sources)} as it claims"

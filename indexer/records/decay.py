@@ -35,14 +35,14 @@ _BINS = 1 << _BIN_BITS
 # A number within this many ulps of its neighbours did not change. In an untouched row a few numbers may lie farther,
 # because rounding jumps there.
 _CLOSE, _STRAY = 2.0, 2
-# What decay leaves of a number depends on its mantissa alone. A step too small to move a row visibly moves only the
+# The result of decay depends on the mantissa of a number alone. A step too small to move a row visibly moves only the
 # smallest numbers of it (this share), whose ulps are smallest, by less than _CLOSE or fewer than _STRAY of them. So a
 # row that looks untouched is unsure if a number strays by more ulps than the others do: the first of these limits that
 # at most _MOST_STRAY of the rows exceed in their larger numbers. If those that exceed it are the smallest numbers of
 # their rows more often than chance would make them, there were such steps, and nothing is certain.
 _SMALLEST, _BY_CHANCE, _MOST_STRAY = 1 / 16, 0.01, 0.01
 _FAINT = (0.5, 1.0, _CLOSE)
-# Of a float64, which the arithmetic uses.
+# Bits of the mantissa of a float64, which the arithmetic uses.
 _MANTISSA_BITS = 52
 _SIGN_BIT = np.int64(-(1 << 63))
 # A row in which fewer than this share of the numbers changed is unsure.
@@ -112,19 +112,19 @@ def classify_rows(
     for piece in pieces_of(*base.shape):
         row_values, base_values = as_float64(rows[piece]), as_float64(base[piece])
         for number in np.unique(half[piece]).tolist():
-            chosen = np.flatnonzero(half[piece] == number)
-            distances = decay.distances(row_values[chosen], base_values[chosen], number)
-            positions, width = chosen + piece.start, distances.shape[1]
+            row_numbers = np.flatnonzero(half[piece] == number)
+            distances = decay.distances(row_values[row_numbers], base_values[row_numbers], number)
+            positions, width = row_numbers + piece.start, distances.shape[1]
             entries[positions] = (distances > _CLOSE).sum(axis=1)
             visible[positions] = entries[positions] / width
             has_moved = entries[positions] > _STRAY
             least = min(_STRAY + 1, width)
             clearance[positions[has_moved]] = np.partition(distances[has_moved], -least, axis=1)[:, -least]
-            some = np.flatnonzero(~has_moved & (distances.max(axis=1) > _FAINT[0]))  # few
-            numbers, smallest = np.abs(base_values[chosen[some]]), int(_SMALLEST * width)
+            faint = np.flatnonzero(~has_moved & (distances.max(axis=1) > _FAINT[0]))  # few
+            numbers, smallest = np.abs(base_values[row_numbers[faint]]), int(_SMALLEST * width)
             is_small = numbers < np.partition(numbers, smallest, axis=1)[:, smallest, None]
-            small[positions[some]] = np.where(is_small, distances[some], 0).max(axis=1)
-            large[positions[some]] = np.where(is_small, 0, distances[some]).max(axis=1)
+            small[positions[faint]] = np.where(is_small, distances[faint], 0).max(axis=1)
+            large[positions[faint]] = np.where(is_small, 0, distances[faint]).max(axis=1)
     is_untouched = entries <= _STRAY
     return ClassifiedRows(is_untouched, ~is_untouched & (visible < _VISIBLE), clearance, visible, small, large)
 

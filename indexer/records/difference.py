@@ -51,15 +51,15 @@ def difference_of(record: Record, other: Record) -> float:
     if cosine is None:
         return math.inf
     norms = max(relative_difference(first.norm, second.norm) for first, second in _pairs(record, other))
-    # Factors are float16: what two equal deltas miss of cosine 1 by that is far below any sensible threshold.
+    # Factors are float16, and this rounding costs equal deltas far less of cosine 1 than any sensible threshold.
     return max(norms, 1.0 - cosine)
 
 
 def distance_of(record: Record, other: Record) -> float:
     """‖δW₁ − δW₂‖ over the larger of the two norms; infinite if that is unknown.
 
-    Of full weights it is estimated from those that both records sample, as δW₁ − δW₂ is W₁ − W₂; of others it follows
-    from their norms and the cosine of the kept parts.
+    For full weights it is estimated from the weights that both records sample, as δW₁ − δW₂ is W₁ − W₂; otherwise it
+    follows from the norms and the cosine of the kept parts.
     """
     if max(record.norm, other.norm) == 0:
         return 0.0

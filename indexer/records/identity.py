@@ -118,8 +118,8 @@ class ModelVersion:
     @property
     def name(self) -> str:
         """``owner/name@commit``, followed by ">" and the name of its own parent."""
-        own = f"{self.model.id}@{self.commit}"
-        return f"{own}>{self.parent.name}" if self.parent else own
+        model_at_commit = f"{self.model.id}@{self.commit}"
+        return f"{model_at_commit}>{self.parent.name}" if self.parent else model_at_commit
 
 
 # Parts of ``AdapterBase.why`` that a publish repeats as an oddity of the model, besides ROW_NAMES.

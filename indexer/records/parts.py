@@ -35,13 +35,13 @@ class LoraFactors:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """What was read of one model, by the names of its deltas ("3.query").
+    """Weights and deltas read of one model, by the names of its deltas ("3.query").
 
     ``weights`` and ``deltas``: float32, (rows, columns) of the part's extent; the delta is against the base rounded as
     in a record. ``precision``: the narrowest dtype that holds its values. ``bytes_read``: from the network or the disk.
     ``tokens``: (tokens, width) float32 rows of the token embeddings; None where there are none of its own.
 
-    Of an adapter, ``own`` is its own change, which differs from ``deltas`` if it was trained on another model than the
+    For an adapter, ``own`` is its own change, which differs from ``deltas`` if it was trained on another model than the
     base; ``factors`` are those of a LoRA that began with a random A and B = 0. Both are empty for other models.
     """
 

@@ -440,7 +440,7 @@ def read_identity(path: Path) -> tuple[Identity, str]:
     return Identity.from_row(header["identity"]), str(header["created"])
 
 
-# What is stored as it is: fields of the header and arrays, of a record and of a matrix.
+# Fields of the header, and arrays, that are stored unchanged, of a record and of a matrix.
 _FIELDS = ("head", "card", "training", "dtype", "device", "threads", "bytes_read", "block_bytes", "seconds", "created")
 _ARRAYS = ("sample", "row_space")
 _TOKEN_FIELDS = ("scale", "vocabulary", "base_vocabulary", "kind", "is_share", "positions", "pairs")

@@ -56,7 +56,7 @@ def row_space(bases: Mapping[DeltaKey, NDArray[np.floating]], keys: Sequence[Del
 
 
 def row_space_of(record: Record) -> NDArray[np.float16] | None:
-    """The sketch of a record, (K, 1 + m); None where its change is not that of LoRA factors, as far as it tells.
+    """The sketch of a record, (K, 1 + m); None unless its change looks like that of LoRA factors.
 
     The stored one, else one computed from the right singular vectors if these contain the whole change, as in LoRAs
     merged into full weights. Raises ValueError if the stored sketch is malformed.
@@ -71,7 +71,7 @@ def row_space_of(record: Record) -> NDArray[np.float16] | None:
     is_on_fine_tune = record.is_adapter and record.vector_group == FULL
     if not changed or is_on_fine_tune or any(delta.v is None or delta.energy < _LOW_RANK for delta in changed):
         return None
-    # As many singular vectors as rows hold all of any change, and tell nothing of its rank.
+    # As many singular vectors as rows hold all of any change, and give no evidence of its rank.
     if any(delta.lines is not None and delta.lines < 2 * len(delta.s) for delta in changed):
         return None
     return row_space({delta.key: _directions(delta) for delta in changed}, keys)

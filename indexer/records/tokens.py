@@ -89,9 +89,9 @@ def token_stripes(vocabulary: int) -> tuple[range, ...]:
 
     A small vocabulary is read whole.
     """
-    whole, spread = _whole_and_spread(vocabulary)
+    whole_stripes, spread = _whole_and_spread(vocabulary)
     stripes: list[range] = []
-    for stripe in sorted([*whole, *spread], key=lambda stripe: stripe.start):
+    for stripe in sorted([*whole_stripes, *spread], key=lambda stripe: stripe.start):
         if stripes and stripe.start <= stripes[-1].stop:
             stripes[-1] = range(stripes[-1].start, max(stripes[-1].stop, stripe.stop))
         else:
@@ -104,11 +104,11 @@ def spread_stripes(vocabulary: int) -> NDArray[np.intp]:
 
     -1 for the rows that stand for themselves alone: the first ones and the common words, or all of a small vocabulary.
     """
-    whole, spread = _whole_and_spread(vocabulary)
+    whole_stripes, spread = _whole_and_spread(vocabulary)
     of_row = np.full(vocabulary, -1, dtype=np.intp)
     for number, stripe in enumerate(spread):
         of_row[stripe.start : stripe.stop] = number
-    for stripe in whole:
+    for stripe in whole_stripes:
         of_row[stripe.start : stripe.stop] = -1
     return of_row[token_rows(vocabulary)]
 
@@ -156,15 +156,15 @@ def row_changes(
         different = np.flatnonzero(~is_same)  # the numbers of the same rows are one ulp away at most
         classified = classify_rows(rows[different], base[different], Decay(1.0, dtype))
         judged = ClassifiedRows(is_same.copy(), np.zeros(count, dtype=np.bool_), *(np.zeros(count) for _ in range(4)))
-        for every, some in zip(vars(judged).values(), vars(classified).values(), strict=True):
-            every[different] = some
+        for every, changed_rows in zip(vars(judged).values(), vars(classified).values(), strict=True):
+            every[different] = changed_rows
     else:
-        products, own = np.zeros(count), np.zeros(count)
+        products, energies = np.zeros(count), np.zeros(count)
         for piece in pieces:
             row_values, base_values = as_float64(rows[piece]), as_float64(base[piece])
-            products[piece], own[piece] = np.einsum("ij,ij->i", row_values, base_values), _row_products(row_values)
+            products[piece], energies[piece] = np.einsum("ij,ij->i", row_values, base_values), _row_products(row_values)
         ratios = products[is_there] / squares[is_there]
-        off = np.maximum(own[is_there] / squares[is_there] - ratios**2, 0)  # ‖e' - ratio·e‖² / ‖e‖²
+        off = np.maximum(energies[is_there] / squares[is_there] - ratios**2, 0)  # ‖e' - ratio·e‖² / ‖e‖²
         scale = float(np.median(ratios[np.argsort(off, kind="stable")[: max(1, int(_AGREEING * len(off)))]]))
         if not _LEAST_SCALE < scale < 1 / _LEAST_SCALE:  # also NaN: not a fine-tune of this base
             return None
@@ -172,13 +172,14 @@ def row_changes(
         if decay is not None:
             judged = classify_rows(rows, base, decay, reference)
 
-    def sizes(chosen: NDArray[np.intp]) -> Floats:
+    def sizes(moved_rows: NDArray[np.intp]) -> Floats:
         """How much these rows changed besides the decay, relative to the base's rows."""
-        changes = np.zeros(len(chosen))
-        for piece in pieces_of(len(chosen), width):
-            some = chosen[piece]
+        changes = np.zeros(len(moved_rows))
+        for piece in pieces_of(len(moved_rows), width):
+            row_numbers = moved_rows[piece]
             changes[piece] = (
-                np.linalg.norm(as_float64(rows[some]) - scale * as_float64(base[some]), axis=1) / lengths[some]
+                np.linalg.norm(as_float64(rows[row_numbers]) - scale * as_float64(base[row_numbers]), axis=1)
+                / lengths[row_numbers]
             )
         return changes
 
@@ -231,15 +232,15 @@ def _same_rows(rows: NDArray[np.floating], base: NDArray[np.floating], dtype: st
     """(n,) whether all numbers of a row are the base's, rounded to ``dtype``."""
     is_same = np.ones(len(rows), dtype=np.bool_)
     for columns in (slice(0, 32), slice(32, None)):  # most rows that differ do so in the first columns
-        left = np.flatnonzero(is_same)
-        row_values, base_values = rows[left, columns], base[left, columns]
+        row_numbers = np.flatnonzero(is_same)
+        row_values, base_values = rows[row_numbers, columns], base[row_numbers, columns]
         is_equal = (row_values == base_values).all(axis=1)
-        left, row_values, base_values = (
-            left[~is_equal],
+        row_numbers, row_values, base_values = (
+            row_numbers[~is_equal],
             as_float64(row_values[~is_equal]),
             as_float64(base_values[~is_equal]),
         )
-        is_same[left] = (np.abs(row_values - base_values) <= 0.5 * ulp(row_values, dtype)).all(axis=1)
+        is_same[row_numbers] = (np.abs(row_values - base_values) <= 0.5 * ulp(row_values, dtype)).all(axis=1)
     return is_same
 
 

@@ -71,9 +71,9 @@ def agree(sample: NDArray[np.float32], dtype: str, other: NDArray[np.float32], o
     first, second = sample.astype(np.float64), other.astype(np.float64)
     larger = np.maximum(np.abs(first), np.abs(second))
     units = np.exp2(np.frexp(larger)[1] - 1.0)
-    allowed = units * (_HALF_UNITS.get(dtype, 0.0) + _HALF_UNITS.get(other_dtype, 0.0))
+    tolerance = units * (_HALF_UNITS.get(dtype, 0.0) + _HALF_UNITS.get(other_dtype, 0.0))
     compared = larger >= _SMALLEST
-    return bool(compared.any() and (np.abs(first - second) <= allowed)[compared].all())
+    return bool(compared.any() and (np.abs(first - second) <= tolerance)[compared].all())
 
 
 def _is_rounded_twice(sample: NDArray[np.float32], other: NDArray[np.float32]) -> bool:

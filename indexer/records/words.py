@@ -28,9 +28,13 @@ def plain_word(text: str) -> str:
     """
     if len(text) > LONGEST_WORD:
         return ""
-    letters = [one for one in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(one)]
+    letters = [
+        character
+        for character in unicodedata.normalize("NFKD", text.casefold())
+        if not unicodedata.combining(character)
+    ]
     word = "".join(letters)
-    if not word.isalpha() or len({script_of(one) for one in word}) != 1:
+    if not word.isalpha() or len({script_of(letter) for letter in word}) != 1:
         return ""
     return word if len(word) >= _SHORTEST_WORD or unicodedata.category(word[0]) == "Lo" else ""
 

@@ -44,7 +44,7 @@ def named_files(connection: Connection) -> dict[str, str]:
             f'SELECT DISTINCT "{column}" AS path, "{checksum}" AS sha256 FROM "{schema}"."{table}" '
             f'WHERE "{column}" IS NOT NULL'
         )
-        checksums |= {named["path"]: named["sha256"] for named in rows}
+        checksums |= {file["path"]: file["sha256"] for file in rows}
     for path in checksums:
         if not is_plain(path):
             raise AtlasError(f"The database names {printable(path, 100)!r} as a file of the atlas.", "Do not use it.")
@@ -70,8 +70,8 @@ def known_digests(folder: AtlasFolder, connection: Connection) -> frozenset[str]
     The folder may still hold those of models that were removed.
     """
     listed = {(row["model"], row["base"]) for row in connection.rows("SELECT model, base FROM fine_tunes")}
-    named = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
-    digests = {row["digest"] for row in connection.rows(named) if row["digest"] is not None}
+    statement = "SELECT record_key AS digest FROM fine_tunes UNION SELECT profile_key FROM profiles"
+    digests = {row["digest"] for row in connection.rows(statement) if row["digest"] is not None}
     store = RecordStore(folder)
     stored = [(header.digest, header.identity) for header in store.headers(excluded=digests)]
     stored += [(failure.identity.digest, failure.identity) for failure in store.failures()]

@@ -154,18 +154,18 @@ def _check_bases(
         holders = [(source, stored[name]) for source, stored in zip(sources, bases, strict=True) if name in stored]
         commits = {base.commit: source for source, base in holders}
         if len(commits) > 1:
-            places = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
+            origins = " and ".join(f"{commit[:12]} in {source.root}" for commit, source in commits.items())
             raise AtlasError(
-                f"{name} occurs at two commits: {places}; their vectors cannot be compared.",
+                f"{name} occurs at two commits: {origins}; their vectors cannot be compared.",
                 f"Bring one up to date first: index build --base {name}",
             )
         ranks = {
             of_source[name]: source for source, of_source in zip(sources, published, strict=True) if name in of_source
         }
         if len(ranks) > 1:
-            places = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
+            origins = " and ".join(f"rank {rank} in {source.root}" for rank, source in ranks.items())
             raise AtlasError(
-                f"{name} occurs with two ranks: {places}; their vectors cannot be compared.",
+                f"{name} occurs with two ranks: {origins}; their vectors cannot be compared.",
                 f"Build one of them again: index build --base {name} --rank N",
             )
 

@@ -59,21 +59,21 @@ def plan_packs(
     and a record is sent again only when what is sent doubles.
     """
     packs: list[Pack] = []
-    left = dict(files)
+    files_left = dict(files)
     for pack in before:
-        if all(left.get(path) == size for path, size in pack.members.items()):
+        if all(files_left.get(path) == size for path, size in pack.members.items()):
             packs.append(pack)
             for path in pack.members:
-                del left[path]
-    new_bytes = sum(left.values())
+                del files_left[path]
+    new_bytes = sum(files_left.values())
     for pack in sorted(packs, key=lambda pack: pack.bytes):
         if pack.bytes <= min(new_bytes, least - 1):
             packs.remove(pack)
-            left |= pack.members
+            files_left |= pack.members
             new_bytes += pack.bytes
     members: dict[str, int] = {}
     room = target
-    for path, size in sorted(left.items()):
+    for path, size in sorted(files_left.items()):
         if members and size > room:
             packs.append(Pack(members))
             members, room = {}, target
@@ -170,11 +170,11 @@ def unpack(pack: Pack, source: Path, root: Path) -> None:
             if member.type != tarfile.REGTYPE or missing.pop(member.name, None) != member.size:
                 raise AtlasError(f"{pack.path} holds {printable(member.name, 80)!r}, which it should not.", _ASK)
             with replacing(root / member.name, sync=False) as out:
-                left = member.size
-                while left and (part := file.read(min(left, _COPIED))):
+                bytes_left = member.size
+                while bytes_left and (part := file.read(min(bytes_left, _COPIED))):
                     out.write(part)
-                    left -= len(part)
-                if left:
+                    bytes_left -= len(part)
+                if bytes_left:
                     raise AtlasError(f"{pack.path} ends within {Path(member.name).name}.", _ASK)
             file.seek(-member.size % tarfile.BLOCKSIZE, os.SEEK_CUR)
     if missing:

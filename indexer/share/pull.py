@@ -273,13 +273,13 @@ class _Pull:
             if not is_admitted:
                 admit(self.staging / DATABASE, self.database)
                 remember_admitted(entry.sha256, self.database)
-            named = self._read_database(manifest)
+            named_paths = self._read_database(manifest)
         stems = {file_name(base) for base in self.bases}
         files = []
         for path, listed in entries.items():
             where, _, name = path.rpartition("/")
             if not where:
-                belongs = path == DATABASE or path in named
+                belongs = path == DATABASE or path in named_paths
             elif where == "bases":
                 belongs = name in self.base_files
             else:
@@ -308,8 +308,8 @@ class _Pull:
         with Reading(self.database) as connection:
             if problem := contradiction_in(connection):
                 raise AtlasError(f"its database contradicts itself: {problem}.")
-            named = named_files(connection)
-            for path, sha256 in named.items():
+            checksum_of = named_files(connection)
+            for path, sha256 in checksum_of.items():
                 entry = manifest.file(path)
                 if entry is None or entry.sha256 != sha256 or not path.endswith(".faiss"):
                     raise AtlasError(f"its database names {printable(path, 100)}, which it does not hold.")
@@ -318,7 +318,7 @@ class _Pull:
             rows = connection.rows('SELECT base, "commit" FROM bases ORDER BY base')
             self.bases = list(dict.fromkeys(row["base"] for row in rows))
             self.base_files = {self.folder.base(row["base"], row["commit"]).name for row in rows}
-        return set(named)
+        return set(checksum_of)
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:

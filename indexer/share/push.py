@@ -217,18 +217,18 @@ def _require_no_newer(remote: RemoteCommit, stage: Staged) -> None:
 
 
 def _tag_to_set(
-    remote: RemoteCommit | None, stage: Staged, commits_of_tags: Mapping[str, str], chosen: str | None, say: Say
+    remote: RemoteCommit | None, stage: Staged, commits_of_tags: Mapping[str, str], tag_asked: str | None, say: Say
 ) -> str | None:
     """The tag of this push; ``commits_of_tags`` are the existing ones.
 
     If the tag exists and names something else, the default tag is not set, and a chosen one raises AtlasError.
     """
-    tag = chosen or f"g{stage.manifest.generation}"
+    tag = tag_asked or f"g{stage.manifest.generation}"
     if remote is None or tag not in commits_of_tags:
         return tag
     if commits_of_tags[tag] == remote.sha and remote.manifest and remote.manifest.source == stage.manifest.source:
         return tag
-    if chosen is None:
+    if tag_asked is None:
         say(f"the tag {tag} already names another atlas and is not moved: choose one with --tag")
         return None
     raise AtlasError(f"{remote.address.name} already has a tag {tag}, of another commit.", "Choose another --tag.")

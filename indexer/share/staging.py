@@ -92,7 +92,7 @@ _PRIVATE_BAD_ROW = r'\{("id": "[^"]*", )?"private": true'
 # Tables that are not copied completely. The crawled address may be that of a mirror, or hold a password.
 _PARTS = {
     "builds": "SELECT * REPLACE (json_merge_patch(spec, '{\"endpoint\": null}') AS spec) FROM {}",
-    # A hash of a path lets whoever knows how folders are called try which of them it is.
+    # A hash of a path can be inverted by trying likely names of folders.
     "fine_tunes": f"SELECT * REPLACE (CASE WHEN run_key IS NULL OR NOT ({_LOCAL} OR contains(model, ':')) THEN run_key "
     "ELSE min(model) OVER (PARTITION BY base, run_key) END AS run_key) FROM {}",
     "rejected_listing_rows": f"FROM {{}} WHERE NOT regexp_matches(raw, {quoted('^' + _PRIVATE_BAD_ROW)})",
@@ -159,8 +159,8 @@ class Staged:
             # Unit vectors do not compress, and dictionaries of them only cost time.
             with pq.ParquetWriter(self.folder / path, schema, use_dictionary=["model"], compression="none") as writer:
                 for start in range(0, len(vectors), _VECTOR_ROWS):
-                    chosen = slice(start, start + _VECTOR_ROWS)
-                    ids, flat = vectors.ids[chosen], pa.array(vectors.copied(chosen).reshape(-1), pa.float32())
+                    span = slice(start, start + _VECTOR_ROWS)
+                    ids, flat = vectors.ids[span], pa.array(vectors.copied(span).reshape(-1), pa.float32())
                     columns = [
                         pa.array(ids, pa.int32()),
                         pa.array([names.get(int(model_id)) for model_id in ids], pa.string()),
@@ -206,18 +206,18 @@ def staged(atlas: AtlasFolder, *, with_records: bool) -> Iterator[Staged]:
 
 def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     # Copy the database and link the files it names, which a newer generation may remove meanwhile.
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         try:
             copy_file(atlas.database, folder / _COPY, through_links=True)
             with Reading(folder / _COPY) as connection:
-                named = named_files(connection)
-            for path in named:
+                checksum_of = named_files(connection)
+            for path in checksum_of:
                 link_or_copy(atlas.root / path, folder / path)
             break
         except FileNotFoundError as error:
-            if not left:
+            if not tries_left:
                 name = Path(str(error.filename)).name
                 raise AtlasError(f"The file {name} of the atlas is missing.", "Run: index verify") from error
     checksum = file_sha256(folder / _COPY)
@@ -228,7 +228,7 @@ def _stage(atlas: AtlasFolder, folder: Path, with_records: bool) -> Staged:
     with Reading(folder / DATABASE) as connection:
         made = Staged(atlas, folder, replace(_manifest(connection), source=checksum))
         made.add(DATABASE, ATLAS)
-        for path, sha256 in named.items():
+        for path, sha256 in checksum_of.items():
             if made.add(path, ATLAS).sha256 != sha256:
                 raise AtlasError(
                     f"The file {path} is damaged: its checksum does not match.",
@@ -312,9 +312,9 @@ def _with_named_runs(lines: Sequence[Line]) -> list[Line]:
 
 
 def _without_places(line: Line) -> Line:
-    """A model of a listing without what tells where on this machine, or in which bucket, it lies: also no hash of that.
+    """A model of a listing without its path on this machine or its bucket, and without a hash of these.
 
-    Whoever knows how folders are called can try which of them has a hash.
+    The hash could be inverted by trying likely names of folders.
     """
     row, claims = line["row"], line["claims"]
     if "folder" in row or line["was"]["claimed_by"] == BY_FOLDER:

@@ -114,11 +114,11 @@ def _check_files(folder: AtlasFolder) -> Iterator[Disagreement]:
         for name in sorted([*folders, *files]):
             path = Path(parent) / name
             mode = os.lstat(path).st_mode
-            what = printable(str(path.relative_to(folder.root)), 200)
+            path_shown = printable(str(path.relative_to(folder.root)), 200)
             if stat.S_ISLNK(mode) and not path.resolve().is_relative_to(root):
-                yield Disagreement("file", what, "is a link that leads out of the atlas")
+                yield Disagreement("file", path_shown, "is a link that leads out of the atlas")
             elif not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                yield Disagreement("file", what, "is neither a file nor a folder")
+                yield Disagreement("file", path_shown, "is neither a file nor a folder")
 
 
 def _check_catalog(path: Path) -> Iterator[Disagreement]:
@@ -175,8 +175,8 @@ class _Comparison:
         """Check the names of representations and the centres, and open what can be read."""
         for row in connection.rows("SELECT base, representation FROM representations ORDER BY ALL"):
             if row["representation"] not in REPRESENTATIONS:
-                what = printable(row["representation"], 60)
-                yield Disagreement("vectors", what, "is not a representation of this version")
+                name = printable(row["representation"], 60)
+                yield Disagreement("vectors", name, "is not a representation of this version")
                 continue
             try:
                 published = read_published(connection, row["base"], row["representation"])
@@ -404,9 +404,9 @@ def _differing(
     if not cases:
         return []
     where = "" if models is None else f" WHERE published.model_id IN (SELECT model_id FROM {models})"
-    named = ", ".join(f'published."{key}"' for key in keys)
+    columns = ", ".join(f'published."{key}"' for key in keys)
     return connection.execute(
-        f"SELECT * FROM (SELECT {named}, list_filter([{', '.join(cases)}], lambda one: one IS NOT NULL) AS differing "
+        f"SELECT * FROM (SELECT {columns}, list_filter([{', '.join(cases)}], lambda one: one IS NOT NULL) AS differing "
         f"FROM published.main.{table} AS published JOIN republished.main.{table} AS republished ON {on}{where}) "
         "WHERE len(differing) > 0 ORDER BY ALL"
     ).fetchall()
@@ -459,18 +459,18 @@ def _compare_neighbours(connection: Connection, published: Published, index: Vec
     for block in blocks(index.opened.vectors, min(ROWS, rows_of_block(index.length))):
         expected, rank = nearest(index, [block], NEIGHBOURS)[0].ranked()
         first, last = np.searchsorted(owners, [block.ids[0], block.ids[-1] + 1])
-        some = slice(first, last)
+        span = slice(first, last)
         sizes = [
             np.bincount(np.searchsorted(block.ids, column), minlength=len(block))
-            for column in (owners[some], expected.owner)
+            for column in (owners[span], expected.owner)
         ]
         odd = block.ids[sizes[0] != sizes[1]]
         wrong |= set(odd.tolist())
-        is_compared, is_expected = np.isin(owners[some], odd, invert=True), np.isin(expected.owner, odd, invert=True)
+        is_compared, is_expected = np.isin(owners[span], odd, invert=True), np.isin(expected.owner, odd, invert=True)
         owner, other, similarity = (
-            column[some][is_compared] for column in (owners, near, np.asarray(rows["similarity"]))
+            column[span][is_compared] for column in (owners, near, np.asarray(rows["similarity"]))
         )
-        is_right = np.asarray(rows["rank"])[some][is_compared] == rank[is_expected]
+        is_right = np.asarray(rows["rank"])[span][is_compared] == rank[is_expected]
         is_right &= np.isclose(similarity, expected.similarity[is_expected], atol=TOLERANCE)
         # Neighbours at another place than in the list that was made must be as similar as they are said to be.
         moved = np.flatnonzero(other != expected.neighbour[is_expected])
@@ -490,7 +490,7 @@ def _check_centre(
     folder: AtlasFolder, connection: Connection, published: Published, centre: Centre
 ) -> Iterator[Disagreement]:
     """Check the centre of every group against the mean of its members, if their records are still present."""
-    what = f"{published.base}, {published.representation}"
+    subject = f"{published.base}, {published.representation}"
     for group, stored in centre.groups.items():
         members = connection.rows(
             "SELECT record_key, vote FROM internal.centre_members WHERE base = ? AND representation = ? "
@@ -499,7 +499,7 @@ def _check_centre(
         )
         if len(members) != stored.models:
             why = f"the centre of group {group} was made from {stored.models} models, but {len(members)} are named"
-            yield Disagreement("centre", what, why)
+            yield Disagreement("centre", subject, why)
             continue
         (base,) = connection.rows("SELECT words FROM bases WHERE base = ?", [published.base]) or ({"words": None},)
         expected = _centre_from(folder, published, members, base["words"] or ())
@@ -510,7 +510,7 @@ def _check_centre(
         is_right = is_right and np.allclose(expected.votes, stored.votes, rtol=_TOLERANCE_OF_CENTRES)
         if not is_right:
             why = f"the centre of group {group} is not the mean of the models it was made from"
-            yield Disagreement("centre", what, why)
+            yield Disagreement("centre", subject, why)
 
 
 def _centre_from(

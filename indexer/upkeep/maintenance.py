@@ -82,15 +82,15 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
     ``models``: of bases that were asked for; ``conversions``: those of them that are copies in other formats, without a
     vector; ``left``: those that are not there any more.
     """
-    known = KnownTrees(folder)
-    trees, places = known.trees(), known.places()
+    known_trees = KnownTrees(folder)
+    trees, places = known_trees.trees(), known_trees.places()
     with Reading(folder.database) as connection:
         rows = connection.rows(
             "SELECT model, bool_or(status = 'indexed') AS indexed, bool_or(reason = $conversion) AS is_conversion "
             "FROM fine_tunes GROUP BY model",
             {"conversion": CONVERSION},
         )
-        others = connection.rows(
+        other_sources = connection.rows(
             "SELECT split_part(model, ':', 1) AS address, '' AS author, count(DISTINCT model) AS models, "
             "count(DISTINCT model) FILTER (status = 'indexed' AND NOT deleted_at_hub) AS indexed, "
             "count(DISTINCT model) FILTER (reason = $conversion AND NOT deleted_at_hub) AS conversions, "
@@ -105,19 +105,19 @@ def _sources(folder: AtlasFolder) -> dict[str, list[dict[str, Any]]]:
     sources = []
     for tree in trees:
         of_tree = places.get(tree.tree, {}).values()
-        here = {placed.model for placed in of_tree if placed.is_here}
+        models_here = {placed.model for placed in of_tree if placed.is_here}
         counts = {name: tree.counts.get(name, 0) for name in ("another_base", "base_not_named", "problems")}
         sources.append({
             "address": tree.address,
             "author": tree.author,
             "models": tree.counts.get("models", 0),
-            "indexed": len(here & indexed),
-            "conversions": len(here & conversions),
+            "indexed": len(models_here & indexed),
+            "conversions": len(models_here & conversions),
             **counts,
-            "left": len({placed.model for placed in of_tree} - here),
+            "left": len({placed.model for placed in of_tree} - models_here),
             "seen": datetime.fromisoformat(tree.seen),
         })  # fmt: skip
-    sources += others
+    sources += other_sources
     return {"sources": sources} if sources else {}
 
 
@@ -131,9 +131,9 @@ def rebuild(
 ) -> dict[str, Any]:
     """Make the database and all FAISS files again, from listings, bases and records.
 
-    ``before``: what was published, if the database of the atlas does not say it. ``vector_length``: the
-    length asked for, approximately; None for that asked for before. ``say`` receives messages for the user. The caller
-    holds the lock of the writer.
+    ``before``: the earlier published state, if the database of the atlas does not record it. ``vector_length``: the
+    approximate length to make vectors of; None for the length asked for before. ``say`` receives messages for the
+    user. The caller holds the lock of the writer.
 
     A damaged listing is written again with what can be read of it, before anything else, and kept beside it. Models
     that are missing in a listing are restored from the old database or from the records. Removals that were
@@ -175,7 +175,7 @@ def rebuild(
     with earlier_database(folder.database) as earlier:
         before = PreviousAtlas.read(earlier) if before is None else before
         listings = {name: Listing(folder.listing(name)) for name in newest}
-        # Of bases whose database is missing or damaged.
+        # Stored answers of the bases whose listing is missing or damaged.
         answers = {
             name: published_answers(earlier, name)
             for name, listing in listings.items()
@@ -184,11 +184,11 @@ def rebuild(
         for name in answers:
             listings[name].repair()
         removals = unfinished_removals(folder, newest)
-        for one in removals:
-            forget(folder, one)
+        for removal in removals:
+            forget(folder, removal)
         for name in sorted(newest):
-            of_base = [one for one in records if one.identity.base == name]
-            failed = [one for one in failures if one.identity.base == name]
+            of_base = [header for header in records if header.identity.base == name]
+            failed = [failure for failure in failures if failure.identity.base == name]
             plans.append(_plan(folder, newest[name], of_base, failed, before, earlier, vector_length))
     entries = [entry for publication, _, _ in plans for entry in publication.entries]
     withdrawn = {
@@ -197,9 +197,11 @@ def rebuild(
         for model in listing.removed | listing.renamed.keys()
     }
     lost = before.missing_after(entries, damaged, withdrawn, unread)
-    without_base = {base for base, _ in before.models} | {one.identity.base for one in records}
+    without_base = {base for base, _ in before.models} | {header.identity.base for header in records}
     without_base -= newest.keys()
-    lost += sorted((one.identity.base, one.identity.model) for one in records if one.identity.base in without_base)
+    lost += sorted(
+        (header.identity.base, header.identity.model) for header in records if header.identity.base in without_base
+    )
     if lost and not force:
         lost = list(dict.fromkeys(lost))
         bases = sorted({base for base, _ in lost})
@@ -231,8 +233,8 @@ def rebuild(
                 f"run `index build --base {base}` to list them again"
             )
     publish(folder, [publication for publication, _, _ in plans], before.representations, from_scratch=True, say=say)
-    for one in removals:
-        conclude(folder, one)
+    for removal in removals:
+        conclude(folder, removal)
     for digest in damaged:
         store.discard(digest)
     for digest in damaged_failures:
@@ -268,8 +270,8 @@ def _plan(
     listed = listing.models()
     identities = [(record.identity, record.made) for record in records]
     identities += [(failure.identity, failure.when) for failure in failures if failure.reason != "renamed"]
-    known = {model.id for model in listed} | listing.removed | listing.renamed.keys()
-    restored = known_models(earlier, base.base, known, identities)
+    known_ids = {model.id for model in listed} | listing.removed | listing.renamed.keys()
+    restored = known_models(earlier, base.base, known_ids, identities)
 
     # For every model the record of its current commit, else the newest record, else the failure.
     of_model: dict[str, list[RecordHeader]] = {}
@@ -305,11 +307,11 @@ def represent(
     The caller holds the lock of the writer. Raises AtlasError if no model of any base has what it needs, because a
     sample was read of all.
     """
-    chosen = representation_named(name)
+    representation = representation_named(name)
     finish_removals(folder.require(), say=say)
     with Reading(folder.database) as connection:
         current = published_bases(connection)
-        if chosen.needs_all_rows:
+        if representation.needs_all_rows:
             _check_not_all_sampled(connection, name)
     publish(
         folder,
@@ -323,12 +325,12 @@ def represent(
         say=say,
     )
     with Reading(folder.database) as connection:
-        for row in current if chosen.needs_all_rows else ():
-            (found,) = connection.rows(
+        for row in current if representation.needs_all_rows else ():
+            (sampled,) = connection.rows(
                 "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
                 [row["base"]],
             )
-            if found["models"]:
+            if sampled["models"]:
                 say(Text(f"{row['base']}: ", deepening(connection, row["base"])))
         rows = connection.rows(
             "SELECT base, vectors, length, faiss_file FROM indexes WHERE representation = ? ORDER BY base",
@@ -336,8 +338,8 @@ def represent(
         )
     return {
         "representation": name,
-        "version": chosen.version,
-        "description": chosen.description,
+        "version": representation.version,
+        "description": representation.description,
         "published": rows,
     }
 

@@ -154,10 +154,10 @@ class _Verifier:
                     except AtlasError as error:
                         self.report("vectors", f"{row['base']}, {row['representation']}", error.text)
                         continue
-                    chosen = REPRESENTATIONS.get(row["representation"])
-                    if chosen is not None and chosen.from_tables:
-                        vectors = chosen.of_models(connection, row["base"])
-                        self.of_tables[row["base"], chosen.name] = {
+                    representation = REPRESENTATIONS.get(row["representation"])
+                    if representation is not None and representation.from_tables:
+                        vectors = representation.of_models(connection, row["base"])
+                        self.of_tables[row["base"], representation.name] = {
                             model_id for model_id, vector in vectors.items() if vector.any()
                         }
                     if published is not None:
@@ -194,21 +194,21 @@ class _Verifier:
             except Exception as error:
                 self.report("base", path.name, f"cannot be read: {error}; run `index build --base {base_in(path)}`")
                 continue
-            named = published.get(path)
-            if named is not None and (stored.base, stored.commit) != (named["base"], named["commit"]):
-                self.report("base", named["base"], f"{path.name} holds {stored.base} at {stored.commit}")
+            base_row = published.get(path)
+            if base_row is not None and (stored.base, stored.commit) != (base_row["base"], base_row["commit"]):
+                self.report("base", base_row["base"], f"{path.name} holds {stored.base} at {stored.commit}")
 
     def _check_records(self) -> Mapping[str, set[int]]:
         """Check every record and failure. Returns the models whose records do not hold each representation."""
         store = RecordStore(self.folder)
         without: dict[str, set[int]] = {published.representation: set() for published, _ in self.vectors}
-        named: set[str] = set()
+        record_keys: set[str] = set()
         current: set[tuple[str, str]] = set()
         words = {row["base"]: row["words"] or () for row in self.bases}
         for row in self.models:
             if row["record_key"] is None:
                 continue
-            named.add(row["record_key"])
+            record_keys.add(row["record_key"])
             try:
                 record = store.read(row["record_key"])
             except AtlasError as error:
@@ -225,7 +225,7 @@ class _Verifier:
                 self.report("record", row["model"], "its record belongs to a different model: run `index rebuild`")
         # Records that no row names, except those replaced by a later one, or of models that were removed or renamed.
         for digest in store.digests():
-            if digest in named:
+            if digest in record_keys:
                 continue
             try:
                 identity = store.read(digest).identity
@@ -245,7 +245,7 @@ class _Verifier:
     def _check_vectors(self, without: Mapping[str, set[int]] | None) -> None:
         """Check every file, and which models have a vector. ``without``: see _check_records; None without records."""
         for published, centre_problems in self.vectors:
-            what = f"{published.base}, {published.representation}"
+            subject = f"{published.base}, {published.representation}"
             try:
                 check_file(self.folder.root, published.file, recheck=True)
             except AtlasError as error:
@@ -254,29 +254,29 @@ class _Verifier:
             try:
                 index = published.opened(self.folder.root)
             except AtlasError as error:
-                self.report("vectors", what, error.text)
+                self.report("vectors", subject, error.text)
                 continue
             for problem in centre_problems:
-                self.report("centre", what, problem)
+                self.report("centre", subject, problem)
             if index.masks.blocks and not all(
                 np.array_equal(changed_blocks(block.matrix, index.masks.blocks), index.masks.rows(block.ids))
                 for block in blocks(index.opened.vectors)
             ):
                 why = f"{published.file.name} holds models whose changed matrices are not those in their masks"
-                self.report("vectors", what, why)
+                self.report("vectors", subject, why)
             rows = {row["model_id"] for row in self.models if row["base"] == published.base and row["record_key"]}
-            allowed, required = rows - self.copies, set[int]()
+            possible_ids, required = rows - self.copies, set[int]()
             if (published.base, published.representation) in self.of_tables:
-                allowed = required = self.of_tables[published.base, published.representation]
+                possible_ids = required = self.of_tables[published.base, published.representation]
             elif without is not None:
-                allowed = required = allowed - without[published.representation]
+                possible_ids = required = possible_ids - without[published.representation]
             ids = set(index.ids.tolist())
             for differing, why in (
                 (required - ids, "lacks {} models"),
-                (ids - allowed, "holds {} models the database lacks"),
+                (ids - possible_ids, "holds {} models the database lacks"),
             ):
                 if differing:
-                    self.report("vectors", what, f"{why.format(len(differing))} (first id {min(differing)})")
+                    self.report("vectors", subject, f"{why.format(len(differing))} (first id {min(differing)})")
 
     def _check_profiles(self) -> None:
         """Check every profile against its checksum, and the files against the rows."""
@@ -353,13 +353,13 @@ class _Verifier:
 
     def _listing_of(self, base: str) -> Path:
         """The file of a base's listing: its database or, in an atlas that was pulled, JSON lines."""
-        own, exported = self.folder.listing(base), self.folder.exported("listing", base)
-        return exported if exported.exists() and not own.exists() else own
+        listing, exported = self.folder.listing(base), self.folder.exported("listing", base)
+        return exported if exported.exists() and not listing.exists() else listing
 
     def _listings(self) -> list[Path]:
         """The files of all listings, also of bases that are not published."""
-        own = {path.stem: path for path in self.folder.listings.glob("*.sqlite")}
-        return sorted({**{path.stem: path for path in self.folder.listings.glob("*.jsonl")}, **own}.values())
+        databases = {path.stem: path for path in self.folder.listings.glob("*.sqlite")}
+        return sorted({**{path.stem: path for path in self.folder.listings.glob("*.jsonl")}, **databases}.values())
 
 
 def _problems_of_centre(published: Published, connection: Connection) -> list[str]:

@@ -93,8 +93,8 @@ def _upper_ends(ranks: NDArray[np.int64], groups: Sequence[NDArray[np.intp]]) ->
     for group in np.unique(np.concatenate(groups)):
         lost = np.cumsum((first == group) | (second == group))
         without.append((ranks - lost[ranks - 1]) / max(count - lost[-1], 1))
-    left = np.array(without)
-    variance = (len(left) - 1) / len(left) * np.square(left - left.mean(axis=0)).sum(axis=0)
+    estimates = np.array(without)
+    variance = (len(estimates) - 1) / len(estimates) * np.square(estimates - estimates.mean(axis=0)).sum(axis=0)
     share = ranks / count
     independent = np.divide(share * (1 - share), variance, out=np.full(len(share), np.inf), where=variance > 0)
     number = np.clip(independent, 1.0, count)
@@ -110,13 +110,15 @@ def are_unrelated(first: Sequence[tuple[str, set[str]]], second: Sequence[tuple[
     """(a, b): whether the authors differ and no dataset is the same, from pairs (author, datasets)."""
     from scipy.sparse import csr_array
 
-    names = {name: number for number, name in enumerate({name for _, held in (*first, *second) for name in held})}
+    names = {
+        name: number for number, name in enumerate({name for _, datasets in (*first, *second) for name in datasets})
+    }
     matrices = []
     for models in (first, second):
-        pairs = [(row, names[name]) for row, (_, held) in enumerate(models) for name in held]
-        places = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        pairs = [(row, names[name]) for row, (_, datasets) in enumerate(models) for name in datasets]
+        pair_columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         ones = np.ones(len(pairs), np.float32)
-        matrices.append(csr_array((ones, (places[0], places[1])), shape=(len(models), len(names))))
+        matrices.append(csr_array((ones, (pair_columns[0], pair_columns[1])), shape=(len(models), len(names))))
     shared = (matrices[0] @ matrices[1].T).toarray() > 0
     authors = [np.array([author for author, _ in models], dtype=object) for models in (first, second)]
     return np.asarray((authors[0][:, None] != authors[1][None, :]) & ~shared)

@@ -5,8 +5,8 @@ subtracted, and the rest is scaled to unit norm again. The mean must not be that
 atlas were tuned on. So models that are more alike than most share a vote, as the models of an author do, and the mean
 is shrunk by (n - 2)/n for n votes: up to two votes nothing is subtracted. No label is read (docs/evidence/vectors.md).
 
-Nothing is subtracted from adapters: what several share is mostly their data. Of an atlas in which one data set is most
-of the adapters, any mean would be that data set.
+Nothing is subtracted from adapters: directions that several share come mostly from their data. In an atlas in which
+most adapters were tuned on one data set, any mean would be that data set.
 """
 
 from __future__ import annotations
@@ -126,13 +126,13 @@ class Mean:
         np.add.at(counts, self._voter, changed)
         # The share (n, b) of each model in the vote of its author.
         self._shares = changed * np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)[self._voter]
-        chosen = np.arange(len(names))
+        voter_numbers = np.arange(len(names))
         if len(names) > _MOST_VOTERS:
-            chosen = np.sort(np.random.default_rng(0).choice(len(names), _MOST_VOTERS, replace=False))
+            voter_numbers = np.sort(np.random.default_rng(0).choice(len(names), _MOST_VOTERS, replace=False))
         # The place of each author among those that models are compared with; -1 if it is none of them.
         self._position = np.full(len(names), -1)
-        self._position[chosen] = np.arange(len(chosen))
-        self._authors = np.zeros((len(chosen), changed.shape[1], length))
+        self._position[voter_numbers] = np.arange(len(voter_numbers))
+        self._authors = np.zeros((len(voter_numbers), changed.shape[1], length))
         self.sum = np.zeros((changed.shape[1], length))
         self.votes = np.zeros(changed.shape[1])
 
@@ -163,17 +163,17 @@ class Mean:
         self, ids: NDArray[np.int64], vectors: NDArray[np.floating]
     ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
         """The places of the models that count, and their blocks (…, b, m)."""
-        places = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
-        counts = np.flatnonzero(self.ids[places] == ids) if len(self.ids) else np.zeros(0, np.intp)
-        return places[counts], vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
+        positions = np.searchsorted(self.ids, ids).clip(max=max(len(self.ids) - 1, 0))
+        counts = np.flatnonzero(self.ids[positions] == ids) if len(self.ids) else np.zeros(0, np.intp)
+        return positions[counts], vectors[counts].reshape(len(counts), *self.sum.shape).astype(np.float64)
 
     def _crowding(self, rows: NDArray[np.intp], blocks: NDArray[np.float64]) -> NDArray[np.float64]:
         """(…,) how many authors share the vote of each of these models: itself, and those that are more alike."""
-        places = self._position[self._voter[rows]]
+        columns = self._position[self._voter[rows]]
         products = _mean_products(blocks, self._authors)
-        compared_rows = np.flatnonzero(places >= 0)
-        products[compared_rows, places[compared_rows]] = np.nan  # its own author
-        compared = len(self._authors) - (places >= 0)
+        compared_rows = np.flatnonzero(columns >= 0)
+        products[compared_rows, columns[compared_rows]] = np.nan  # its own author
+        compared = len(self._authors) - (columns >= 0)
         if not compared.all():  # one author alone
             return np.ones(len(rows))
         common = np.nanquantile(products, _LEAST_ALIKE, axis=1, keepdims=True).clip(0, _MOST_COMMON)

@@ -106,7 +106,7 @@ def write_index(
             is_there = False
         if not is_there:
             temporary.replace(target)
-        # What was written need not be hashed again by whoever opens it.
+        # The next reader need not hash a file that was just written.
         check_once(target, _stamp(target.stat(), vector_file), lambda: True, recheck=True)
     finally:
         temporary.unlink(missing_ok=True)
@@ -207,7 +207,7 @@ def check_format(path: Path, factory: str, count: int, length: int) -> None:
     """
     if count < 0 or not 0 < length <= MOST_NUMBERS:
         raise MalformedIndex(f"{count} vectors of {length} numbers")
-    # In their order: bytes that must be there, or the size of something else.
+    # The fields of the file in order: the bytes a field must have, or only its size.
     before, between = _fields(factory, count, length)
     fields: list[bytes | int] = [before, _number_bytes(factory) * count * length, between, 8 * count]
     sizes = [number if isinstance(number, int) else len(number) for number in fields]

@@ -55,18 +55,18 @@ class Masks:
     @classmethod
     def of(cls, blocks: int, members: Mapping[bytes, Iterable[int]]) -> Masks:
         """From the ids of the models of each kind; a kind has one byte per block."""
-        kinds, ids, places = [np.ones(blocks, bool)], [np.zeros(0, np.int64)], [np.zeros(0, np.intp)]
+        kinds, ids, kind_numbers = [np.ones(blocks, bool)], [np.zeros(0, np.int64)], [np.zeros(0, np.intp)]
         for kind in sorted(members):
             model_ids = np.fromiter(members[kind], dtype=np.int64)
             mask = np.frombuffer(kind, dtype=np.uint8) > 0
             if mask.all() or not len(model_ids):
                 continue
             ids.append(model_ids)
-            places.append(np.full(len(model_ids), len(kinds), dtype=np.intp))
+            kind_numbers.append(np.full(len(model_ids), len(kinds), dtype=np.intp))
             kinds.append(mask)
         everyone = np.concatenate(ids)
         order = np.argsort(everyone, kind="stable")
-        return cls(blocks, np.stack(kinds), everyone[order], np.concatenate(places)[order])
+        return cls(blocks, np.stack(kinds), everyone[order], np.concatenate(kind_numbers)[order])
 
     @property
     def are_all_full(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the database says about the vectors of one (base, representation), and those vectors opened."""
+"""The row of the database about the vectors of one (base, representation), and those vectors opened."""
 
 from __future__ import annotations
 

@@ -95,11 +95,11 @@ class VectorIndex:
         model_ids = np.asarray(ids, dtype=np.int64)
         query_blocks = changed_blocks(queries.inputs, self.masks.blocks)
         shared = shared_blocks(query_blocks, self.masks.rows(model_ids))[0].astype(np.int64)
-        if (chosen := self._by_output(queries, model_ids)[0]).any():
+        if (has_output := self._by_output(queries, model_ids)[0]).any():
             assert self.outputs is not None
             assert queries.outputs is not None
             of_outputs = changed_blocks(queries.outputs, self.outputs.masks.blocks)
-            shared[chosen] = shared_blocks(of_outputs, self.outputs.masks.rows(model_ids[chosen]))[0]
+            shared[has_output] = shared_blocks(of_outputs, self.outputs.masks.rows(model_ids[has_output]))[0]
         return shared
 
     def _by_output(self, queries: VectorTable, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -113,22 +113,24 @@ class VectorIndex:
 
         There are k results if there are k vectors.
         """
-        chosen = self.ids if allowed is None else np.intersect1d(ascending(allowed), self.ids, assume_unique=True)
-        by_side = self._by_output(query, chosen)[0]
+        candidate_ids = (
+            self.ids if allowed is None else np.intersect1d(ascending(allowed), self.ids, assume_unique=True)
+        )
+        by_side = self._by_output(query, candidate_ids)[0]
         if not by_side.any():
-            return self._search_side(query.inputs[0], k, None if allowed is None else chosen)
+            return self._search_side(query.inputs[0], k, None if allowed is None else candidate_ids)
         assert self.outputs is not None
         assert query.outputs is not None
-        results = self._search_side(query.inputs[0], k, chosen[~by_side])
-        ids_with_outputs = np.intersect1d(chosen[by_side], self.outputs.ids, assume_unique=True)
+        results = self._search_side(query.inputs[0], k, candidate_ids[~by_side])
+        ids_with_outputs = np.intersect1d(candidate_ids[by_side], self.outputs.ids, assume_unique=True)
         results += self.outputs._search_side(query.outputs[0], k, ids_with_outputs)
         return sorted(results, key=lambda result: (-round(result[1] * TIE_STEPS), result[0]))[: max(k, 0)]
 
-    def _search_side(self, query: NDArray[np.float32], k: int, chosen: NDArray[np.int64] | None) -> Found:
-        """``search`` by the vectors of one side, among ``chosen`` ids (ascending)."""
-        if k < 1 or not len(self) or (chosen is not None and not len(chosen)):
+    def _search_side(self, query: NDArray[np.float32], k: int, candidate_ids: NDArray[np.int64] | None) -> Found:
+        """``search`` by the vectors of one side, among ``candidate_ids`` (ascending)."""
+        if k < 1 or not len(self) or (candidate_ids is not None and not len(candidate_ids)):
             return []
-        parts = self._compared(query, k, chosen)
+        parts = self._compared(query, k, candidate_ids)
         ids, similarities = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         nearest_pairs, _, similarities = nearest_first(
             np.zeros(len(ids), np.int64),
@@ -147,8 +149,8 @@ class VectorIndex:
         similarities = self._exact_side(queries.inputs, rows, ids)
         if self.outputs is None or queries.groups is None or queries.outputs is None:
             return similarities
-        chosen = np.flatnonzero(by_output(queries.groups[rows], self.adapters.codes(ids)))
-        similarities[chosen] = self.outputs._exact_side(queries.outputs, rows[chosen], ids[chosen])
+        by_outputs = np.flatnonzero(by_output(queries.groups[rows], self.adapters.codes(ids)))
+        similarities[by_outputs] = self.outputs._exact_side(queries.outputs, rows[by_outputs], ids[by_outputs])
         return similarities
 
     def _exact_side(
@@ -167,16 +169,16 @@ class VectorIndex:
         products = np.empty(len(ids))
         # A stored vector is widened from 16 bits only once for all of its pairs.
         for start in range(0, len(near), step):
-            some = by_column[slice(*np.searchsorted(column[by_column], [start, start + step]))]
+            pairs_of_tile = by_column[slice(*np.searchsorted(column[by_column], [start, start + step]))]
             stored = self._matrix(near[start : start + step])
-            products[some] = pair_products(queries, rows[some], stored, column[some] - start)
+            products[pairs_of_tile] = pair_products(queries, rows[pairs_of_tile], stored, column[pairs_of_tile] - start)
         return products / self.masks.divisors_by_kind(queries)[rows, self.masks.kinds_of(ids)]
 
     def _matrix(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """A copy of the vectors of ``ids`` (ascending), all of which have one."""
         return self.opened.rows(ids).matrix
 
-    def _compared(self, query: NDArray[np.float32], k: int, allowed: NDArray[np.int64] | None) -> list[_Compared]:
+    def _compared(self, query: NDArray[np.float32], k: int, candidate_ids: NDArray[np.int64] | None) -> list[_Compared]:
         """The k nearest of each part and all that nearly tie with the last of them."""
         # Kinds of models by their divisor; None stands for all models.
         classes: list[tuple[float, NDArray[np.bool_] | None]] = [(1.0, None)]
@@ -190,7 +192,7 @@ class VectorIndex:
         def nearest(divisor: float, kinds: NDArray[np.bool_] | None, part: _Part | None) -> _Compared:
             count = k + TIES
             while True:
-                ids, products = _search(opened, query, min(count, len(opened)), allowed, kinds, part)
+                ids, products = _search(opened, query, min(count, len(opened)), candidate_ids, kinds, part)
                 similarities = np.clip(products / divisor, -1.0, 1.0)
                 # A tie with the last result may be missing only if the last is as near as the k-th.
                 if len(ids) < count or similarities[k - 1] - similarities[-1] > NEAR:
@@ -231,16 +233,16 @@ def _search(
     opened: OpenVectors,
     query: NDArray[np.float32],
     count: int,
-    allowed: NDArray[np.int64] | None,
+    candidate_ids: NDArray[np.int64] | None,
     kinds: NDArray[np.bool_] | None,
     part: _Part | None,
 ) -> _Compared:
-    """At most ``count`` allowed models of a ``part`` and some ``kinds`` of masks, with inner products."""
+    """At most ``count`` of the candidates, of a ``part`` and some ``kinds`` of masks, with inner products."""
     import faiss
 
     selector: Any = None
-    if allowed is not None or kinds is not None:
-        ids = opened.ids if allowed is None else allowed
+    if candidate_ids is not None or kinds is not None:
+        ids = opened.ids if candidate_ids is None else candidate_ids
         if kinds is not None:
             ids = ids[kinds[opened.masks.kinds_of(ids)]]
         count = min(count, len(ids))

@@ -51,15 +51,15 @@ class Vectors:
         """The vectors (n, d); a copy unless they are all of ``stored``."""
         return self.stored if self.places is None else self.copied(slice(None))
 
-    def copied(self, chosen: NDArray[np.intp] | slice) -> NDArray[np.float32]:
+    def copied(self, selection: NDArray[np.intp] | slice) -> NDArray[np.float32]:
         """A copy of the chosen vectors."""
-        rows = chosen if self.places is None else self.places[chosen]
+        rows = selection if self.places is None else self.places[selection]
         return np.array(self.stored[rows], dtype=np.float32, order="C")
 
     def row(self, model_id: int) -> NDArray[np.float32] | None:
         """The vector of one model; None if it has none (a zero delta)."""
-        places = positions(self.ids, np.array([model_id], dtype=np.int64))
-        return self.matrix[places[0]] if len(places) else None
+        positions_of_id = positions(self.ids, np.array([model_id], dtype=np.int64))
+        return self.matrix[positions_of_id[0]] if len(positions_of_id) else None
 
 
 class OpenVectors:
@@ -105,8 +105,8 @@ class OpenVectors:
 
     def rows(self, ids: NDArray[np.int64]) -> Vectors:
         """The vectors of those of ``ids`` (ascending) that are here, without a copy."""
-        places = positions(self.ids, ids)
-        return Vectors(self.ids[places], self.vectors.stored, self.masks.blocks, places)
+        row_numbers = positions(self.ids, ids)
+        return Vectors(self.ids[row_numbers], self.vectors.stored, self.masks.blocks, row_numbers)
 
 
 class _MappedArray:
@@ -171,8 +171,8 @@ def ascending(ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
 
 def positions(sorted_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.intp]:
     """The positions in ``sorted_ids`` (ascending) of those of ``ids`` that it contains, in the order of ``ids``."""
-    places = np.searchsorted(sorted_ids, ids).clip(max=max(len(sorted_ids) - 1, 0))
-    return places[sorted_ids[places] == ids] if len(sorted_ids) else np.zeros(0, dtype=np.intp)
+    row_numbers = np.searchsorted(sorted_ids, ids).clip(max=max(len(sorted_ids) - 1, 0))
+    return row_numbers[sorted_ids[row_numbers] == ids] if len(sorted_ids) else np.zeros(0, dtype=np.intp)
 
 
 def id_selector(ids: NDArray[np.int64]) -> Any:

@@ -121,12 +121,12 @@ class VectorTable:
     def similarities(self, other: VectorTable, dtype: Any = np.float32) -> Reals:
         """(n, m) with the models of another table, or of this one."""
         similarities = block_similarities(self.inputs.astype(dtype), other.inputs.astype(dtype), self.blocks)
-        for chosen, rows, columns in self._output_pairs(other):
+        for is_by_output, rows, columns in self._output_pairs(other):
             assert self.outputs is not None
             assert other.outputs is not None
             sides = (self.outputs[rows].astype(dtype), other.outputs[columns].astype(dtype))
             similarities[np.ix_(rows, columns)] = np.where(
-                chosen, block_similarities(*sides, self.blocks), similarities[np.ix_(rows, columns)]
+                is_by_output, block_similarities(*sides, self.blocks), similarities[np.ix_(rows, columns)]
             )
         return similarities
 
@@ -135,8 +135,10 @@ class VectorTable:
         similarities = _pairs(self.inputs, rows, other.inputs, columns, self.blocks)
         if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
             return similarities
-        chosen = np.flatnonzero(by_output(self.groups[rows], other.groups[columns]))
-        similarities[chosen] = _pairs(self.outputs, rows[chosen], other.outputs, columns[chosen], self.blocks)
+        by_outputs = np.flatnonzero(by_output(self.groups[rows], other.groups[columns]))
+        similarities[by_outputs] = _pairs(
+            self.outputs, rows[by_outputs], other.outputs, columns[by_outputs], self.blocks
+        )
         return similarities
 
     def shared(self, other: VectorTable) -> NDArray[np.int64]:
@@ -162,10 +164,10 @@ class VectorTable:
         query = self.inputs.astype(np.float64).reshape(1, self.blocks, -1)
         blocks = other.inputs.astype(np.float64).reshape(len(other), self.blocks, query.shape[2])
         shared, products = np.asarray(query.any(axis=2) & blocks.any(axis=2)), (query * blocks).sum(axis=2)
-        for chosen, _, places in self._output_pairs(other):
+        for is_by_output, _, positions in self._output_pairs(other):
             assert self.outputs is not None
             assert other.outputs is not None
-            rows = places[chosen[0]]
+            rows = positions[is_by_output[0]]
             query = self.outputs.astype(np.float64).reshape(1, self.blocks, -1)
             blocks = other.outputs[rows].astype(np.float64).reshape(len(rows), self.blocks, -1)
             shared[rows], products[rows] = query.any(axis=2) & blocks.any(axis=2), (query * blocks).sum(axis=2)
@@ -176,8 +178,8 @@ class VectorTable:
         if self.outputs is None or other.outputs is None or self.groups is None or other.groups is None:
             return []
         rows, columns = np.flatnonzero(self.groups != _FULL), np.flatnonzero(other.groups != _FULL)
-        chosen = by_output(self.groups[rows][:, None], other.groups[columns][None, :])
-        return [(chosen, rows, columns)] if chosen.any() else []
+        is_by_output = by_output(self.groups[rows][:, None], other.groups[columns][None, :])
+        return [(is_by_output, rows, columns)] if is_by_output.any() else []
 
 
 def block_similarities(vectors: Reals, other_vectors: Reals, blocks: int = 0) -> Reals:

@@ -40,10 +40,10 @@ def pair_products(
     sums = np.empty(len(rows))
     step = max(1, _PRODUCTS // max(1, vectors.shape[1]))
     for start in range(0, len(rows), step):
-        some = slice(start, start + step)
-        products = vectors[rows[some]].astype(np.float64)
-        products *= other_vectors[columns[some]]
-        sums[some] = products.sum(axis=1)
+        tile = slice(start, start + step)
+        products = vectors[rows[tile]].astype(np.float64)
+        products *= other_vectors[columns[tile]]
+        sums[tile] = products.sum(axis=1)
     return sums
 
 
@@ -65,13 +65,13 @@ def nearest_first(
     starts = np.append(True, (row[1:] != row[:-1]) | (value[:-1] - value[1:] > NEAR))[: len(order)]
     run = np.cumsum(starts) - 1
     is_near = rank[starts][run] < k
-    places, run, rank = order[is_near], run[is_near], rank[is_near]
-    exact_similarities = exact(rows[places], ids[places])
-    turn = np.lexsort((ids[places], -np.rint(exact_similarities * TIE_STEPS), run))
+    near_ties, run, rank = order[is_near], run[is_near], rank[is_near]
+    exact_similarities = exact(rows[near_ties], ids[near_ties])
+    turn = np.lexsort((ids[near_ties], -np.rint(exact_similarities * TIE_STEPS), run))
     is_kept = rank < k
     nearest_pairs = turn[is_kept]
     return (
-        places[nearest_pairs],
+        near_ties[nearest_pairs],
         (rank[is_kept] + 1).astype(np.int32),
         np.clip(exact_similarities[nearest_pairs], -1.0, 1.0).astype(np.float32),
     )

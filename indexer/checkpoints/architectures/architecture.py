@@ -279,8 +279,8 @@ class Architecture:
         for prefix in (*self.prefixes, *more_prefixes):
             if prefix in candidates:
                 return prefix
-        some = ", ".join(shown(prefix) for prefix in candidates[:NAMES_SHOWN])
-        raise Skipped("malformed", f"{subject} are under {len(candidates)} prefixes, and each could be right: {some}")
+        names = ", ".join(shown(prefix) for prefix in candidates[:NAMES_SHOWN])
+        raise Skipped("malformed", f"{subject} are under {len(candidates)} prefixes, and each could be right: {names}")
 
     def _layer(
         self,

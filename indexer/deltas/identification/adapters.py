@@ -1,4 +1,4 @@
-"""What an adapter's tensors say of its base: their shapes, the lengths of the base's rows in a DoRA, and its span.
+"""Evidence of an adapter's base in its tensors: their shapes, the lengths of the base's rows in a DoRA, and its span.
 
 Shapes alone only leave out bases. Two kinds of adapters keep more of the weights that they were trained on. A DoRA
 begins with the norms of the base's rows (arXiv 2402.09353), and training moves these little. A PiSSA begins with its
@@ -26,7 +26,7 @@ from indexer.names import DeltaKey
 from indexer.untrusted import shown
 
 MOST_MODULES = 8
-# Of an adapter's tensors, and numbers of a base's matrices.
+# Limits: bytes read of an adapter's tensors, and numbers read of a base's matrices.
 _MOST_BYTES = 8 << 20
 _MOST_NUMBERS = 1 << 26
 _TINY = 1e-12
@@ -77,8 +77,8 @@ class AdapterTensors:
         plan = self.plan
         located = architecture.locate_modules(plan.modules, base.layout)
         if not located:
-            named = next(iter(plan.modules), "")
-            raise Skipped("missing_matrices", f"no module is named like one of its matrices ({shown(named, 80)})")
+            first_path = next(iter(plan.modules), "")
+            raise Skipped("missing_matrices", f"no module is named like one of its matrices ({shown(first_path, 80)})")
         for path, matrices in located.items():
             self._check_shapes(path, matrices)
         stack = next(iter(located.values()))[0].key.stack
@@ -87,8 +87,8 @@ class AdapterTensors:
         fit = AdapterFit(len(located), reaches_last)
         if base.is_sampled:
             return fit
-        some = _spread({path: matrices for path, matrices in located.items() if len(matrices) == 1}, MOST_MODULES)
-        magnitudes, span = self._effects(some, base) if len(some) > 1 else (None, None)
+        modules = _spread({path: matrices for path, matrices in located.items() if len(matrices) == 1}, MOST_MODULES)
+        magnitudes, span = self._effects(modules, base) if len(modules) > 1 else (None, None)
         return AdapterFit(len(located), reaches_last, magnitudes, span, plan.start is not None)
 
     def _check_shapes(self, path: str, matrices: Sequence[Matrix]) -> None:
@@ -124,7 +124,7 @@ class AdapterTensors:
     def _effects(
         self, located: Mapping[str, Sequence[Matrix]], base: ComparedBase
     ) -> tuple[float | None, float | None]:
-        """Of the magnitudes and of the span, over some modules. Matrices of other layers are their null."""
+        """The effects of the magnitudes and of the span over some modules. Matrices of other layers are their null."""
         modules = [
             (path, matrices[0], parts)
             for path, matrices in located.items()
@@ -136,16 +136,21 @@ class AdapterTensors:
         spans: list[_Likeness] = []
         spanned: list[tuple[torch.Tensor, int]] = []  # the weights, and how many directions were compared with them
         weight_of: dict[DeltaKey, torch.Tensor] = {}
-        left = _MOST_NUMBERS
+        numbers_left = _MOST_NUMBERS
         layers = sorted({matrix.key.layer for _, matrix, _ in modules})
         for _, matrix, parts in modules:
             layer = matrix.key.layer
-            others = (*layers[layers.index(layer) + 1 :], *layers[: layers.index(layer)])[:2]
-            keys = [DeltaKey(matrix.key.stack, number, matrix.key.family) for number in (layer, *others)]
+            other_layers = (*layers[layers.index(layer) + 1 :], *layers[: layers.index(layer)])[:2]
+            keys = [DeltaKey(matrix.key.stack, number, matrix.key.family) for number in (layer, *other_layers)]
             for key in keys:
-                place = base.layout.by_key.get(key)
-                if place is not None and place.shape == matrix.shape and key not in weight_of and left > 0:
-                    left -= math.prod(place.shape)
+                base_matrix = base.layout.by_key.get(key)
+                if (
+                    base_matrix is not None
+                    and base_matrix.shape == matrix.shape
+                    and key not in weight_of
+                    and numbers_left > 0
+                ):
+                    numbers_left -= math.prod(base_matrix.shape)
                     weight_of[key] = base.matrix(key).float()
             weights = [weight_of[key] for key in keys if key in weight_of]
             if len(weights) < 2 or keys[0] not in weight_of:
@@ -166,19 +171,19 @@ class AdapterTensors:
             is_plain = not magnitudes and self.plan.start is None
             if is_plain and (_effect(spans, [0.0] * len(spans)) or LEAST_SPAN) < LEAST_SPAN:
                 return None, None
-        return _effect(magnitudes, [1.0] * len(magnitudes)), _effect(spans, [_most_energy(*one) for one in spanned])
+        return _effect(magnitudes, [1.0] * len(magnitudes)), _effect(spans, [_most_energy(*pair) for pair in spanned])
 
     def _read(self, paths: Mapping[str, object]) -> Mapping[str, Mapping[str, torch.Tensor]]:
         """The tensors of some modules, as far as they are small enough."""
         unread = [path for path in paths if path not in self._parts]
         if unread:
-            left = _MOST_BYTES
-            chosen = []
+            bytes_left = _MOST_BYTES
+            paths_to_read = []
             for path in unread:
-                left -= sum(self.checkpoint.tensors[name].nbytes for name in self.plan.modules[path].values())
-                if left >= 0:
-                    chosen.append(path)
-            for module in read_modules(self.checkpoint, chosen):
+                bytes_left -= sum(self.checkpoint.tensors[name].nbytes for name in self.plan.modules[path].values())
+                if bytes_left >= 0:
+                    paths_to_read.append(path)
+            for module in read_modules(self.checkpoint, paths_to_read):
                 self._parts[module.path] = {part: tensor.clone() for part, tensor in module.parts.items()}
         return self._parts
 
@@ -196,12 +201,12 @@ def _spread(located: Mapping[str, Sequence[Matrix]], count: int) -> dict[str, Se
     by_family: dict[str, list[str]] = {}
     for path, matrices in located.items():
         by_family.setdefault(matrices[0].key.family_key, []).append(path)
-    chosen: dict[str, Sequence[Matrix]] = {}
+    spread: dict[str, Sequence[Matrix]] = {}
     for family in sorted(by_family, key=lambda name: (-len(by_family[name]), name))[:2]:
         paths = sorted(by_family[family], key=lambda path: located[path][0].key.layer)
-        places = np.linspace(0, len(paths) - 1, min(count // 2, len(paths))).round().astype(int)
-        chosen |= {paths[place]: located[paths[place]] for place in dict.fromkeys(places.tolist())}
-    return chosen
+        positions = np.linspace(0, len(paths) - 1, min(count // 2, len(paths))).round().astype(int)
+        spread |= {paths[position]: located[paths[position]] for position in dict.fromkeys(positions.tolist())}
+    return spread
 
 
 def _likeness(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
@@ -236,6 +241,6 @@ def _effect(values: Sequence[_Likeness], most: Sequence[float]) -> float | None:
         return None
     own, others, largest = (
         float(np.mean(column))
-        for column in ([one.own for one in values], [one.others for one in values], most)
+        for column in ([likeness.own for likeness in values], [likeness.others for likeness in values], most)
     )  # fmt: skip
     return min((own - others) / max(largest - others, _LEAST_RANGE), 1.0)

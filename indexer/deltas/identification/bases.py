@@ -1,4 +1,4 @@
-"""Bases to compare models with: what a comparison asks of one, and a base whose checkpoint is read where it lies."""
+"""Bases to compare models with: the interface for comparisons, and a base whose checkpoint is read where it lies."""
 
 from __future__ import annotations
 
@@ -86,12 +86,12 @@ class OpenedBase:
         if weight is not None:
             self._matrices.move_to_end(key)
             return weight
-        place = self.layout.by_key[key]
-        rows = {name: span for name, span in self.layout.leading_rows.items() if name == place.tensor}
-        ((_, tensor),) = self.checkpoint.stream([place.tensor], rows=rows)
-        weight = place.extract(tensor).clone()
+        matrix_in_file = self.layout.by_key[key]
+        rows = {name: span for name, span in self.layout.leading_rows.items() if name == matrix_in_file.tensor}
+        ((_, tensor),) = self.checkpoint.stream([matrix_in_file.tensor], rows=rows)
+        weight = matrix_in_file.extract(tensor).clone()
         self._matrices[key] = weight
-        while len(self._matrices) > 1 and sum(one.nbytes for one in self._matrices.values()) > _MOST_KEPT:
+        while len(self._matrices) > 1 and sum(cached.nbytes for cached in self._matrices.values()) > _MOST_KEPT:
             self._matrices.popitem(last=False)
         return weight
 
@@ -99,11 +99,11 @@ class OpenedBase:
         """Some rows of a matrix."""
         block = self._lines.get((key, lines.tobytes()))
         if block is None:
-            place = self.layout.by_key[key]
-            stored = place.stored_lines(lines)
+            matrix = self.layout.by_key[key]
+            stored = matrix.stored_lines(lines)
             rows = np.unique(stored)
-            ((_, tensor),) = self.checkpoint.stripes({place.tensor: stripes_of(rows)}, CONNECTIONS)
-            block = place.extract_lines(tensor[np.searchsorted(rows, stored)]).clone()
+            ((_, tensor),) = self.checkpoint.stripes({matrix.tensor: stripes_of(rows)}, CONNECTIONS)
+            block = matrix.extract_lines(tensor[np.searchsorted(rows, stored)]).clone()
             self._lines[key, lines.tobytes()] = block
         return block
 

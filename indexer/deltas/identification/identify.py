@@ -1,8 +1,8 @@
 """Which of the bases that an atlas knows a model was made from, with the evidence and a probability for each.
 
-Of a full checkpoint some rows decide (``rows``), whatever its files say. Of an adapter its shapes leave out bases; what
-a DoRA or a PiSSA keeps of the base decides (``adapters``), else its files' names do, else all bases with these shapes
-share the probability. docs/evidence/identify.md has the measurements.
+A full checkpoint is judged by some of its rows (``rows``), whatever its files say. The shapes of an adapter exclude
+bases. Those left are judged by the parts of the base that a DoRA or a PiSSA keeps (``adapters``), else by the names in
+its files; else all bases with these shapes share the probability. docs/evidence/identify.md has the measurements.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from indexer.sources.claims import NO, classify_base, hub_spelling, untyped_rela
 from indexer.sources.registry import ModelRef, is_listed_id, source_of
 
 RelationToBase = Literal["fine-tune", "rearranged", "adapter", "conversion", "the base itself", "none"]
-# What a probability rests on: "shapes" alone leave open whether a base that is not known here has them too.
+# The evidence behind a probability: with "shapes" alone, a base that is not known here may fit as well.
 Basis = Literal["weights", "names", "shapes"]
 
 # A base is said to be recognised from this probability on.
@@ -51,7 +51,7 @@ _NAMES_OTHER = 9.0
 _CLAIMED = 0.8
 # An adapter mostly changes the last layer, too.
 _LACKS_LAST = 0.1
-# Of several bases that a model is like, which are made from each other, the nearest counts: by the ratio of distances.
+# If a model is like several bases that are made from each other, the nearest counts: by the ratio of distances.
 _NEARER = 40.0
 _CONFIGURED = ("adapter_config.json", "config.json")
 _LARGEST_LOGIT = 6.0
@@ -135,17 +135,17 @@ def known_bases(folder: AtlasFolder, names: Mapping[str, Collection[str]] | None
 
     ``names``: the bases of its database with their other ids; those without matrices can only be named.
     """
-    known: dict[str, KnownBase] = {}
+    bases: dict[str, KnownBase] = {}
     for stored in stored_bases(folder):
-        if stored.base not in known:
+        if stored.base not in bases:
             aliases = names[stored.base] if names and stored.base in names else _aliases(folder, stored.base)
             matrices = BaseMatrices(stored.path, resident=False)
-            known[stored.base] = KnownBase(
+            bases[stored.base] = KnownBase(
                 all_ids(stored.base, aliases), matrices, partial(_is_listed, folder, stored.base)
             )
     for base, aliases in (names or {}).items():
-        known.setdefault(base, KnownBase(all_ids(base, aliases), None, partial(_is_listed, folder, base)))
-    return list(known.values())
+        bases.setdefault(base, KnownBase(all_ids(base, aliases), None, partial(_is_listed, folder, base)))
+    return list(bases.values())
 
 
 def _is_listed(folder: AtlasFolder, base: str, identifier: str) -> bool:
@@ -205,9 +205,9 @@ def identify_opened(
         identification = _of_full(reference, rows or SampledRows(checkpoint), names, bases)
     else:
         identification = _of_adapter(reference, AdapterTensors(checkpoint), names, bases)
-    known = {name.lower() for base in bases for name in base.ids}
-    named = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
-    others = tuple(base_id for base_id in dict.fromkeys(named) if base_id.lower() not in known)
+    base_ids = {name.lower() for base in bases for name in base.ids}
+    listed_ids = [listed for stated in names if stated.where in _CONFIGURED and (listed := _listed_id(stated.text))]
+    others = tuple(base_id for base_id in dict.fromkeys(listed_ids) if base_id.lower() not in base_ids)
     return replace(
         identification, bytes_read=checkpoint.bytes_read, named=others, is_conversion=bool(checkpoint.conversion)
     )
@@ -254,23 +254,23 @@ def open_model(reference: ModelRef) -> Checkpoint:
 def _of_full(
     reference: ModelRef, rows: SampledRows, names: list[StatedName], bases: Sequence[KnownBase]
 ) -> Identification:
-    named = claims(names, reference, {known.base: known.ids for known in bases})
+    claims_of = claims(names, reference, {known_base.base: known_base.ids for known_base in bases})
     compared: dict[str, RowComparison] = {}
     reasons: dict[str, str] = {}
     unseen: list[str] = []
-    for known in bases:
-        if known.matrices is None:
-            unseen.append(known.base)
+    for known_base in bases:
+        if known_base.matrices is None:
+            unseen.append(known_base.base)
             continue
         try:
-            compared[known.base] = rows.compare(known.matrices)
+            compared[known_base.base] = rows.compare(known_base.matrices)
         except ModelError as problem:
             if problem.reason in ("not_finite", "network", "rate_limited"):
                 raise
-            reasons[known.base] = problem.detail
+            reasons[known_base.base] = problem.detail
         except AtlasError as problem:
-            reasons[known.base] = problem.message
-            unseen.append(known.base)
+            reasons[known_base.base] = problem.message
+            unseen.append(known_base.base)
     likely = {
         base: probability_of(comparison.match.strength)
         for base, comparison in compared.items()
@@ -284,20 +284,20 @@ def _of_full(
             base,
             largest * nearness[base] / total,
             "conversion" if rows.checkpoint.conversion else _relation(compared[base]),
-            (*_words(compared[base]), *named[base], *_nearer(base, compared, likely)),
+            (*_words(compared[base]), *claims_of[base], *_nearer(base, compared, likely)),
             "weights",
         )
         for base in likely
     ]
     if not candidates:
         for base in unseen:
-            if named[base] and base not in reasons:
+            if claims_of[base] and base not in reasons:
                 why = "its matrices are not in this atlas, so its weights could not be compared"
-                candidates.append(BaseCandidate(base, _CLAIMED, "fine-tune", (*named[base], why), "names"))
+                candidates.append(BaseCandidate(base, _CLAIMED, "fine-tune", (*claims_of[base], why), "names"))
         largest = min(1.0, sum(candidate.probability for candidate in candidates))
         if len(candidates) > 1:
             candidates = [replace(candidate, probability=largest / len(candidates)) for candidate in candidates]
-    against = [] if largest >= SURE else _against(reference, names, bases, named, compared, reasons)
+    against = [] if largest >= SURE else _against(reference, names, bases, claims_of, compared, reasons)
     return _result(candidates, 1.0 - largest, against, unseen)
 
 
@@ -334,17 +334,17 @@ def _words(comparison: RowComparison) -> list[str]:
     if comparison.layers != comparison.base_layers:
         words.append(f"{comparison.layers} layers, the base has {comparison.base_layers}")
     if moved := match.moved_layers:
-        some = ", ".join(f"{layer} is the base's {other}" for layer, other in list(moved.items())[:_FEW_LAYERS])
-        words.append(f"layers stand elsewhere: its {some}")
+        shifts = ", ".join(f"{layer} is the base's {other}" for layer, other in list(moved.items())[:_FEW_LAYERS])
+        words.append(f"layers stand elsewhere: its {shifts}")
     return words
 
 
 def _nearer(base: str, compared: Mapping[str, RowComparison], likely: Mapping[str, float]) -> list[str]:
     """That a base is like others that the model is like, too."""
-    others = [other for other in likely if other != base]
-    if not others:
+    other_bases = [other for other in likely if other != base]
+    if not other_bases:
         return []
-    nearest = min(others, key=lambda other: compared[other].distance)
+    nearest = min(other_bases, key=lambda other: compared[other].distance)
     is_nearest = compared[base].distance < compared[nearest].distance
     return [f"{'nearer than' if is_nearest else 'further than'} {nearest}, which it is like too"]
 
@@ -353,20 +353,20 @@ def _against(
     reference: ModelRef,
     names: list[StatedName],
     bases: Sequence[KnownBase],
-    named: Mapping[str, list[str]],
+    claims_of: Mapping[str, list[str]],
     compared: Mapping[str, RowComparison],
     reasons: Mapping[str, str],
 ) -> list[str]:
-    """What speaks for none of the bases."""
+    """Evidence that the model was made from none of the bases."""
     words = []
     if compared:
         base, best = max(compared.items(), key=lambda item: item[1].match.strength)
         words.append(f"its rows are most like those of {base}, by {best.match.strength:.2f} (unrelated 0, a copy 1)")
     words += [f"{base} has {why}" if why.startswith(("other", "another")) else f"{base}: {why}"
               for base, why in list(reasons.items())[:_MOST_REASONS]]  # fmt: skip
-    for base, places in named.items():
-        if places and base in compared:
-            words.append(f"{places[0]}, but its weights are not made from it")
+    for base, base_claims in claims_of.items():
+        if base_claims and base in compared:
+            words.append(f"{base_claims[0]}, but its weights are not made from it")
     return words + _other_name(reference, names, bases)
 
 
@@ -381,13 +381,15 @@ def _other_name(reference: ModelRef, names: list[StatedName], bases: Sequence[Kn
 def _of_adapter(
     reference: ModelRef, tensors: AdapterTensors, names: list[StatedName], bases: Sequence[KnownBase]
 ) -> Identification:
-    named = claims(names, reference, {known.base: known.ids for known in bases})
-    if not any(named.values()):
+    claims_of = claims(names, reference, {known.base: known.ids for known in bases})
+    if not any(claims_of.values()):
         for stated in names:
             parent = _listed_id(stated.text) if stated.where in _CONFIGURED else None
             for known in bases:
                 if parent is not None and known.lists(parent):
-                    named[known.base].append(f"{stated.where} names {parent}, which the atlas lists as made from it")
+                    claims_of[known.base].append(
+                        f"{stated.where} names {parent}, which the atlas lists as made from it"
+                    )
     fits: dict[str, AdapterFit] = {}
     reasons: dict[str, str] = {}
     unseen: list[str] = []
@@ -405,21 +407,21 @@ def _of_adapter(
         else:
             fits[known.base] = fit_or_reason
     weights = {base: (1.0 if fit.reaches_last else _LACKS_LAST) / len(fits) for base, fit in fits.items()}
-    weights |= {base: 1.0 for base in unseen if named[base] and base not in reasons}
+    weights |= {base: 1.0 for base in unseen if claims_of[base] and base not in reasons}
     effects = {base: effect for base, fit in fits.items() if (effect := _effect_of(fit)) is not None}
-    other = [] if any(named.values()) else _other_name(reference, names, bases)
-    is_named = any(named[base] for base in weights)
+    other = [] if any(claims_of.values()) else _other_name(reference, names, bases)
+    is_named = any(claims_of[base] for base in weights)
     none = 0.0
     if effects:
         none = 1.0
         for base in weights:
             weights[base] *= math.exp(_bounded((effects.get(base, 0.0) - _ADAPTER_MIDDLE) / _ADAPTER_STEEPNESS))
     if is_named:
-        weights = {base: weight * (_NAMED if named[base] else 1.0) for base, weight in weights.items()}
+        weights = {base: weight * (_NAMED if claims_of[base] else 1.0) for base, weight in weights.items()}
         none = max(none, _NOT_NAMED / max(len(fits), 1))
     elif other:
         none = max(none, _NAMES_OTHER * sum(weights.values()))
-    contradicted = [base for base in reasons if named[base]]
+    contradicted = [base for base in reasons if claims_of[base]]
     if contradicted:
         none = max(none, _NAMES_OTHER * sum(weights.values()))
     if not weights:
@@ -432,9 +434,9 @@ def _of_adapter(
         if fit is None:
             words = ["its matrices are not in this atlas, so its shapes could not be compared"]
         is_kept = effects.get(base, 0.0) >= _ADAPTER_MIDDLE
-        basis: Basis = "weights" if is_kept else "names" if named[base] else "shapes"
-        candidates.append(BaseCandidate(base, weight / total, "adapter", (*named[base], *words), basis))
-    against = [f"{named[base][0]}, but {reasons[base]}" for base in contradicted] + other
+        basis: Basis = "weights" if is_kept else "names" if claims_of[base] else "shapes"
+        candidates.append(BaseCandidate(base, weight / total, "adapter", (*claims_of[base], *words), basis))
+    against = [f"{claims_of[base][0]}, but {reasons[base]}" for base in contradicted] + other
     if effects and max(effects.values()) < _ADAPTER_MIDDLE:
         against.append("what it keeps of the weights that it was trained on is like none of the bases known here")
     against += [f"{base}: {why}" for base, why in list(reasons.items())[:_MOST_REASONS] if base not in contradicted]
@@ -442,7 +444,7 @@ def _of_adapter(
 
 
 def _effect_of(fit: AdapterFit) -> float | None:
-    """What decides of an adapter; a span like that of other layers only where it should be the base's."""
+    """The decisive effect of an adapter; a span like that of other layers only where it should be the base's."""
     if fit.magnitudes is not None:
         return max(fit.magnitudes, fit.span or 0.0)
     if fit.span is None:
@@ -451,7 +453,7 @@ def _effect_of(fit: AdapterFit) -> float | None:
     return fit.span if fit.span >= _ADAPTER_MIDDLE or is_missing else None
 
 
-def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> list[str]:
+def _fit_words(fit: AdapterFit, fitting: int, bases: int, *, is_alone: bool) -> list[str]:
     words = []
     if fit.magnitudes is not None:
         words.append(f"lengths of the base's rows in its DoRA: {fit.magnitudes:.2f} (other layers 0, the base 1)")
@@ -464,7 +466,7 @@ def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> 
         shapes += ", none of them in the last layer"
     words.append(shapes)
     if is_alone:
-        count = f"{fitting} of the {known} bases known here {'has' if fitting == 1 else 'have'}" if known > 1 else ""
+        count = f"{fitting} of the {bases} bases known here {'has' if fitting == 1 else 'have'}" if bases > 1 else ""
         words.append(f"by shapes alone{f', which {count}' if count else ''}: other bases may have them too")
     return words
 
@@ -472,9 +474,9 @@ def _fit_words(fit: AdapterFit, fitting: int, known: int, *, is_alone: bool) -> 
 def _result(
     candidates: list[BaseCandidate], none: float, against: list[str], uncompared: Sequence[str]
 ) -> Identification:
-    kept = sorted(candidates, key=lambda candidate: (-candidate.probability, candidate.base))
-    kept = [candidate for candidate in kept if candidate.probability >= _LEAST_SHOWN]
-    return Identification(tuple(kept), max(0.0, none), tuple(against), 0, uncompared=tuple(uncompared))
+    shown = sorted(candidates, key=lambda candidate: (-candidate.probability, candidate.base))
+    shown = [candidate for candidate in shown if candidate.probability >= _LEAST_SHOWN]
+    return Identification(tuple(shown), max(0.0, none), tuple(against), 0, uncompared=tuple(uncompared))
 
 
 def _logistic(value: float) -> float:

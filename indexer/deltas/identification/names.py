@@ -1,4 +1,4 @@
-"""What names a model's base: its configuration, its card, and what training programs wrote into its file.
+"""The names of a model's base in its configuration, its card, and the metadata that training programs wrote.
 
 A name is only a claim. Between full models the weights decide, and a name that they contradict is said to be wrong.
 """
@@ -24,7 +24,7 @@ _LONGEST = 500
 _MOST = 20
 # Keys of a safetensors file's metadata: of kohya's scripts, of the Stability AI's model specification, of others.
 _METADATA = ("ss_base_model_version", "ss_sd_model_name", "modelspec.architecture", "base_model", "sd_version")
-# What image models are called there (by its letters and digits), and a part of the ids of these models.
+# Names of image models there (letters and digits only), and a part of the ids of these models.
 _IMAGE_MODELS = {
     "sdxlbase": "stablediffusionxl", "sdxl": "stablediffusionxl", "stablediffusionxl": "stablediffusionxl",
     "sdv1": "stablediffusionv1", "sd15": "stablediffusionv15", "stablediffusionv1": "stablediffusionv1",
@@ -50,14 +50,14 @@ class StatedName:
 
 
 def stated_names(checkpoint: Checkpoint) -> list[StatedName]:
-    """What the files of a model say of its base, most trusted first; each text once."""
+    """The names of its base in the files of a model, most trusted first; each text once."""
     texts: list[tuple[str, Any]] = [("adapter_config.json", stated_base(checkpoint.adapter_config))]
     if checkpoint.kind == "full":
         texts.append(("config.json", checkpoint.config.get("_name_or_path")))
     with suppress(ModelError, UnicodeDecodeError):
         readme = (checkpoint.read_small("README.md", _LARGEST_README) or b"").decode(errors="replace")
-        named = card_facts(readme).get("base_model")
-        texts += [("its card", text) for text in (named if isinstance(named, list) else [named])]
+        base_models = card_facts(readme).get("base_model")
+        texts += [("its card", text) for text in (base_models if isinstance(base_models, list) else [base_models])]
         texts += [("its card", text) for text in sentence_bases(readme)]
     texts += [(f"{key} in its file", checkpoint.metadata.get(key)) for key in _METADATA]
     names: dict[str, StatedName] = {}
@@ -71,9 +71,9 @@ def names_base(stated: StatedName, model: ModelRef, ids: Collection[str]) -> str
     """Whether a name is one of a base's ``ids``: YES, NO, UNSURE, or None if it names nothing."""
     if stated.where.endswith(" in its file"):
         return _names_image_model(stated.text, ids)
-    own = model.id if model.is_name else model.id.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    model_name = model.id if model.is_name else model.id.replace("\\", "/").rstrip("/").rpartition("/")[2]
     classify = classify_base if stated.where == "its card" else classify_path
-    verdict = classify(stated.text, own, ids)
+    verdict = classify(stated.text, model_name, ids)
     if verdict in (NO, UNSURE) and (copied := _QUANTISED.sub("", stated.text.rstrip("/"))) != stated.text:
         # An adapter that was trained on a copy of the base in few bits.
         last = copied.replace("\\", "/").rpartition("/")[2].lower()

@@ -60,7 +60,7 @@ class RowComparison:
 
 @dataclass
 class SampledRows:
-    """What is read of a full checkpoint: rows of its matrices as one architecture places them.
+    """Sampled rows of a full checkpoint: rows of its matrices as one architecture places them.
 
     ``most_layers``: of how many layers, spread over the depth.
     """
@@ -97,25 +97,29 @@ class SampledRows:
         """Rows of matrices that a base has too, the base, the dtype of the model, and the layers of both."""
         layout = layout_like(self.checkpoint, base)
         stack = _common_stack(base.layout, layout)
-        theirs = _by_family(base.layout, stack)
-        own = {
-            family: {layer: matrix for layer, matrix in layers.items() if _is_like(matrix, theirs.get(family, {}))}
+        base_matrices = _by_family(base.layout, stack)
+        model_matrices = {
+            family: {
+                layer: matrix for layer, matrix in layers.items() if _is_like(matrix, base_matrices.get(family, {}))
+            }
             for family, layers in _by_family(layout, stack).items()
         }
-        own = {family: layers for family, layers in own.items() if layers}
-        if not own:
+        model_matrices = {family: layers for family, layers in model_matrices.items() if layers}
+        if not model_matrices:
             raise Skipped("shape_mismatch", _difference(layout, base.layout))
         order = (*_USUAL, *(family for family in FAMILIES if family not in _USUAL))
-        families = [family for family in order if family in own][:MOST_FAMILIES]
-        layers = _spread(sorted({layer for family in families for layer in own[family]}), self.most_layers)
-        chosen = [own[family][layer] for layer in layers for family in families if layer in own[family]]
-        lines = self._lines(chosen)
+        families = [family for family in order if family in model_matrices][:MOST_FAMILIES]
+        layers = _spread(sorted({layer for family in families for layer in model_matrices[family]}), self.most_layers)
+        matrices = [
+            model_matrices[family][layer] for layer in layers for family in families if layer in model_matrices[family]
+        ]
+        lines = self._lines(matrices)
         of_model = [
             LayerRows(matrix.key.layer, matrix.key.family, _as_rows(matrix, values), lines[matrix.key], _reads(matrix))
-            for matrix, values in zip(chosen, self._rows(chosen, lines), strict=True)
+            for matrix, values in zip(matrices, self._rows(matrices, lines), strict=True)
         ]
-        of_base = _BaseRows(base, theirs, families, layers)
-        dtype = self.checkpoint.tensors[chosen[0].tensor].dtype
+        of_base = _BaseRows(base, base_matrices, families, layers)
+        dtype = self.checkpoint.tensors[matrices[0].tensor].dtype
         return of_model, of_base, dtype, (_depth(layout, stack), _depth(base.layout, stack))
 
     def _lines(self, matrices: Sequence[Matrix]) -> dict[DeltaKey, NDArray[np.int64]]:
@@ -134,7 +138,7 @@ class SampledRows:
         of_tensor: dict[str, list[NDArray[np.int64]]] = {}
         for matrix in matrices:
             of_tensor.setdefault(matrix.tensor, []).append(stored[matrix.key])
-        rows_of = {name: np.unique(np.concatenate(some)) for name, some in of_tensor.items()}
+        rows_of = {name: np.unique(np.concatenate(row_numbers)) for name, row_numbers in of_tensor.items()}
         missing = {name: rows for name, rows in rows_of.items() if (name, rows.tobytes()) not in self._read}
         if missing:
             stripes = {name: stripes_of(rows) for name, rows in missing.items()}
@@ -159,8 +163,10 @@ def layout_like(checkpoint: Checkpoint, base: ComparedBase) -> Layout:
     except Skipped as problem:
         if is_alike or "model_type" not in config:
             raise
-        what = f"another architecture, {base.config.get('model_type')}; the model is {shown(config['model_type'], 40)}"
-        raise Skipped("shape_mismatch", what) from problem
+        reason = (
+            f"another architecture, {base.config.get('model_type')}; the model is {shown(config['model_type'], 40)}"
+        )
+        raise Skipped("shape_mismatch", reason) from problem
 
 
 class _BaseRows:
@@ -177,11 +183,11 @@ class _BaseRows:
         self._layers = {family: sorted(by_layer) for family, by_layer in matrices.items()}
         # Small families first, as many as may be searched whole: all layers of one, or some of those to be sorted.
         self._searched: set[tuple[int, str, bool]] = set()
-        left, left_sorted = _MOST_NUMBERS, _MOST_SORTED
+        numbers_left, left_sorted = _MOST_NUMBERS, _MOST_SORTED
         for family in sorted(families, key=lambda name: math.prod(_shape(matrices[name]))):
             size = math.prod(_shape(matrices[family]))
-            left -= size * len(layers)
-            for layer in layers if left >= 0 and not base.is_sampled else ():
+            numbers_left -= size * len(layers)
+            for layer in layers if numbers_left >= 0 and not base.is_sampled else ():
                 left_sorted -= size
                 self._searched |= {(layer, family, False)} | ({(layer, family, True)} if left_sorted >= 0 else set())
 
@@ -250,9 +256,9 @@ def _is_like(matrix: Matrix, layers: Mapping[int, Matrix]) -> bool:
 
 def _difference(layout: Layout, base: Layout) -> str:
     """The first family whose shapes differ, in words."""
-    theirs = {(matrix.key.stack, matrix.key.family): matrix.shape for matrix in base.matrices}
+    base_shapes = {(matrix.key.stack, matrix.key.family): matrix.shape for matrix in base.matrices}
     for matrix in layout.matrices:
-        expected = theirs.get((matrix.key.stack, matrix.key.family))
+        expected = base_shapes.get((matrix.key.stack, matrix.key.family))
         if expected is not None and expected != matrix.shape:
             ours, other = (f"{rows} × {columns}" for rows, columns in (matrix.shape, expected))
             return f"other shapes: its {matrix.key.family} is {ours}, the base's {other}"
@@ -261,8 +267,8 @@ def _difference(layout: Layout, base: Layout) -> str:
 
 def _spread(layers: Sequence[int], count: int) -> list[int]:
     """Up to ``count`` of the layers, from the first to the last."""
-    places = np.linspace(0, len(layers) - 1, min(count, len(layers))).round().astype(int)
-    return [layers[place] for place in dict.fromkeys(places.tolist())]
+    positions = np.linspace(0, len(layers) - 1, min(count, len(layers))).round().astype(int)
+    return [layers[position] for position in dict.fromkeys(positions.tolist())]
 
 
 def _with_distance(
@@ -278,19 +284,19 @@ def _with_distance(
     is_equal = is_rounded = layers == base_layers
     for layer_rows in model:
         layer = match.nearest_layers.get(layer_rows.layer, layer_rows.layer)
-        theirs = (
+        base_rows = (
             base.rows(layer, layer_rows.family, layer_rows.places) if layer in base.layers(layer_rows.family) else None
         )
-        if theirs is None or theirs.shape != layer_rows.rows.shape:
+        if base_rows is None or base_rows.shape != layer_rows.rows.shape:
             is_equal = is_rounded = False
             continue
-        lengths = [np.linalg.norm(values.astype(np.float64), axis=1) for values in (layer_rows.rows, theirs)]
+        lengths = [np.linalg.norm(values.astype(np.float64), axis=1) for values in (layer_rows.rows, base_rows)]
         ratios.append(np.log(np.maximum(lengths[0], 1e-12) / np.maximum(lengths[1], 1e-12)))
-        squares += float(np.sum((layer_rows.rows.astype(np.float64) - theirs) ** 2))
-        size += float(np.sum(theirs.astype(np.float64) ** 2))
-        is_equal &= layer == layer_rows.layer and bool(np.array_equal(layer_rows.rows, theirs))
+        squares += float(np.sum((layer_rows.rows.astype(np.float64) - base_rows) ** 2))
+        size += float(np.sum(base_rows.astype(np.float64) ** 2))
+        is_equal &= layer == layer_rows.layer and bool(np.array_equal(layer_rows.rows, base_rows))
         if is_rounded and not is_equal:
-            rounded = torch.from_numpy(theirs).to(dtype).float().numpy() if dtype.is_floating_point else None
+            rounded = torch.from_numpy(base_rows).to(dtype).float().numpy() if dtype.is_floating_point else None
             is_rounded = (
                 layer == layer_rows.layer and rounded is not None and bool(np.array_equal(layer_rows.rows, rounded))
             )

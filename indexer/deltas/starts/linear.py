@@ -124,14 +124,14 @@ def _eliminate(matrix: NDArray[np.uint64], unknowns: int) -> tuple[list[tuple[in
         word, shift = divmod(column, 64)
         mask = np.uint64((1 << min(_BLOCK, unknowns - column)) - 1)
         values = ((matrix[rank:, word] >> np.uint64(shift)) & mask).astype(np.uint8)
-        chosen = _independent(values[:_ROWS_SCANNED], int(mask).bit_count())
-        if not chosen:
+        independent = _independent(values[:_ROWS_SCANNED], int(mask).bit_count())
+        if not independent:
             continue
-        count = len(chosen)
-        _move_to_top(matrix, rank, [row for row, _ in chosen])
+        count = len(independent)
+        _move_to_top(matrix, rank, [row for row, _ in independent])
         top = matrix[rank : rank + count, word:]
         # Reduce the pivot rows by each other, so that each has a column of its own.
-        leads = [(lead, row) for row, (_, lead) in enumerate(chosen)]
+        leads = [(lead, row) for row, (_, lead) in enumerate(independent)]
         for lead, row in leads:
             for other_row in range(count):
                 if other_row != row and int(top[other_row, 0]) >> (shift + lead) & 1:
@@ -156,7 +156,7 @@ def _eliminate(matrix: NDArray[np.uint64], unknowns: int) -> tuple[list[tuple[in
 def _independent(values: NDArray[np.uint8], most: int) -> list[tuple[int, int]]:
     """Rows whose values are linearly independent, up to ``most``, each with a bit that its reduced value has."""
     basis: list[tuple[int, int]] = []  # lead and reduced value
-    chosen = []
+    rows_and_leads = []
     for row in np.flatnonzero(values).tolist():
         reduced = int(values[row])
         for lead, vector in basis:
@@ -165,10 +165,10 @@ def _independent(values: NDArray[np.uint8], most: int) -> list[tuple[int, int]]:
         if reduced:
             lead = (reduced & -reduced).bit_length() - 1
             basis.append((lead, reduced))
-            chosen.append((row, lead))
-            if len(chosen) == most:
+            rows_and_leads.append((row, lead))
+            if len(rows_and_leads) == most:
                 break
-    return chosen
+    return rows_and_leads
 
 
 def _move_to_top(matrix: NDArray[np.uint64], start: int, rows: Sequence[int]) -> None:

@@ -84,8 +84,8 @@ class Scheme:
 
     def words_before(self, module: LoraModule) -> int:
         """How many words come before the numbers of A₀, from the module's first word on."""
-        own = self.weights * module.inputs * module.outputs + self.biases * module.outputs
-        return own + self.factors * (module.numbers + module.outputs * module.rank)
+        words = self.weights * module.inputs * module.outputs + self.biases * module.outputs
+        return words + self.factors * (module.numbers + module.outputs * module.rank)
 
     def words(self, module: LoraModule) -> int:
         """How many words the numbers of A₀ take."""

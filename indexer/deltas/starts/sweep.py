@@ -134,8 +134,8 @@ def _weights_of_blocks(
             for block in range(offset // WORDS, (offset + len(scaled) - 1) // WORDS + 1):
                 begin = offset - block * WORDS
                 weights = np.zeros(WORDS, np.float32)
-                chosen = slice(max(0, begin), min(WORDS, begin + len(scaled)))
-                weights[chosen] = scaled[chosen.start - begin : chosen.stop - begin]
+                span = slice(max(0, begin), min(WORDS, begin + len(scaled)))
+                weights[span] = scaled[span.start - begin : span.stop - begin]
                 parts.setdefault(block, []).append((row, weights))
             row += 1
     return {

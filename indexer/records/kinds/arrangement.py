@@ -24,14 +24,17 @@ def _moved(subject: Subject) -> dict[tuple[str, int], tuple[int, float]]:
     signs = subject.signs
     gains: dict[tuple[str, int], list[tuple[int, float]]] = defaultdict(list)
     columns = (signs.column(name) for name in ("layer", "layer_cosine", "cosine"))
-    for delta, layer, cosine, own in zip(subject.record.deltas, *columns, strict=True):
+    for delta, layer, cosine, own_cosine in zip(subject.record.deltas, *columns, strict=True):
         is_other = layer != delta.key.layer and cosine >= _LIKE
-        gains[delta.key.stack, delta.key.layer].append((int(layer), float(cosine - own) if is_other else 0.0))
+        gains[delta.key.stack, delta.key.layer].append((int(layer), float(cosine - own_cosine) if is_other else 0.0))
     moved = {}
-    for place, found in gains.items():
-        layers = [layer for layer, _ in found]
+    for layer_key, gains_of_layer in gains.items():
+        layers = [layer for layer, _ in gains_of_layer]
         nearest, _ = Counter(layers).most_common(1)[0]
-        moved[place] = nearest, float(np.mean([gain if layer == nearest else 0.0 for layer, gain in found]))
+        moved[layer_key] = (
+            nearest,
+            float(np.mean([gain if layer == nearest else 0.0 for layer, gain in gains_of_layer])),
+        )
     return moved
 
 
@@ -40,7 +43,7 @@ def _moved_score(subject: Subject) -> float:
 
 
 def _moved_in_words(subject: Subject) -> str:
-    moved = {place: layer for place, (layer, gain) in _moved(subject).items() if gain >= _LIKE / 2}
+    moved = {layer_key: layer for layer_key, (layer, gain) in _moved(subject).items() if gain >= _LIKE / 2}
     names = [f"{stack}.{layer}".lstrip(".") + f" is {nearest}" for (stack, layer), nearest in moved.items()]
     return f"by their cosines with the base's layers, layer {', '.join(names)}"
 
@@ -53,12 +56,12 @@ def _kept(subject: Subject) -> np.ndarray:
     """
     signs = subject.signs
     scaled = np.minimum(signs.column("columns"), signs.column("rows")) / np.maximum(signs.column("scalar"), 1e-6)
-    left = np.minimum(
+    energy_left = np.minimum(
         np.where(signs.column("scalar") > _NOTHING_LEFT, scaled, 1.0), signs.column("sorted") * _OF_SORTED
     )
-    allowed = np.minimum(signs.column("rounding"), 1.0)
-    is_clear = (signs.column("change") > 0) & (allowed < _NOTHING_LEFT) & (signs.column("constant") < _ALL_CONSTANT)
-    return np.where(is_clear, np.maximum(left - allowed, 0.0), 1.0)
+    rounding = np.minimum(signs.column("rounding"), 1.0)
+    is_clear = (signs.column("change") > 0) & (rounding < _NOTHING_LEFT) & (signs.column("constant") < _ALL_CONSTANT)
+    return np.where(is_clear, np.maximum(energy_left - rounding, 0.0), 1.0)
 
 
 def _rearranged(subject: Subject) -> float:
@@ -68,8 +71,8 @@ def _rearranged(subject: Subject) -> float:
     """
     signs = subject.signs
     matched = np.where(signs.column("layer_cosine") < _LIKE, signs.column("matched"), 0.0)
-    found = float(np.max((matched - _MATCHED) / (1 - _MATCHED)))
-    return float(max(1.0 - float(np.min(_kept(subject))), found, signs.rearranged_effect, 0.0))
+    elsewhere = float(np.max((matched - _MATCHED) / (1 - _MATCHED)))
+    return float(max(1.0 - float(np.min(_kept(subject))), elsewhere, signs.rearranged_effect, 0.0))
 
 
 def _rearranged_in_words(subject: Subject) -> str:
@@ -77,11 +80,13 @@ def _rearranged_in_words(subject: Subject) -> str:
     if signs.rearranged:
         return f"unlike the base as it stands, but {signs.rearranged}"
     kept = _kept(subject)
-    some = kept < 0.5
-    if some.any():
-        is_moved = np.median(signs.column("sorted")[some]) < np.median(signs.column("columns")[some])
+    is_lost = kept < 0.5
+    if is_lost.any():
+        is_moved = np.median(signs.column("sorted")[is_lost]) < np.median(signs.column("columns")[is_lost])
         how = "only moves numbers within rows" if is_moved else "only scales rows or columns"
-        return f"the change of {some.sum()} of {len(some)} matrices {how} ({kept.min():.1%} of its energy is left)"
+        return (
+            f"the change of {is_lost.sum()} of {len(is_lost)} matrices {how} ({kept.min():.1%} of its energy is left)"
+        )
     matched = signs.column("matched")
     count = (matched > _MATCHED).sum()
     return f"rows of {count} matrices are the base's rows of other places (cosine {matched.max():.2f})"
@@ -116,10 +121,10 @@ def _strange(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
     cosines = signs.column("cosine")
     foreign = (cosines < _STRANGE) & ~constant & (signs.column("layer_cosine") < _LIKE)
     # Neurons in another order leave a matrix whose rows are found elsewhere, and one that is strange, in one layer.
-    places = [(delta.key.stack, delta.key.layer) for delta in subject.record.deltas]
-    found = signs.column("matched") >= _MATCHED
-    permuted = {place for place, is_found in zip(places, found, strict=True) if is_found}
-    foreign &= np.array([place not in permuted for place in places]) & (_kept(subject) > 0.5)
+    layer_keys = [(delta.key.stack, delta.key.layer) for delta in subject.record.deltas]
+    is_matched = signs.column("matched") >= _MATCHED
+    permuted = {layer_key for layer_key, is_found in zip(layer_keys, is_matched, strict=True) if is_found}
+    foreign &= np.array([layer_key not in permuted for layer_key in layer_keys]) & (_kept(subject) > 0.5)
     return constant, foreign if np.median(cosines) > _LIKE else np.zeros_like(foreign)
 
 
@@ -135,13 +140,13 @@ def _broken_in_words(subject: Subject) -> str:
     names = np.array([str(delta.key) for delta in subject.record.deltas])
     constant, foreign = _strange(subject)
     parts = []
-    for chosen, what in (
+    for is_broken, what in (
         (constant, "hold one number in each row"),
         (foreign, "have nothing in common with the base's"),
     ):
-        if chosen.any():
-            listed = ", ".join(names[chosen][:3]) + (", …" if chosen.sum() > 3 else "")
-            parts.append(f"{chosen.sum()} of {len(names)} matrices {what} ({listed})")
+        if is_broken.any():
+            listed = ", ".join(names[is_broken][:3]) + (", …" if is_broken.sum() > 3 else "")
+            parts.append(f"{is_broken.sum()} of {len(names)} matrices {what} ({listed})")
     return "; ".join(parts)
 
 

@@ -35,21 +35,21 @@ def _one_direction(subject: Subject) -> float:
     Rounding explains what it may.
     """
     signs, changed, writing = subject.signs, _changed(subject), _is_writing(subject)
-    chosen = changed & writing
-    if chosen.sum() < max(_FEWEST, 0.75 * writing.sum()):
+    is_written = changed & writing
+    if is_written.sum() < max(_FEWEST, 0.75 * writing.sum()):
         return 0.0
-    single = np.minimum(signs.column("leading") + np.minimum(signs.column("rounding"), 0.5), 1.0)[chosen]
-    return float(np.median(single) * np.median(signs.column("agreement")[chosen]))
+    single = np.minimum(signs.column("leading") + np.minimum(signs.column("rounding"), 0.5), 1.0)[is_written]
+    return float(np.median(single) * np.median(signs.column("agreement")[is_written]))
 
 
 def _abliterated_in_words(subject: Subject) -> str:
-    signs, chosen = subject.signs, _changed(subject) & _is_writing(subject)
-    others = (_changed(subject) & ~_is_writing(subject)).sum()
-    rest = f"; {others} other matrices changed, too" if others else "; no other matrix changed"
+    signs, is_written = subject.signs, _changed(subject) & _is_writing(subject)
+    other_count = (_changed(subject) & ~_is_writing(subject)).sum()
+    rest = f"; {other_count} other matrices changed, too" if other_count else "; no other matrix changed"
     return (
-        f"the changes of {chosen.sum()} matrices that write into the residual stream have rank one "
-        f"({np.median(signs.column('leading')[chosen]):.1%} of their energy) and one left direction "
-        f"(cosine {np.median(signs.column('agreement')[chosen]):.3f}){rest}"
+        f"the changes of {is_written.sum()} matrices that write into the residual stream have rank one "
+        f"({np.median(signs.column('leading')[is_written]):.1%} of their energy) and one left direction "
+        f"(cosine {np.median(signs.column('agreement')[is_written]):.3f}){rest}"
     )
 
 

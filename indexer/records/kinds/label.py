@@ -36,10 +36,10 @@ def change_of(record: Record) -> Change | None:
         if probability >= _HALF:
             return Change(test.kind, probability, test.evidence(subject) + (added if test is not ADDED else ""))
     if record.is_copy:
-        what = "all that was read of its block matrices is the base's"
+        sameness = "all that was read of its block matrices is the base's"
         if record.dtype in _CODES:
-            return Change("quantised", MOST, f"it is stored in {record.dtype}; apart from that, {what}")
-        return Change("unchanged", MOST, what + added)
+            return Change("quantised", MOST, f"it is stored in {record.dtype}; apart from that, {sameness}")
+        return Change("unchanged", MOST, sameness + added)
     likeliest = max(probabilities, key=lambda pair: pair[1])
     return Change("trained", 1.0 - likeliest[1], f"no sign of any other kind of change{added}")
 

@@ -9,7 +9,7 @@ Kind = Literal[
     "trained", "adapter", "adapter merged", "merge", "unchanged", "fact edited", "abliterated", "pruned", "quantised",
     "noise added", "embedding rows reset", "embedding rows added", "layers moved", "rearranged", "untrained", "broken",
 ]  # fmt: skip
-# What each kind means, in the order in which they are listed.
+# The meaning of each kind, in the order in which they are listed.
 MEANINGS: Mapping[Kind, str] = {
     "trained": "weights were trained on; no other change shows",
     "adapter": "an adapter, apart from the base's weights",

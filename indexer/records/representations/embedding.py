@@ -1,4 +1,4 @@
-"""What the representations that are made from rows of the input embedding have in common."""
+"""Shared code of the representations that are made from rows of the input embedding."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ class OfWords(OfEmbedding):
         if record.tokens is None or not self.is_held_by(record):
             raise self.absent(record.identity.model)
         words, values = largest_of_words(squared_ranks(record.tokens.codes), self.words)
-        places = {word: place for place, word in enumerate(different_words(self.words))}
-        vector = np.zeros(len(places))
-        vector[[places[word] for word in words]] = values - values.mean()
+        positions = {word: position for position, word in enumerate(different_words(self.words))}
+        vector = np.zeros(len(positions))
+        vector[[positions[word] for word in words]] = values - values.mean()
         return (vector / np.linalg.norm(vector)).astype(np.float32)
 
     def absent(self, model: str) -> AtlasError:
