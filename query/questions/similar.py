@@ -461,7 +461,7 @@ def moving_notes(error: float) -> tuple[str, ...]:
         return ()
     return (
         f"The similarity of full fine-tunes may move by up to {error:.2f} as models are added: their common part "
-        "is subtracted, and is estimated from few authors or data sets.",
+        "is subtracted, and is the mean of few authors or data sets.",
     )
 
 

@@ -23,7 +23,7 @@ commands of both. [Keys of answers](answers.md) explains the columns, [exit stat
 
 def commands_of(group: click.Group) -> Iterator[tuple[str, click.Command, click.Context]]:
     """The commands of a program: name, command, and a context in which its help can be asked for."""
-    above = click.Context(group)
+    above = click.Context(group, **group.context_settings)
     for name in group.list_commands(above):
         command = group.get_command(above, name)
         assert command is not None

@@ -12,6 +12,8 @@ from query.models.reader import AtlasReader
 from tests.across.planted import PlantedBase, english, family, greek, vector_of, write_bases
 from tests.atlas_builder import Model
 
+pytestmark = pytest.mark.slow
+
 SHARED, COUNT = english(160), 4
 TOPICS = [SHARED[number::COUNT][:25] for number in range(COUNT)]
 ONE, OTHER, APART = "org/one", "org/other", "org/apart"

@@ -16,6 +16,8 @@ from indexer.records.store import RecordStore
 from query.questions.check.policy import _KINDS as OF_POLICIES
 from tests.kinds.conftest import KINDS, PLANTED, TRAININGS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def labels(hub):

@@ -16,6 +16,8 @@ from indexer.sources.registry import ModelRef
 from studies.kinds import changes
 from studies.kinds.weights import Reader, Weights
 
+pytestmark = pytest.mark.slow
+
 
 def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -300,10 +300,10 @@ def test_random_draws_depend_on_seed_and_measure_only():
     assert not torch.equal(normal((3,), 0, "a"), normal((3,), 0, "b"))
 
 
-def test_the_readme_names_what_does_not_measure_depth():
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert "certificate, not a measure of depth" in readme
-    assert "Results on small models may not carry over to large ones" in readme
+def test_the_guide_names_what_does_not_measure_depth():
+    guide = " ".join((ROOT / "docs" / "guide" / "concepts.md").read_text(encoding="utf-8").split())
+    assert "certificate, not a measure of depth" in guide
+    assert "Results on small models may not carry over to large ones" in guide
 
 
 def test_an_output_that_depends_on_no_input_keeps_nothing():
