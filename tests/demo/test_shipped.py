@@ -88,7 +88,7 @@ def test_it_says_nothing_of_the_machine_that_made_it():
         for table in tables:
             texts += [str(row).encode() for row in atlas.rows(f"FROM {table['name']}")]
     for text in texts:
-        assert not re.search(rb"127\.0\.0\.1|localhost:|/home/|/root/|/work/|/tmp/|/Users/", text)
+        assert not re.search(rb"127\.0\.0\.1|localhost:|/(?:home|root|work|tmp|Users)/", text)
 
 
 def test_questions_are_answered_and_nothing_is_written():
