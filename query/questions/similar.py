@@ -346,14 +346,15 @@ def similar(
         and all(neighbour.background is None for neighbour in neighbours)
     ):
         notes.append("background: too few pairs of unrelated models (other author, no dataset in common) are known")
+    # These counts do not make the view of models, which takes ten times as long.
     if not sample_gives(representation):
         (row,) = atlas.rows(
-            "SELECT count(*) AS models FROM models WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
+            "SELECT count(*) AS models FROM records JOIN fine_tunes USING (model_id) "
+            "WHERE base = ? AND \"read\" = 'sample' AND NOT is_copy",
             [resolved.base],
         )
         notes += note_on_sampled(atlas, resolved.base, row["models"], f"{representation!r} vectors")
     (row,) = atlas.rows(
-        # The view of models would be made for this count: ten times as long.
         "SELECT count(*) AS untrained FROM records JOIN fine_tunes USING (model_id) "
         "WHERE base = ? AND copy_evidence IN ('untrained', 'unmeasurable')",
         [resolved.base],
